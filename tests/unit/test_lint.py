@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shapewright.app.report.check import to_sarif
+from shapewright.app.integrations.sarif import to_sarif
 from shapewright.app.report.outputs.check import check_output
 from shapewright.core.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
@@ -78,17 +78,18 @@ def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-def test_cost_equals_the_saving_of_the_suggestion(report: CheckReport) -> None:
-    """The cost of a finding is the step without the exact fix minus the step with it."""
-    finding = next(finding for finding in report.findings if finding.code == "TC101")
-    fixed = check_scenario(
-        Scenario.of(fix_config(GPT3_2_7B, report), A100, Workload(micro_batch_size=4, seq_len=2048, dtype="fp16")),
-        look_around=False,
-    )
+def test_costs_add_up_to_what_the_combined_fix_saves(report: CheckReport) -> None:
+    """The shares of the findings are the total; the total is the step without the fix minus the step with it."""
+    fix, prediction = report.combined_fix, report.prediction
+    assert fix is not None
+    assert prediction is not None
+    scenario = Scenario.of(GPT3_2_7B, A100, Workload(micro_batch_size=4, seq_len=2048, dtype="fp16"))
+    after = scenario.replace(**fix.changes).predict()
 
-    assert report.prediction is not None
-    assert fixed.prediction is not None
-    assert finding.cost_s == pytest.approx(report.prediction.step_time_s - fixed.prediction.step_time_s)
+    assert set(fix.codes) == {finding.code for finding in report.findings if finding.cost_s is not None}
+    assert sum(finding.cost_fraction or 0.0 for finding in report.findings) == pytest.approx(fix.gain_fraction)
+    assert (fix.step_time_before_s, fix.step_time_s) == (prediction.step_time_s, after.step_time_s)
+    assert fix.step_time_s < fix.step_time_before_s
 
 
 def test_ignored_findings_are_counted(report: CheckReport) -> None:

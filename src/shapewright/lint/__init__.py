@@ -7,6 +7,8 @@ from shapewright.lint.check import check_scenario as check_scenario
 from shapewright.lint.check import exact_changes as exact_changes
 from shapewright.lint.check import exit_code as exit_code
 from shapewright.lint.check import fix_config as fix_config
+from shapewright.lint.combined import CombinedFix as CombinedFix
+from shapewright.lint.combined import name_changes as name_changes
 from shapewright.lint.registry import get_rule as get_rule
 from shapewright.lint.registry import list_rules as list_rules
 from shapewright.lint.registry import rule_page as rule_page

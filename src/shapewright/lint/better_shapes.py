@@ -1,6 +1,7 @@
 """Better shapes: a local search for better shapes with almost the same parameter count.
 
-It varies one of head dimension, MLP width, vocabulary, and depth with hidden size, then combines the best changes.
+It varies one of head dimension, MLP width, vocabulary, a hidden size that is not aligned, and depth with hidden size,
+then combines the best changes.
 Parameter counts stay within MOST_PARAMETERS_CHANGE_FRACTION. In training of decoders a better shape reaches the loss of
 the present one sooner, after 20 tokens per parameter; elsewhere it is faster.
 """
@@ -90,12 +91,23 @@ def find_better_shapes(scenario: Scenario, limit: int = 3) -> tuple[BetterShape,
     """
     singles = [
         _best(scenario, candidates)
-        for candidates in (_heads(scenario), _mlp(scenario), _vocabulary(scenario), _depth(scenario))
+        for candidates in (
+            _heads(scenario),
+            _mlp(scenario),
+            _vocabulary(scenario),
+            _depth(scenario),
+            _width(scenario),
+        )
     ]
-    heads, mlp, vocabulary, depth = singles
+    heads, mlp, vocabulary, depth, width = singles
     joined = [
         {**first.changes, **second.changes}
-        for group, others in ((heads, (mlp, vocabulary)), (mlp, (vocabulary,)), (depth, (vocabulary,)))
+        for group, others in (
+            (heads, (mlp, vocabulary)),
+            (mlp, (vocabulary,)),
+            (depth, (vocabulary,)),
+            (width, (vocabulary,)),
+        )
         for other in others
         for first in group[:1]
         for second in other[:1]
@@ -204,6 +216,16 @@ def _vocabulary(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
     padded = round_up(scenario.config.vocab_size, multiple)
     if padded != scenario.config.vocab_size:
         yield {"vocab_size": padded}
+
+
+def _width(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    """Yield the aligned hidden sizes next to one that is not."""
+    multiple = full_width_multiple(scenario.device, scenario.workload.dtype)
+    if scenario.config.hidden_size % multiple and not scenario.config.is_moe:
+        for candidate in nearest_multiples(scenario.config.hidden_size, multiple):
+            changes = with_hidden_size(scenario.config, candidate, multiple * scenario.layout.tensor_parallel)
+            if changes:
+                yield changes
 
 
 def _depth(scenario: Scenario) -> Iterator[Mapping[str, Any]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
+from shapewright.lint.combined import CombinedFix, combine_fixes, name_changes
+from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.registry import list_rules, select_rules
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion
 from shapewright.prediction.scenario import Scenario
@@ -42,15 +44,17 @@ class _PricedFix:
 def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
     """Cost a violation and return its finding; None where the cost is negligible."""
     if not scenario.is_possible:
-        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario)) is not None)
+        own = violation.field.rpartition(".")[2]
+        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own)))
         return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
     # Slower fixes are valid where the finding is not about time.
     keep_slower = violation.severity == "error" or not violation.has_cost
-    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, keep_slower=keep_slower))]
-    priced.sort(key=lambda found: -found.gain_fraction)
+    own = violation.field.rpartition(".")[2]
+    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own, keep_slower=keep_slower))]
+    _sort(priced)
     suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
     best = priced[0] if priced else None
-    cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
+    cost_fraction = max(0.0, *(found.gain_fraction for found in priced)) if best and violation.has_cost else 0.0
     cost_fraction = min(cost_fraction, violation.max_cost_fraction)
     severity = rate_severity(violation.severity, cost_fraction, violation.max_severity)
     if severity is None:
@@ -84,15 +88,33 @@ def rate_severity(least: str | None, cost_fraction: float, most: str | None = No
     return min(severity, most, key=SEVERITIES.index) if most else severity
 
 
-def _suggest_if_possible(fix: Fix, scenario: Scenario) -> Suggestion | None:
+def _suggest_if_possible(fix: Fix, scenario: Scenario, own: str) -> Suggestion | None:
     """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
     fixed = scenario.try_replace(fix.changes)
     if fixed is None or str(fixed.outcome) == str(scenario.outcome):
         return None
-    return Suggestion(kind=fix.kind, title=fix.title, changes=dict(fix.changes))
+    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own), changes=dict(fix.changes))
 
 
-def _price(fix: Fix, scenario: Scenario, *, keep_slower: bool) -> _PricedFix | None:
+def _title(fix: Fix, scenario: Scenario, own: str) -> str:
+    """Return the title of a fix with every field that it sets; the field of the violation needs no name."""
+    named = [text.partition("=") for text in name_changes(scenario.config, fix.changes).split(", ") if text]
+    silent = [f"{name}={value}" for name, _, value in named if name != own and name not in fix.title]
+    return ", ".join([fix.title, *silent])
+
+
+def _sort(priced: list[_PricedFix]) -> None:
+    """Sort fixes by gain; among those that change the model and gain about as much, the smallest change comes first."""
+    least_ratio = min((1.0 - found.gain_fraction for found in priced), default=1.0)
+
+    def key(found: _PricedFix) -> tuple[bool, float, float]:
+        is_tied = found.suggestion.kind == "retrain" and 1.0 - found.gain_fraction <= NEARLY_BEST * least_ratio
+        return not is_tied, abs(found.suggestion.parameters_change_fraction) * is_tied, -found.gain_fraction
+
+    priced.sort(key=key)
+
+
+def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _PricedFix | None:
     """Predict the gain of a fix; None where it is impossible, does not fit in memory, or is not faster.
 
     Where the scenario itself does not fit, a change of layout or batch must not need more memory (405 billion
@@ -114,10 +136,11 @@ def _price(fix: Fix, scenario: Scenario, *, keep_slower: bool) -> _PricedFix | N
         return None
     suggestion = Suggestion(
         kind=fix.kind,
-        title=fix.title,
+        title=_title(fix, scenario, own),
         changes=dict(fix.changes),
         parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
         predicted_gain_fraction=None if keep_slower else gain_fraction,
+        compared_at=dict(fix.common_changes),
     )
     return _PricedFix(suggestion, gain_fraction, before.predict(), after.predict())
 
@@ -179,6 +202,9 @@ def _finding(
         cost_s=cost_s,
         cost_fraction=cost_fraction,
         suggestions=suggestions,
+        slowest=slowest,
+        least_severity=violation.severity,
+        most_severity=violation.max_severity,
     )
 
 
@@ -192,6 +218,9 @@ class CheckReport(NotebookDisplay):
         num_suppressed: Number of findings of ignored rules.
         better_shapes: Similar shapes that are better, with almost the same parameter count, best first.
         refusal: Why there is no prediction; None where there is one.
+        combined_fix: The fixes of all findings that save time together; None where none does.
+        assumed_changes: Where the step cannot run: the changes with which it can, and with which the findings after the
+            errors and the combined fix are predicted; empty otherwise.
     """
 
     prediction: Prediction | None
@@ -199,6 +228,8 @@ class CheckReport(NotebookDisplay):
     num_suppressed: int = 0
     better_shapes: tuple[BetterShape, ...] = ()
     refusal: Refusal | None = None
+    combined_fix: CombinedFix | None = None
+    assumed_changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True) -> CheckReport:
@@ -216,23 +247,74 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
     ignored = select_rules(ignore)
     found = run_rules(scenario)
     outcome = scenario.outcome
+    combined: CombinedFix | None = None
+    assumed: dict[str, Any] = {}
     if isinstance(outcome, ShapewrightError):
         if not any(finding.severity == "error" for finding in found):
             raise outcome
         prediction, refusal = None, Refusal.of(outcome)
+        possible, assumed = _make_possible(scenario, found)
+        if possible is not None:
+            codes = {finding.code for finding in found}
+            others = [finding for finding in run_rules(possible) if finding.code not in codes]
+            others = [each for each in others if each.field.rpartition(".")[2] not in assumed]
+            others, combined = _attribute(possible, others, ignored)
+            found += [replace(finding, is_assumed=True) for finding in others]
     else:
         prediction, refusal = outcome, None
+        found, combined = _attribute(scenario, found, ignored)
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
         num_suppressed=sum(finding.code in ignored for finding in found),
         better_shapes=find_better_shapes(scenario) if look_around and prediction else (),
         refusal=refusal,
+        combined_fix=combined,
+        assumed_changes=assumed,
     )
 
 
+def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scenario | None, dict[str, Any]]:
+    """Apply the first suggestion of each error until the step can run; None and no changes where it never does."""
+    changes: dict[str, Any] = {}
+    for finding in errors:
+        for suggestion in finding.suggestions:
+            changed = scenario.try_replace({**changes, **suggestion.changes})
+            if changed is not None:
+                changes |= suggestion.changes
+                if changed.is_possible:
+                    return changed, changes
+                break
+    return None, {}
+
+
+def _attribute(
+    scenario: Scenario, findings: list[Finding], ignored: Collection[str]
+) -> tuple[list[Finding], CombinedFix | None]:
+    """Share what the combined fix saves among the findings that are not ignored, and drop those without a share."""
+    counted = [finding for finding in findings if finding.code not in ignored]
+    combined, shares, compared = combine_fixes(scenario, counted)
+    step_s = scenario.predict().step_time_s
+    kept = [finding for finding in findings if finding.code in ignored]
+    for index, finding in enumerate(counted):
+        share = shares.get(index)
+        if share is None:
+            kept.append(finding)
+            continue
+        severity = rate_severity(finding.least_severity, share, finding.most_severity)
+        if severity is None:
+            continue
+        cost_s, cost_fraction = (share * step_s, share) if share >= QUIET_BELOW_FRACTION else (None, None)
+        message = finding.message
+        if index in compared:
+            slowest = _slowest_operation(*compared[index])
+            message = message.replace(f": {finding.slowest}", f": {slowest}" if slowest else "", 1)
+        kept.append(replace(finding, severity=severity, message=message, cost_s=cost_s, cost_fraction=cost_fraction))
+    return sorted(kept, key=_sort_key, reverse=True), combined
+
+
 def run_rules(scenario: Scenario) -> list[Finding]:
-    """Run every rule and cost its violations; findings that prevent the step come first, then the costliest."""
+    """Run every rule and cost each violation alone; findings that prevent the step come first, then the costliest."""
     found = [
         finding
         for rule in list_rules()

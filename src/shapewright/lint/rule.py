@@ -28,6 +28,7 @@ class Suggestion:
         parameters_change_fraction: Relative change of the parameter count.
         predicted_gain_fraction: Relative saving of time per token; for ``retrain`` suggestions, of time per token and
             parameter, so that a smaller model does not count as a gain. None where the step cannot run unchanged.
+        compared_at: Values that both sides have in the comparison, such as an equal global batch.
     """
 
     kind: SuggestionKind
@@ -35,6 +36,7 @@ class Suggestion:
     changes: Mapping[str, Any]
     parameters_change_fraction: float = 0.0
     predicted_gain_fraction: float | None = None
+    compared_at: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,14 @@ class Finding:
         actual: Its value.
         wanted: Description of valid values.
         message: The finding in one line.
-        cost_s: Predicted cost in one step; None where the cost is not time. [s]
+        cost_s: Predicted cost in one step, its share of what all fixes save together; None where the cost is not time.
+            [s]
         cost_fraction: Predicted cost as a fraction of the step.
         suggestions: Suggestions, best first.
+        slowest: The operation that loses the most time to the violation, as in the message; empty for none.
+        is_assumed: Whether it is one of a changed layout, with which the step can run.
+        least_severity: Minimum severity, whatever the cost; None for none.
+        most_severity: Maximum severity, whatever the cost; None for none.
     """
 
     code: str
@@ -64,6 +71,10 @@ class Finding:
     cost_s: float | None = None
     cost_fraction: float | None = None
     suggestions: tuple[Suggestion, ...] = ()
+    slowest: str = ""
+    is_assumed: bool = False
+    least_severity: str | None = None
+    most_severity: str | None = None
 
 
 FAMILIES = {

@@ -6,6 +6,7 @@ Legend: h hidden_size, a num_heads, a_kv num_kv_heads, d head_dim, f intermediat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
@@ -262,6 +263,24 @@ def head_count_fixes(scenario: Scenario, *, larger_only: bool, smallest: int = 0
         if changes and _splits(changes["num_heads"], changes["num_kv_heads"], scenario.layout.tensor_parallel):
             title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
             fixes.append(Fix(kind="retrain", title=title, changes=changes))
+    return tuple(fixes)
+
+
+def split_head_fixes(scenario: Scenario) -> tuple[Fix, ...]:
+    """Suggest the nearest head counts below and above that divide over the tensor axis, of the same head dimension."""
+    config, t = scenario.config, scenario.layout.tensor_parallel
+    group = config.num_heads // config.num_kv_heads
+    found: dict[int, int] = {}
+    for num_heads in nearest_multiples(config.num_heads, t) if config.num_heads % t else (config.num_heads,):
+        # As many queries per key-value head as now, else the nearest number that divides.
+        counts = [count for count in range(1, num_heads + 1) if num_heads % count == 0 and _splits(num_heads, count, t)]
+        if counts:
+            found[num_heads] = min(counts, key=lambda count: abs(log(num_heads / count / group)))
+    fixes = []
+    for num_heads, num_kv_heads in found.items():
+        changes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        title = f"use num_heads={num_heads}" + (f", num_kv_heads={num_kv_heads}" if group > 1 else "")
+        fixes.append(Fix(kind="retrain", title=title, changes=changes))
     return tuple(fixes)
 
 

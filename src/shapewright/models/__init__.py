@@ -5,7 +5,7 @@ from __future__ import annotations
 from shapewright.models.parameters import LayerParameters, ParameterCounts, count_layer_parameters, count_parameters
 from shapewright.models.read import Model, ModelLike, Preset, list_presets, load_preset, read_model, read_object
 from shapewright.models.transformer import LayerGroup, TransformerConfig, with_changes
-from shapewright.models.write import to_config_json
+from shapewright.models.write import locate_fields, to_config_json
 
 __all__ = [
     "LayerGroup",
@@ -19,6 +19,7 @@ __all__ = [
     "count_parameters",
     "list_presets",
     "load_preset",
+    "locate_fields",
     "read_model",
     "read_object",
     "to_config_json",

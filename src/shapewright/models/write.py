@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError
@@ -66,6 +67,24 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
         f"a config.json of model_type {original.config.model_type!r} cannot express {', '.join(changed)} together with "
         f"the other values{reason}; change other fields, or fewer"
     )
+
+
+def locate_fields(model: Model, path: str) -> dict[str, int]:
+    """Return the line, from 1, of each field of a model in its config.json.
+
+    Args:
+        model: The model as it was read.
+        path: The file it was read from; other places, such as presets, have no lines.
+    """
+    if model.raw is None or not path.endswith(".json") or not Path(path).is_file():
+        return {}
+    numbered = list(enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1))
+    lines: dict[str, int] = {}
+    for name, keys in hf_keys_of(read_hf_config(model.raw).family).items():
+        found = [number for key in keys for number, line in numbered if f'"{key}"' in line]
+        if found:
+            lines[name] = found[-1]  # the language model of a multimodal one comes last
+    return lines
 
 
 def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], *, only_present: bool) -> str:

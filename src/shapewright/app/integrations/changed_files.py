@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.check import finding_words, to_sarif
+from shapewright.app.integrations.sarif import to_sarif
+from shapewright.app.report.check import finding_words
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.lint import CheckReport, check_scenario
+from shapewright.lint import CheckReport, check_scenario, name_changes
+from shapewright.models import locate_fields
 from shapewright.models.config_file import read_json_file
+from shapewright.models.transformer import FIELD_NAMES
 
 if TYPE_CHECKING:
     from shapewright.lint import Finding
@@ -33,11 +36,13 @@ class CheckedFile:
         path: The file.
         report: Its check; None where it could not be checked.
         problem: Why it could not be checked; empty where it was, or describes no model.
+        lines: Line of each field of the model in the file.
     """
 
     path: str
     report: CheckReport | None = None
     problem: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_model(self) -> bool:
@@ -52,8 +57,17 @@ class CheckedFile:
 
     @property
     def cost_fraction(self) -> float:
-        """Largest predicted cost of a finding, as a fraction of the step."""
-        return max((finding.cost_fraction or 0.0 for finding in self.findings), default=0.0)
+        """Predicted cost of the shape: the sum over its findings, as a fraction of the step."""
+        return sum(finding.cost_fraction or 0.0 for finding in self.findings)
+
+    @property
+    def fix(self) -> str:
+        """The combined fix, without changes of batch and layout; empty for none."""
+        combined = self.report.combined_fix if self.report is not None else None
+        if self.report is None or self.report.prediction is None or combined is None:
+            return ""
+        own = {name: value for name, value in combined.changes.items() if name in FIELD_NAMES}
+        return name_changes(self.report.prediction.config, own)
 
     def fails(self, limit_fraction: float) -> bool:
         """Whether the file cannot be used, or its shape costs more than a limit."""
@@ -80,7 +94,8 @@ def _check_file(path: str, build: Callable[[str], Scenario], ignore: Sequence[st
         if path.endswith(".json") and not _MODEL_KEYS & set(read_json_file(Path(path))):
             return CheckedFile(shown)
         # With a folder, so that a file is never taken for a preset of its name.
-        return CheckedFile(shown, check_scenario(build(os.path.join(".", path)), ignore=ignore))  # noqa: PTH118
+        scenario = build(os.path.join(".", path))  # noqa: PTH118
+        return CheckedFile(shown, check_scenario(scenario, ignore=ignore), lines=locate_fields(scenario.model, path))
     except ShapewrightError as error:
         return CheckedFile(shown, problem=str(error))
 
@@ -99,12 +114,14 @@ def describe_file(checked: CheckedFile) -> list[str]:
         cost = f" [{words['cost']}]" if words["cost"] else ""
         lines.append(f"  {finding.severity}: {finding.code} {words['message']}{cost}")
         lines += [f"      -> {suggestion}" for suggestion in words["suggestions"]]
+    if checked.fix:
+        lines.append(f"  combined fix: {checked.fix}")
     return lines
 
 
 def join_sarif(checked: Sequence[CheckedFile]) -> dict[str, Any]:
     """One SARIF log with one run: code scanning refuses several runs of one tool in a file."""
-    logs = [to_sarif(each.report, each.path) for each in checked if each.report is not None]
+    logs = [to_sarif(each.report, each.path, each.lines) for each in checked if each.report is not None]
     first = logs[0] if logs else to_sarif(CheckReport(prediction=None, findings=()), "")
     run = first["runs"][0]
     for log in logs[1:]:
@@ -152,11 +169,10 @@ def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
     if checked.report is None or prediction is None:
         reason = checked.problem or str(checked.report.refusal if checked.report else "")
         return f"| {sign}`{_cell(checked.path)}` | | | {_cell(reason)} |"
-    fixes = [finding.suggestions[0].title for finding in checked.findings if finding.suggestions]
     cost = format_percent(checked.cost_fraction) if checked.cost_fraction else ""
     return (
         f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | "
-        f"{_cell('; '.join(fixes) or 'none needed')} |"
+        f"{_cell(checked.fix or 'none needed')} |"
     )
 
 

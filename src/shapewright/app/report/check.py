@@ -1,25 +1,22 @@
-"""A check as text (verdict, findings by cost, slowest operations, nearest better shapes), and as SARIF."""
+"""A check as text: verdict, findings by cost, slowest operations, nearest better shapes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from shapewright import __version__
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.app.report.optimize.search_rows import describe_loss, describe_net
-from shapewright.app.report.outputs.check import finding_output
 from shapewright.app.report.outputs.effect import effect_output
-from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.lint.registry import get_rule, list_rules, rule_page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from shapewright.core.notes import Note
-    from shapewright.lint import BetterShape, CheckReport, Finding
+    from shapewright.lint import BetterShape, CheckReport, CombinedFix, Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _OPERATIONS_SHOWN = 8
@@ -39,8 +36,14 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
     if prediction is not None:
         print_verdict(prediction, console)
         console.print()
+    has_said = False
     for finding in report.findings:
+        if finding.is_assumed and not has_said:
+            console.print(f"with {_list_changes(report.assumed_changes)}, with which the step can run:", style="bold")
+            has_said = True
         print_finding(finding, console)
+    if report.combined_fix is not None:
+        console.print(combined_fix_words(report.combined_fix), style="bold", soft_wrap=True)
     if not report.findings:
         if prediction is not None:
             console.print("no findings", style="green")
@@ -74,6 +77,28 @@ def _other_warnings(report: CheckReport) -> list[Note]:
     return [note for note in warnings if note.code not in repeated]
 
 
+def combined_fix_words(fix: CombinedFix) -> str:
+    """The combined fix in one line: every field it sets, and its total."""
+    parts = [fix.kind, f"saves {format_percent(fix.gain_fraction)}{_equal_words(fix.compared_at)}"]
+    if fix.parameters_change_fraction:
+        parts.append(f"{100.0 * fix.parameters_change_fraction:+.2g} % parameters")
+    return (
+        f"combined fix of {', '.join(dict.fromkeys(fix.codes))}: {fix.title}: step "
+        f"{format_seconds(fix.step_time_before_s)} -> {format_seconds(fix.step_time_s)} ({', '.join(parts)})"
+    )
+
+
+def _equal_words(compared_at: Mapping[str, Any]) -> str:
+    """Condition of a comparison: `` at an equal global batch of 64``."""
+    others = {name: value for name, value in compared_at.items() if name != "global_batch_size"}
+    words = f" at an equal global batch of {compared_at['global_batch_size']}" if len(others) < len(compared_at) else ""
+    return words + (f" at {_list_changes(others)}" if others else "")
+
+
+def _list_changes(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
 def finding_words(finding: Finding) -> dict[str, Any]:
     """Texts of one finding: message, cost, and a line for each suggestion."""
     cost = ""
@@ -85,7 +110,8 @@ def finding_words(finding: Finding) -> dict[str, Any]:
     for suggestion in finding.suggestions:
         facts: list[str] = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
-            facts.append(f"saves {format_percent(suggestion.predicted_gain_fraction)}")
+            saved = format_percent(suggestion.predicted_gain_fraction)
+            facts.append(f"saves {saved}{_equal_words(suggestion.compared_at)}")
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
@@ -128,67 +154,3 @@ def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
         Column("parameters", rank=1),
     )
     return columns_of(rows, headings)
-
-
-SARIF_VERSION = "2.1.0"
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-_SARIF_LEVELS = {"info": "note", "warning": "warning", "error": "error"}
-
-
-def to_sarif(report: CheckReport, artifact: str) -> dict[str, Any]:
-    """Convert the report to a SARIF log with one run.
-
-    Args:
-        report: The report.
-        artifact: Path, URL or name of the checked config.
-
-    Source: OASIS, Static Analysis Results Interchange Format 2.1.0, sections 3.13 (log), 3.14 (run), 3.19 (tool
-    component), 3.27 (result), 3.49 (rule).
-    """
-    artifact_uri = quote(artifact, safe="/:?#&=%@+~")
-    rules = list_rules()
-    index_of = {rule.code: index for index, rule in enumerate(rules)}
-    driver = {
-        "name": "shapewright",
-        "version": __version__,
-        "rules": [_sarif_rule(rule.code) for rule in rules],
-    }
-    results = [_sarif_result(finding, index_of[finding.code], artifact_uri) for finding in report.findings]
-    run = {"tool": {"driver": driver}, "artifacts": [{"location": {"uri": artifact_uri}}], "results": results}
-    return {"$schema": SARIF_SCHEMA, "version": SARIF_VERSION, "runs": [run]}
-
-
-def _sarif_rule(code: str) -> dict[str, Any]:
-    rule = get_rule(code)
-    page = rule_page(code)
-    return {
-        "id": rule.code,
-        "name": "".join(word.capitalize() for word in rule.name.split("-")),
-        "shortDescription": {"text": rule.summary},
-        "fullDescription": {"text": page.partition("## What it does")[2].partition("\n## ")[0].strip()},
-        "help": {"text": page, "markdown": page},
-        "properties": {"family": rule.family, "since": rule.since, "reads": list(rule.reads)},
-    }
-
-
-def _cost(finding: Finding) -> str:
-    if finding.cost_s is None or finding.cost_fraction is None:
-        return ""
-    return f" (predicted cost {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step)"
-
-
-def _sarif_result(finding: Finding, rule_index: int, artifact_uri: str) -> dict[str, Any]:
-    location = {
-        "physicalLocation": {"artifactLocation": {"uri": artifact_uri, "index": 0}},
-        "logicalLocations": [{"fullyQualifiedName": finding.field, "kind": "property"}],
-    }
-    details = plain(finding_output(finding))
-    return {
-        "ruleId": finding.code,
-        "ruleIndex": rule_index,
-        "level": _SARIF_LEVELS[finding.severity],
-        "message": {"text": finding.message + _cost(finding)},
-        "locations": [location],
-        "properties": {name: details[name] for name in ("cost_s", "cost_fraction", "wanted", "suggestions")},
-    }

@@ -98,9 +98,10 @@ def command(
     elif form == "sarif":
         from urllib.parse import quote
 
-        from shapewright.app.report.check import to_sarif
+        from shapewright.app.integrations.sarif import to_sarif
+        from shapewright.models import locate_fields
 
-        print_json(to_sarif(report, quote(config or "flags")))
+        print_json(to_sarif(report, quote(config or "flags"), locate_fields(scenario.model, config or "")))
     else:
         from shapewright.app.report.check import print_check
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.api import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
-from shapewright.app.report.check import better_shape_columns, finding_words
+from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.app.report.memory import memory_words
@@ -121,6 +121,7 @@ def answer_check(scenario: Scenario) -> Answer:
         **check_output(report, scenario).to_json(),
         "text": {
             "findings": [finding_words(finding) for finding in report.findings],
+            "combined_fix": combined_fix_words(report.combined_fix) if report.combined_fix else "",
             "better_shapes": columns_to_json(better_shape_columns(report.better_shapes)),
         },
     }

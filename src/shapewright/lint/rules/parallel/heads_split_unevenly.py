@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.lint.layout_fixes import dividing_degree_fixes
 from shapewright.lint.rule import Rule, Violation
-from shapewright.lint.shape_fixes import head_count_fixes
+from shapewright.lint.shape_fixes import head_count_fixes, split_head_fixes
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
@@ -59,7 +59,11 @@ def check(scenario: Scenario) -> Iterator[Violation]:
                 actual=count,
                 wanted=f"a multiple of tensor_parallel={t}",
                 problem=f"does not split over tensor_parallel={t}",
-                fixes=(*dividing_degree_fixes(scenario), *head_count_fixes(scenario, larger_only=False)),
+                fixes=(
+                    *dividing_degree_fixes(scenario),
+                    *split_head_fixes(scenario),
+                    *head_count_fixes(scenario, larger_only=False),
+                ),
                 severity="error",
             )
 

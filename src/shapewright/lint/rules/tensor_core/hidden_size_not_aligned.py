@@ -80,8 +80,7 @@ def _list_fixes(scenario: Scenario, multiple: int) -> Iterator[Fix]:
             changes = with_hidden_size(scenario.config, candidate, multiple * scenario.layout.tensor_parallel)
             if changes:
                 found = True
-                heads = f" with {changes['num_heads']} heads" if "num_heads" in changes else ""
-                yield Fix(kind="retrain", title=f"use {candidate}{heads}", changes=changes)
+                yield Fix(kind="retrain", title=f"use {candidate}", changes=changes)
         if found:
             return
     for candidate in nearest_multiples(scenario.config.hidden_size, multiple):

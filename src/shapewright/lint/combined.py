@@ -1,0 +1,196 @@
+"""The combined fix of a scenario, and each finding's share of what it saves.
+
+Fixes interact: an odd MLP width hides what an unaligned hidden size costs. A finding's cost is the mean of what its own
+fix saves alone and what it saves last, after all others, scaled so that costs add up to the total (for two findings
+these are their Shapley values). Fields that another finding is about do not count as part of a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from shapewright.lint.rule import Finding, SuggestionKind
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.scenario import Scenario
+
+# Fields that describe one choice of heads: they change together or not at all.
+_HEADS = frozenset({"num_heads", "num_kv_heads", "head_dim", "v_head_dim"})
+_KINDS: tuple[SuggestionKind, ...] = ("exact", "runtime", "retrain")  # from the least to the largest change
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedFix:
+    """The fixes of all findings that save time together.
+
+    Attributes:
+        kind: Largest kind of change among them: exact, runtime or retrain.
+        title: Every changed field with its new value.
+        changes: New values by field.
+        codes: Rules whose findings it fixes.
+        step_time_before_s: Predicted step time without them, with the values of ``compared_at``. [s]
+        step_time_s: Predicted step time with all of them. [s]
+        gain_fraction: Share of the time per token that they save, per parameter if the model changes.
+        parameters_change_fraction: Relative change of the parameter count.
+        compared_at: Values that both sides have in the comparison, such as an equal global batch.
+    """
+
+    kind: SuggestionKind
+    title: str
+    changes: Changes
+    codes: tuple[str, ...]
+    step_time_before_s: float
+    step_time_s: float
+    gain_fraction: float
+    parameters_change_fraction: float
+    compared_at: Changes
+
+
+@dataclass(frozen=True)
+class _Player:
+    """A finding with the changes of its best suggestion that no other finding is about."""
+
+    index: int
+    changes: Changes
+    is_retrain: bool
+
+
+class Combination(NamedTuple):
+    """Fixes of several findings together.
+
+    Attributes:
+        fix: The combined fix; None where there is nothing to fix.
+        shares: Each finding's share of its gain, by index of the finding.
+        compared: Predictions without and with a fix after all others, where only a part of the suggestion counts.
+    """
+
+    fix: CombinedFix | None
+    shares: Mapping[int, float]
+    compared: Mapping[int, tuple[Prediction, Prediction]]
+
+
+def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combination:
+    """Combine the best fixes of findings that cost time.
+
+    Args:
+        scenario: The scenario; its step can run.
+        findings: Its findings, the costliest first.
+
+    """
+    costly = [index for index, finding in enumerate(findings) if finding.cost_s is not None and finding.suggestions]
+    if not costly:
+        return Combination(None, {}, {})
+    common: dict[str, Any] = {}
+    for index in costly:
+        for name, value in findings[index].suggestions[0].compared_at.items():
+            common[name] = max(common.get(name, value), value)
+    base = scenario.try_replace(common)
+    if base is None or not base.is_possible:
+        common, base = {}, scenario
+    players = [_own_changes(base, findings, index, costly) for index in costly]
+    alone = {player.index: _gain(base, [player]) for player in players}
+    chosen: list[_Player] = []
+    total = 0.0
+    for player in sorted(players, key=lambda each: -(alone[each.index] or 0.0)):
+        gain = _gain(base, [*chosen, player])
+        if gain is not None and gain > total and _saves_time(base, [*chosen, player]):
+            chosen, total = [*chosen, player], gain
+    if not chosen:
+        return Combination(None, {}, {})
+    after = _apply(base, chosen)
+    assert after is not None
+    shares, compared = {}, {}
+    for player in players:
+        others = [each for each in chosen if each is not player]
+        last = total - (_gain(base, others) or 0.0) if player in chosen else 0.0
+        shares[player.index] = max(0.0, ((alone[player.index] or 0.0) + last) / 2.0)
+        without = _apply(base, others)
+        if player in chosen and without is not None and player.changes != findings[player.index].suggestions[0].changes:
+            compared[player.index] = (without.predict(), after.predict())
+    scale = total / sum(shares.values()) if sum(shares.values()) > 0.0 else 0.0
+    parts = (scenario.config, scenario.workload, scenario.layout)
+    present = {name: getattr(part, name) for part in parts for name in _merge(chosen) if hasattr(part, name)}
+    changes = {name: value for name, value in _merge(chosen).items() if present.get(name) != value}
+    before = base.predict()
+    combined = CombinedFix(
+        kind=max((findings[player.index].suggestions[0].kind for player in chosen), key=_KINDS.index),
+        title=name_changes(scenario.config, changes),
+        changes=changes,
+        codes=tuple(findings[player.index].code for player in sorted(chosen, key=lambda each: each.index)),
+        step_time_before_s=before.step_time_s,
+        step_time_s=after.predict().step_time_s,
+        gain_fraction=total,
+        parameters_change_fraction=after.predict().parameters.total / before.parameters.total - 1.0,
+        compared_at=common,
+    )
+    return Combination(combined, {index: share * scale for index, share in shares.items()}, compared)
+
+
+def name_changes(config: TransformerConfig, changes: Changes) -> str:
+    """Name the fields that a fix sets, without those that follow another field as they do in the model."""
+    followers = {
+        "v_head_dim": ("head_dim", config.v_head_dim == config.head_dim),
+        "embedding_size": ("hidden_size", config.embedding_size == config.hidden_size),
+        "num_kv_heads": ("num_heads", config.num_kv_heads == config.num_heads),
+    }
+    shown = []
+    for name, value in changes.items():
+        leader, follows = followers.get(name, ("", False))
+        is_same = hasattr(config, name) and getattr(config, name) == value
+        if not is_same and not (follows and changes.get(leader) == value):
+            shown.append(f"{name}={value}")
+    return ", ".join(shown)
+
+
+def _own_changes(base: Scenario, findings: Sequence[Finding], index: int, costly: Sequence[int]) -> _Player:
+    """Take the changes of a finding's best suggestion, without fields that another finding is about."""
+    suggestion = findings[index].suggestions[0]
+    owned = {findings[other].field.rpartition(".")[2] for other in costly if other != index}
+    own = findings[index].field.rpartition(".")[2]
+    if owned & _HEADS and own not in _HEADS:
+        owned |= _HEADS
+    changes = {name: value for name, value in suggestion.changes.items() if name == own or name not in owned}
+    after = base.try_replace(changes) if own in changes else None
+    if after is None or not after.is_possible:
+        changes = dict(suggestion.changes)
+    return _Player(index, changes, suggestion.kind == "retrain")
+
+
+def _merge(players: Sequence[_Player]) -> dict[str, Any]:
+    """Join the changes of fixes; the first one that sets a field decides."""
+    changes: dict[str, Any] = {}
+    for player in players:
+        for name, value in player.changes.items():
+            changes.setdefault(name, value)
+    return changes
+
+
+def _apply(base: Scenario, players: Sequence[_Player]) -> Scenario | None:
+    """Apply fixes; None where the result cannot run, or needs memory that is not there."""
+    after = base.try_replace(_merge(players))
+    if after is None or not after.is_possible or (base.fits and not after.fits):
+        return None
+    return after
+
+
+def _gain(base: Scenario, players: Sequence[_Player]) -> float | None:
+    """Share of the time per token that fixes save, per parameter if one changes the model; None where they cannot."""
+    if not players:
+        return 0.0
+    after = _apply(base, players)
+    if after is None:
+        return None
+    ratio = after.time_per_token_s / base.time_per_token_s
+    if any(player.is_retrain for player in players):
+        ratio *= base.predict().parameters.active / after.predict().parameters.active
+    return 1.0 - ratio
+
+
+def _saves_time(base: Scenario, players: Sequence[_Player]) -> bool:
+    after = _apply(base, players)
+    return after is not None and after.time_per_token_s < base.time_per_token_s
