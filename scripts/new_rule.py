@@ -11,7 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "src" / "shapewright" / "lint" / "rules"
-FOLDERS = {"TC": "tensor_core", "WQ": "waves", "PL": "parallel", "ME": "memory_and_config", "CF": "memory_and_config"}
+FOLDERS = {
+    "TC": "tensor_core",
+    "WQ": "waves",
+    "PL": "parallel",
+    "ME": "memory_and_config",
+    "CF": "memory_and_config",
+    "SV": "serving",
+}
 
 MODULE = '''"""TODO: one sentence: what is wrong, and what it does.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import shapewright
 from shapewright.core.errors import ConfigError
 from shapewright.models import read_model
 from shapewright.models.hf_config import has_block_scales
@@ -78,3 +79,26 @@ def test_block_scales_select_another_expert_kernel(tmp_path: Path) -> None:
         question = build_scenario(path, "h200-sxm-141gb", workload={"phase": "decode", "dtype": "fp8"})
         kernels.append(question.workload.expert_kernel)
     assert kernels == ["as-16-bit", "measured"]
+
+
+def test_split_blocks_are_errors_where_the_checkpoint_has_blocks(tmp_path: Path) -> None:
+    """Experts of 768 on four devices are 1.5 blocks each: such a checkpoint does not load, one per channel does."""
+    raw = {**(read_model("qwen3-30b-a3b").raw or {})}
+    found = {}
+    for index, group in enumerate((IN_BLOCKS, PER_CHANNEL)):
+        path = tmp_path / f"{index}.json"
+        path.write_text(json.dumps({**raw, "quantization_config": quantization(group)}), encoding="utf-8")
+        report = shapewright.check(
+            path,
+            device="h200-sxm-141gb",
+            workload={"phase": "decode", "dtype": "fp8"},
+            layout={"tensor_parallel": 4},
+        )
+        (finding,) = (each for each in report.findings if each.code == "SV101")
+        found[index] = finding
+    changes = [dict(suggestion.changes) for suggestion in found[0].suggestions]
+
+    assert (found[0].severity, found[1].severity) == ("error", "info")
+    assert "vLLM and SGLang do not load it" in found[0].message
+    assert {"tensor_parallel": 2, "data_parallel": 2} in changes
+    assert {"expert_tensor_parallel": 1, "expert_parallel": 4} in changes

@@ -83,6 +83,7 @@ FAMILIES = {
     "PL": "parallel layout",
     "ME": "memory",
     "CF": "consistency",
+    "SV": "serving",
 }
 
 

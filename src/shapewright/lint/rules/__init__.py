@@ -17,6 +17,7 @@ from shapewright.lint.rules.parallel import (
     tensor_group_across_nodes,
     tensor_parallel_too_large,
 )
+from shapewright.lint.rules.serving import block_scale_split, cache_blocks_unlike_layers, vocab_split_unevenly
 from shapewright.lint.rules.tensor_core import (
     dtype_unsupported,
     fp32_outside_matrix_units,
@@ -57,4 +58,7 @@ MODULES = (
     large_logits,
     sequence_over_context_window,
     idle_window,
+    block_scale_split,
+    vocab_split_unevenly,
+    cache_blocks_unlike_layers,
 )

@@ -1,0 +1,1 @@
+"""Rules about what inference engines can load and start."""

@@ -1,0 +1,130 @@
+"""Blocks of the KV cache do not suit layers of different kinds, so memory for sequences is wasted.
+
+## What it does
+
+Fires in prefill and decode with a paged cache in models that mix layers with and without attention windows:
+
+- when blocks are so large that windowed layers keep over a quarter more tokens than their window: a window of W tokens
+  touches up to ceil((W - 1) / B) + 1 blocks of B tokens;
+- when the kinds of layers do not divide evenly into groups: vLLM groups layers of one kind by the number of the rarest
+  kind and fills the last group of each kind with padding layers.
+
+## Why it is slow
+
+It costs memory, not time: fewer sequences fit. Windows of 128 tokens (gpt-oss) in blocks of 128 keep 256 tokens. Gemma
+3 27B has 52 windowed and 10 other layers: groups of 10, and 8 padding layers beside 62. (Arithmetic.)
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> hybrid = {"attention_windows": (128, 0), "phase": "decode", "context_len": 1000}
+>>> fires("SV103", kv_block_tokens=128, **hybrid)
+True
+
+## Use instead
+
+>>> fires("SV103", kv_block_tokens=16, **hybrid)
+False
+
+## Fix safety
+
+`runtime`: a smaller block. Groups follow from the model; vLLM's `--disable-hybrid-kv-cache-manager` avoids padding, but
+then windowed layers keep all tokens.
+
+## When it does not matter
+
+When the cache is not what limits the batch.
+
+## References
+
+- vLLM 0.10.2, `v1/core/kv_cache_utils.py` (groups of layers, padding) and `v1/core/single_type_kv_cache_manager.py`.
+- arXiv 2309.06180, section 4.3: blocks of 16 to 128 tokens serve equally fast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.lint.rule import Fix, Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.prediction.scenario import Scenario
+
+MOST_WASTE_FRACTION = 0.25
+"""Tokens in blocks beyond a window that are tolerated. A judgment: a quarter more than needed."""
+MOST_PADDING_FRACTION = 0.05
+"""Padding layers beside the model's that are tolerated. A judgment."""
+
+
+def check(scenario: Scenario) -> Iterator[Violation]:
+    """Compare blocks with windows, and the counts of kinds of layers with each other."""
+    config, workload = scenario.config, scenario.workload
+    windows = Counter(config.window_of_layer(index) for index in range(config.num_layers))
+    block = workload.kv_block_tokens
+    if workload.is_training or block == 1 or len(windows) < 2:
+        return
+    shortest = min((window for window in windows if 0 < window < workload.kv_len), default=0)
+    if shortest and waste_fraction(shortest, block) > MOST_WASTE_FRACTION:
+        fits = [size for size in (128, 64, 32, 16, 8) if waste_fraction(shortest, size) <= MOST_WASTE_FRACTION]
+        yield Violation(
+            field="workload.kv_block_tokens",
+            actual=block,
+            wanted=f"at most a quarter of the window of {shortest} tokens",
+            problem=(
+                f"lets layers with a window of {shortest} tokens keep {kept_tokens(shortest, block)} tokens, "
+                f"{100.0 * waste_fraction(shortest, block):.0f} % more"
+            ),
+            fixes=tuple(
+                Fix(kind="runtime", title=f"use {size}", changes={"kv_block_tokens": size}) for size in fits[:1]
+            ),
+            severity="info",
+            has_cost=False,
+        )
+    padding = count_padding_layers(windows)
+    if padding > MOST_PADDING_FRACTION * config.num_layers:
+        yield Violation(
+            field="config.num_layers",
+            actual=config.num_layers,
+            wanted=f"a multiple of {min(windows.values())} layers of every kind",
+            problem=(
+                f"has {' and '.join(map(str, sorted(windows.values())))} layers of different windows: vLLM's cache "
+                f"groups {min(windows.values())} of one kind, with {padding} padding layers"
+            ),
+            severity="info",
+            has_cost=False,
+        )
+
+
+def kept_tokens(window: int, block_tokens: int) -> int:
+    """Return the tokens of the blocks that a window can touch.
+
+    >>> kept_tokens(128, 128), kept_tokens(4096, 16)
+    (256, 4112)
+    """
+    return (-(-(window - 1) // block_tokens) + 1) * block_tokens
+
+
+def waste_fraction(window: int, block_tokens: int) -> float:
+    """Return the tokens kept beyond a window, as a fraction of it."""
+    return kept_tokens(window, block_tokens) / window - 1.0
+
+
+def count_padding_layers(counts: Counter[int]) -> int:
+    """Return the layers that fill the last group of each kind, where groups are as long as the rarest kind.
+
+    >>> count_padding_layers(Counter({1024: 52, 0: 10})), count_padding_layers(Counter({128: 12, 0: 12}))
+    (8, 0)
+    """
+    group = min(counts.values())
+    return sum(-count % group for count in counts.values())
+
+
+RULE = Rule(
+    code="SV103",
+    name="cache-blocks-unlike-layers",
+    since="0.1.0",
+    reads=("config.attention_windows", "config.num_layers", "workload.kv_block_tokens", "workload.phase"),
+    check=check,
+)
