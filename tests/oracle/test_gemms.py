@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="comparing GEMMs with PyTorch needs the trace extra (torch)")
 pytest.importorskip("transformers", reason="comparing GEMMs with PyTorch needs the trace extra (transformers)")
 
-from hf_models import TINY_CONFIGS, build_on_meta, model_type_of, tiny_config
+from hf_models import HYBRID_CONFIGS, TINY_CONFIGS, build_on_meta, model_type_of, tiny_config
 from traced_gemms import (
     Trace,
     TracedGemm,
@@ -38,7 +38,9 @@ BATCH_SIZE, SEQ_LEN, CONTEXT_LEN = 3, 40, 44
 # transformers runs every expert of Llama 4 on every token; real kernels, and our lowering, route. DBRX's experts are a
 # loop over the tokens that each gets, which needs their values.
 _CANNOT_BE_TRACED = {"llama4", "llama4_text", "dbrx"}
-TRAINED = sorted(key for key in TINY_CONFIGS if model_type_of(key) not in _CANNOT_BE_TRACED)
+TRAINED = sorted(
+    key for key in TINY_CONFIGS if model_type_of(key) not in _CANNOT_BE_TRACED and key not in HYBRID_CONFIGS
+)
 
 # Layouts are compared where the weights are those of torch.nn.Linear (GPT-2 and its kin store W[in,out]) and where the
 # model multiplies with the keys as they lie (others copy them transposed first).
@@ -131,6 +133,30 @@ def test_every_gemm_of_prefill_and_decode_is_lowered(key: str) -> None:
     # With few tokens transformers gathers one weight matrix per row; lowering counts the experts that rows may reach.
     lowered_decode = without_groups(without_layout(lowered_gemms(config, decode, "forward")))
     assert lowered_decode == without_groups(without_layout(traced_decode))
+
+
+def only_weights(gemms: Counter[TracedGemm]) -> Counter[TracedGemm]:
+    """Leave out batched GEMMs: those of attention, and those that transformers' scans are made of."""
+    return Counter({gemm: count for gemm, count in gemms.items() if gemm.batch == 1})
+
+
+@pytest.mark.parametrize("key", HYBRID_CONFIGS)
+def test_every_projection_of_a_hybrid_is_lowered(key: str) -> None:
+    """Weight GEMMs of a training step, of a prompt and of one token, of layers with scans and convolutions."""
+    config, model = read_hf_config(tiny_config(key)).config, build_on_meta(tiny_config(key), dtype="bfloat16")
+    workload = training_workload()
+    recorded = trace_training(model, BATCH_SIZE, SEQ_LEN)
+    forward, whole = (without_layout(each) for each in (recorded.forward, recorded.whole))
+
+    assert only_weights(without_layout(lowered_gemms(config, workload, "forward"))) == only_weights(forward)
+    assert only_weights(without_layout(lowered_gemms(config, workload, "forward", "backward"))) == only_weights(whole)
+
+    if set(config.layer_types) <= {"mamba", "mamba2"}:
+        return  # transformers computes the logits of the whole prompt
+    prefill = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused")
+    traced_prefill, _ = trace_prefill(model, BATCH_SIZE, SEQ_LEN)
+    lowered_prefill = without_layout(lowered_gemms(config, prefill, "forward"))
+    assert only_weights(lowered_prefill) == only_weights(without_layout(traced_prefill))
 
 
 def test_llama_4_differs_in_its_experts_alone() -> None:

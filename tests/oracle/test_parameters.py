@@ -34,6 +34,7 @@ COMPONENTS = (
     ("head", r"^lm_head|^cls\."),
     ("embedding", r"^shared|wte|wpe|embed|project_(in|out)|relative_attention_bias"),
     ("cross_attention", r"EncDecAttention"),
+    ("linear", r"linear_attn\.|\.mamba\.|\.conv\."),
     ("attention", r"attn\.|attention\.|SelfAttention"),
     ("final_norms", r"(model\.norm|decoder\.final_layer_norm|encoder\.final_layer_norm|ln_f)\.(weight|bias)$"),
     ("norms", r"norm|\.ln_\d"),
@@ -109,6 +110,7 @@ _WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["full_attention"] * 32},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "nemotron": {"num_key_value_heads": 8},
 }
 

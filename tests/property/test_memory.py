@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -84,14 +85,12 @@ def test_stages_and_ranks_sum_to_the_model(config: TransformerConfig, num_stages
     held = 0.0
     for stage in range(num_stages):
         layers = [layer for layer in range(config.num_layers) if layer % num_stages == stage]
-        moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        kinds = Counter(config.kind_of_layer(layer) for layer in layers)
         parameters = count_device_parameters(
             config,
             counts,
             layout,
-            moe_layers=moe_layers,
-            dense_layers=len(layers) - moe_layers,
-            encoder_layers=0,
+            kinds=[(kind, config.has_cross_attention, count) for kind, count in kinds.items()],
             is_first=stage == 0,
             is_last=stage == num_stages - 1,
         )

@@ -182,12 +182,15 @@ def test_layers_with_experts_of_ernie() -> None:
     assert [config.is_moe_layer(layer) for layer in (0, 2, 3, 53)] == [False, False, True, True]
 
 
-def test_granite_with_mamba_layers_is_an_error() -> None:
-    """The type is supported if all layers are attention, and an error with one Mamba layer."""
-    mixed = {**_GRANITE_4_MICRO, "layer_types": ["attention"] * 39 + ["mamba"]}
-    with pytest.raises(ConfigError, match="'granitemoehybrid' has layers without softmax attention"):
-        read_hf_config(mixed)
-    assert read_hf_config(_GRANITE_4_MICRO).config.position_embedding == "rotary"
+def test_granite_with_mamba_layers() -> None:
+    """Layers may be attention, Mamba-2 or both kinds; the sizes of Mamba-2 are read only if a layer has it."""
+    mixed = read_hf_config({**_GRANITE_4_MICRO, "mamba_n_heads": 80, "layer_types": ["attention", "mamba"] * 20}).config
+    assert mixed.layer_types == ("attention", "mamba2")
+    assert (mixed.linear_num_value_heads, mixed.linear_value_head_dim, mixed.linear_key_head_dim) == (80, 64, 128)
+
+    plain = read_hf_config(_GRANITE_4_MICRO).config
+    assert plain.position_embedding == "rotary"
+    assert (plain.layer_types, plain.linear_num_value_heads) == ((), 0)
 
 
 def test_experts_that_differ_between_layers() -> None:

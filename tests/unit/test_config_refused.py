@@ -16,16 +16,10 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
     ("model_type", "key", "value", "stated"),
     [
         # Keys as config.json files of the hub have them.
-        ("jamba", "attn_layer_period", 8, "attn_layer_period"),
-        ("falcon_h1", "mamba_d_state", 256, "mamba_d_state"),
-        ("nemotron_h", "hybrid_override_pattern", "M-M*-", "hybrid_override_pattern"),
-        ("kimi_linear", "linear_attn_config", {"kda_layers": [1]}, "linear_attn_config"),
-        ("qwen3_next", "linear_num_key_heads", 16, "linear_num_key_heads"),
-        ("lfm2", "conv_L_cache", 3, "conv_L_cache"),
         ("zamba2", "layers_block_type", ["attention", "mamba"], "layers_block_type 'mamba'"),
-        ("qwen3_5_text", "layer_types", ["linear_attention", "full_attention"], "layer_types 'linear_attention'"),
         ("minimax_m1", "attn_type_list", [0, 1], "attn_type_list 0"),
         ("recurrent_gemma", "lru_width", 2560, "lru_width"),
+        ("rwkv", "rwkv_version", 5, "rwkv_version"),
     ],
 )
 def test_layers_without_softmax_attention(model_type: str, key: str, value: object, stated: str) -> None:
@@ -40,10 +34,31 @@ def test_layers_without_softmax_attention(model_type: str, key: str, value: obje
 
 @pytest.mark.parametrize("beside", [{}, {"rms_norm_eps": 1e-6}])
 def test_a_model_without_heads(beside: dict[str, Any]) -> None:
-    """A pure state-space model is rejected for its layers, not for its missing heads."""
-    mamba = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 16}
+    """An unknown pure state-space model is rejected for its layers, not for its missing heads."""
+    mamba = {"model_type": "mamba3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 16}
     with pytest.raises(ConfigError, match=r"without softmax attention \(state_size\)"):
         read_hf_config({**mamba, **beside})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "mlp"]}, "layer_types has 'mlp'"),
+        ({"model_type": "qwen3_5_text", "layer_types": ["conv"]}, "layer_types has 1 entries but num_hidden_layers=2"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "layers_block_type has 'X'"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME", "moe_latent_size": 32}, "moe_latent_size=32"),
+        ({"model_type": "falcon_h1", "projectors_bias": True}, "projectors_bias=True must equal mamba_proj_bias=False"),
+        ({"model_type": "lfm2", "block_ffn_dim_multiplier": "x"}, "block_ffn_dim_multiplier='x' must be a positive"),
+        ({"model_type": "granitemoehybrid", "mamba_n_heads": 0}, "mamba_n_heads=0"),
+    ],
+)
+def test_hybrids_with_values_that_are_not_read(config: dict[str, object], words: str) -> None:
+    """Unknown kinds of layers and unsupported parts of hybrids are errors that name the key and its value."""
+    with pytest.raises(ConfigError) as caught:
+        read_hf_config({**TINY, **config})
+
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,7 @@ def test_counts_of_a_range_equal_those_layer_by_layer(layers: range) -> None:
     """Windows, experts and rotary positions of consecutive layers, of patterns with other periods."""
     config = make_config(14, (32, 32, 0), (True, False))
 
-    assert config.count_windows(layers) == Counter(config.window_of_layer(layer) for layer in layers)
-    assert config.count_moe_layers(layers) == sum(config.is_moe_layer(layer) for layer in layers)
-    assert config.count_rotary_layers(layers) == sum(config.is_rotary_layer(layer) for layer in layers)
+    assert config.count_kinds(layers) == Counter(config.kind_of_layer(layer) for layer in layers)
 
 
 @pytest.mark.parametrize("pipeline", [2, 3, 4, 7, 12])

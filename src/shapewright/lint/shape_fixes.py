@@ -195,8 +195,9 @@ def with_hidden_size(config: TransformerConfig, hidden_size: int, multiple: int)
 
 
 def can_change_depth(config: TransformerConfig) -> bool:
-    """Return whether the depth can change: one stack, and not a pattern of MoE layers that names every layer."""
-    return config.stack != "encoder-decoder" and len(config.moe_layers) < config.num_layers
+    """Return whether the depth can change: one stack, and no pattern of MLPs or mixers that names every layer."""
+    named = max(len(config.moe_layers), len(config.layer_types), len(config.mlp_layers))
+    return config.stack != "encoder-decoder" and named < config.num_layers
 
 
 # Head dimension at which attention throughput saturates. Source: flash-attention's benchmark figures (head dimension 64

@@ -16,7 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.builders import bias_gradients, display_name, dropout, move, norm, pointwise, weight_gemm
+from shapewright.lowering.builders import (
+    activation,
+    bias_gradients,
+    display_name,
+    dropout,
+    move,
+    norm,
+    pointwise,
+    weight_gemm,
+)
 from shapewright.lowering.collectives import collective, exchange_keys_values, gather_tokens, reduce_tokens
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.workload.finetuning import group_documents, pack_sequence
@@ -134,6 +143,9 @@ def lower_output(shard: Shard, block: Block, repeats: int) -> list[Operation]:
     """Lower the output projection, (T x a d_v)(a d_v x h), and its reduction over the tensor axis."""
     config, tokens = shard.config, shard.num_tokens
     operations: list[Operation] = []
+    if config.attention_output_gate and block == "attention":
+        width = shard.num_heads * config.v_head_dim
+        operations.append(activation(shard, block, repeats, width=width, tokens=tokens, gated=True, role="gate"))
     if shard.workload.attention == "unfused":
         # The batched GEMMs return heads as the outermost dimension; a copy makes tokens outermost.
         merged = 1.0 * tokens * shard.num_heads * config.v_head_dim
@@ -157,7 +169,8 @@ def lower_output(shard: Shard, block: Block, repeats: int) -> list[Operation]:
 def lower_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
     """Lower the gradients of self-attention's biases, which are sums over the tokens."""
     config = shard.config
-    inner = shard.num_heads * config.head_dim + shard.num_kv_heads * (config.head_dim + config.v_head_dim)
+    queries = shard.num_heads * config.head_dim * (1 + config.attention_output_gate)
+    inner = queries + shard.num_kv_heads * (config.head_dim + config.v_head_dim)
     widths = [inner] * config.qkv_bias + [config.hidden_size] * config.attention_out_bias
     return bias_gradients(shard, "attention", repeats, widths=widths, tokens=shard.num_tokens)
 
@@ -166,7 +179,7 @@ def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
     """Lower queries, keys and values: (T x h)(h x a d), (h x a_kv d), (h x a_kv d_v), in one GEMM or three."""
     config, tokens = shard.config, shard.num_tokens
     widths = {
-        "q": shard.num_heads * config.head_dim,
+        "q": shard.num_heads * config.head_dim * (1 + config.attention_output_gate),
         "k": shard.num_kv_heads * config.head_dim,
         "v": shard.num_kv_heads * config.v_head_dim,
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Pointwise, Scan
 from shapewright.workload.finetuning import INPUT_ROLES, QUANTIZATION, is_target
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def backward_of(operation: Operation) -> list[Operation]:
     """Lower the gradient of one forward operation."""
     if isinstance(operation, Gemm | GroupedGemm):
         return list(gemm_gradients(operation))
-    if isinstance(operation, Attention):
+    if isinstance(operation, Attention | Scan | CausalConv):
         return [
             operation.changed(
                 name=f"{operation.name}.backward", gradient="backward", pass_name="backward", is_backward=True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.numeric import divisors
+from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.workload.finetuning import check_targets
 from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
@@ -34,6 +35,13 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
     if config.stack == "encoder" and workload.phase == "decode":
         raise WorkloadError(
             "phase='decode' requires a decoder, but this model is an encoder; use phase='prefill' or 'train'"
+        )
+    if config.linear_layers and layout.context_parallel > 1:
+        raise LayoutError(
+            f"context_parallel={layout.context_parallel} is not supported for {config.linear_layers[0]} layers, whose "
+            f"scan passes through all tokens in order",
+            advice="use context_parallel=1 and tensor_parallel or pipeline_parallel instead",
+            field="context_parallel",
         )
     _validate_tensor_axis(config, layout)
     _validate_pipeline_axis(config, layout)
@@ -165,8 +173,13 @@ def _degrees_near(wanted: int, config: TransformerConfig) -> str:
 
 def _widths_over_tensor_axis(config: TransformerConfig, *, has_own_expert_degree: bool = False) -> dict[str, int]:
     """Fields whose values the tensor parallel degree must divide."""
-    kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
-    split = {"num_heads": config.num_heads}
+    groups = (*config.layer_groups(), *config.encoder_layer_groups())
+    kinds = {group.is_moe for group in groups if group.has_mlp}
+    split = {"num_heads": config.num_heads} if any(ATTENTION in mixers_of(each.layer_type) for each in groups) else {}
+    if config.linear_num_value_heads:
+        split["linear_num_value_heads"] = config.linear_num_value_heads
+    if "short_convolution" in config.linear_layers:
+        split["hidden_size"] = config.hidden_size
     if False in kinds:
         split["intermediate_size"] = config.intermediate_size
     if True in kinds:
@@ -179,7 +192,10 @@ def _widths_over_tensor_axis(config: TransformerConfig, *, has_own_expert_degree
 
 def _shares_kv_heads(config: TransformerConfig, degree: int) -> bool:
     """Whether key-value heads can be split or replicated evenly; MLA's latents are always replicated."""
-    return config.is_mla or not (config.num_kv_heads % degree and degree % config.num_kv_heads)
+    pairs = [] if config.is_mla else [config.num_kv_heads]
+    if config.linear_num_key_heads:
+        pairs.append(config.linear_num_key_heads)
+    return not any(heads % degree and degree % heads for heads in pairs)
 
 
 def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:

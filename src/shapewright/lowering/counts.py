@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
+from shapewright.models.layers import ATTENTION, NO_MIXER, LayerKind, mixers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,51 +71,81 @@ def spare_layers(config: TransformerConfig, layout: ParallelLayout) -> int:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Layers of one stack on one pipeline stage, by kind.
+    """Layers of one stack on one pipeline stage.
 
     Attributes:
-        windows: Layers by attention window; 0 is attention to all positions.
-        num_dense: Layers with an ordinary MLP.
-        num_expert: Layers with experts.
-        num_rotary: Layers with rotary positions.
+        kinds: Number of layers by kind.
     """
 
-    windows: Mapping[int, int]
-    num_dense: int
-    num_expert: int
-    num_rotary: int
+    kinds: Mapping[LayerKind, int]
+
+    @cached_property
+    def windows(self) -> Mapping[int, int]:
+        """Layers with attention by attention window; 0 is attention to all positions."""
+        found: Counter[int] = Counter()
+        for kind, count in self.kinds.items():
+            if kind.has_attention:
+                found[kind.window] += count
+        return found
+
+    @cached_property
+    def mixers(self) -> Mapping[str, int]:
+        """Layers by mixer, without softmax attention."""
+        found: Counter[str] = Counter()
+        for kind, count in self.kinds.items():
+            for mixer in mixers_of(kind.layer_type):
+                found[mixer] += count
+        del found[ATTENTION]
+        return found
+
+    @property
+    def num_attention(self) -> int:
+        """Layers with softmax attention."""
+        return sum(self.windows.values())
+
+    @property
+    def num_dense(self) -> int:
+        """Layers with an ordinary MLP."""
+        return sum(count for kind, count in self.kinds.items() if kind.mlp == "dense")
+
+    @property
+    def num_expert(self) -> int:
+        """Layers with experts."""
+        return sum(count for kind, count in self.kinds.items() if kind.mlp == "experts")
+
+    @property
+    def num_rotary(self) -> int:
+        """Layers with rotary positions."""
+        return sum(count for kind, count in self.kinds.items() if kind.is_rotary)
 
     @property
     def num_layers(self) -> int:
         """Number of layers of all kinds."""
-        return self.num_dense + self.num_expert
+        return sum(self.kinds.values())
+
+    @property
+    def num_branches(self) -> int:
+        """Additions to the residual stream of all layers: one of its mixers and one of its MLP, where it has them."""
+        return sum(count * ((kind.layer_type != NO_MIXER) + (kind.mlp != "none")) for kind, count in self.kinds.items())
 
 
 def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
     """Count the (decoder) layers of the busiest stage by kind.
 
     Stages have consecutive layers. The busiest has the most layers; ties are broken by the most expert layers (which
-    are slow), then by the fewest windowed layers (which are fast), then by the most rotary layers.
+    are slow), then by the most layers that attend to all positions, then by the most rotary layers.
     """
-    size = layers_per_stage(config, layout)
-    groups = config.layer_groups()
-    if len(groups) == 1 and not config.rotary_layers:
-        num_expert = size if groups[0].is_moe else 0
-        return LayerCounts({groups[0].window: size}, size - num_expert, num_expert, size * config.is_rotary_layer(0))
+    patterns = config.patterns
+    if patterns.period == 1:
+        return LayerCounts({patterns.kind_of(0): layers_per_stage(config, layout)})
     stages = [layout.layers_of_stage(config.num_layers, index) for index in range(layout.pipeline_parallel)]
-    return max((_count_stage(config, stage) for stage in stages), key=_work)
+    return max((LayerCounts(config.count_kinds(stage)) for stage in stages), key=_work)
 
 
 def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
     """Count the encoder layers of one stage of an encoder-decoder; they have no windows and no experts."""
     num_layers = -(-config.num_encoder_layers // layout.pipeline_parallel)
-    return LayerCounts({0: num_layers}, num_layers, 0, num_layers * (config.position_embedding == "rotary"))
-
-
-def _count_stage(config: TransformerConfig, stage: range) -> LayerCounts:
-    num_expert = config.count_moe_layers(stage)
-    windows = config.count_windows(stage)
-    return LayerCounts(windows, len(stage) - num_expert, num_expert, config.count_rotary_layers(stage))
+    return LayerCounts({LayerKind(is_rotary=config.position_embedding == "rotary"): num_layers})
 
 
 def _work(counts: LayerCounts) -> tuple[int, int, int, int]:

@@ -30,6 +30,7 @@ from shapewright.lowering.embedding import (
     lower_head_backward,
 )
 from shapewright.lowering.experts import lower_expert_bias_gradients, lower_experts
+from shapewright.lowering.mixers import lower_mixer, lower_mixer_bias_gradients
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.offload import lower_activation_copies
 from shapewright.lowering.optimizer_step import (
@@ -279,13 +280,15 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     repeats = passes * counts.num_layers
     has_cross_attention = shard.source_len > 0
 
-    cores = lower_context_exchange(shard, repeats)
-    for window, num_layers in _effective_windows(shard, counts):
-        cores += lower_core(shard, passes * num_layers, window)
-    layers = _lower_residual_stream(shard, repeats, has_cross_attention=has_cross_attention)
-    layers += (
-        lower_inputs(shard, repeats, passes * counts.num_rotary) + cores + lower_output(shard, "attention", repeats)
-    )
+    layers = _lower_residual_stream(shard, counts, has_cross_attention=has_cross_attention)
+    if counts.num_attention:
+        attended = passes * counts.num_attention
+        layers += lower_inputs(shard, attended, passes * counts.num_rotary) + lower_context_exchange(shard, attended)
+        for window, num_layers in _effective_windows(shard, counts):
+            layers += lower_core(shard, passes * num_layers, window)
+        layers += lower_output(shard, "attention", attended)
+    for mixer, num_layers in counts.mixers.items():
+        layers += lower_mixer(shard, mixer, passes * num_layers)
     if has_cross_attention:
         layers += lower_cross_inputs(shard, repeats) + lower_cross_core(shard, repeats)
         layers += lower_output(shard, "cross_attention", repeats)
@@ -299,22 +302,24 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
 def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
     """Lower the gradients of the biases of all layers of a stack; their addition is fused in the forward pass."""
     shard, counts = stack.shard, stack.counts
-    attention = lower_bias_gradients(shard, shard.num_passes * counts.num_layers)
+    attention = lower_bias_gradients(shard, shard.num_passes * counts.num_attention) if counts.num_attention else []
+    for mixer, num_layers in counts.mixers.items():
+        attention += lower_mixer_bias_gradients(shard, mixer, shard.num_passes * num_layers)
     dense = lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense) if counts.num_dense else []
     experts = lower_expert_bias_gradients(shard, shard.num_passes * counts.num_expert) if counts.num_expert else []
     return attention + dense + experts
 
 
-def _lower_residual_stream(shard: Shard, repeats: int, *, has_cross_attention: bool) -> list[Operation]:
+def _lower_residual_stream(shard: Shard, counts: LayerCounts, *, has_cross_attention: bool) -> list[Operation]:
     """Lower norms and residual additions with dropout, on this device's tokens of the residual stream."""
-    config = shard.config
-    num_branches = 3 if has_cross_attention else 2
+    config, repeats = shard.config, shard.num_passes * counts.num_layers
+    num_branches = counts.num_branches + (counts.num_layers if has_cross_attention else 0)
     num_norms = config.num_norms_per_layer + (1 if has_cross_attention else 0)
     tokens = shard.num_residual_tokens
     operations: list[Operation] = []
     if num_norms:
         operations.append(norm(shard, "norm", "", repeats * num_norms, width=config.hidden_size, tokens=tokens))
-    operations.append(residual(shard, repeats * num_branches))
+    operations.append(residual(shard, shard.num_passes * num_branches))
     return operations
 
 

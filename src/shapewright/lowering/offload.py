@@ -6,6 +6,7 @@ every micro-batch. This includes the last layers of a single stage, although the
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering.collectives import ranks_per_node
@@ -13,6 +14,7 @@ from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.collective import HOST_AXIS
 from shapewright.memory.frozen import list_kept_tensors
 from shapewright.memory.saved_tensors import select_kept_tensors, sum_bytes
+from shapewright.models.layers import ATTENTION, LayerKind
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
@@ -33,16 +35,13 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
     """
     workload, config = shard.workload, shard.config
     operations: list[Operation] = []
-    for has_experts, num_layers in ((True, counts.num_expert), (False, counts.num_dense)):
-        if not num_layers:
-            continue
-        tensors = list_kept_tensors(
-            config,
-            workload,
-            shard.layout,
-            has_experts=has_experts,
-            has_cross_attention=config.has_cross_attention and not shard.prefix,
-        )
+    by_kind: Counter[LayerKind] = Counter()
+    for kind, num_layers in counts.kinds.items():
+        by_kind[LayerKind(kind.layer_type, mlp=kind.mlp)] += num_layers
+    # Layers with experts first.
+    for kind, num_layers in sorted(by_kind.items(), key=lambda each: each[0].mlp != "experts"):
+        has_cross_attention = config.has_cross_attention and not shard.prefix
+        tensors = list_kept_tensors(config, workload, shard.layout, kind, has_cross_attention=has_cross_attention)
         kept_bytes, all_bytes = (
             sum_bytes(select_kept_tensors(tensors, mode, workload.recompute_modules)),
             sum_bytes(tensors),
@@ -56,8 +55,11 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
             ("activations.whole", all_bytes, num_layers - recomputed),
         ):
             if layers:
-                kind = f"{'experts.' if has_experts else ''}{name}"
-                operations += _copies_both_ways(shard, kind, message_bytes, shard.num_passes * layers)
+                words = [] if kind.layer_type == ATTENTION else [kind.layer_type]
+                words += ["experts"] if kind.mlp == "experts" else []
+                operations += _copies_both_ways(
+                    shard, ".".join([*words, name]), message_bytes, shard.num_passes * layers
+                )
     return operations
 
 

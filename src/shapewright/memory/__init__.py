@@ -12,6 +12,7 @@ from shapewright.memory.estimate import count_cached_elements as count_cached_el
 from shapewright.memory.estimate import estimate_memory as estimate_memory
 from shapewright.memory.estimate import estimate_stages as estimate_stages
 from shapewright.memory.saved_tensors import SavedTensor as SavedTensor
+from shapewright.memory.saved_tensors import list_layer_tensors as list_layer_tensors
 from shapewright.memory.saved_tensors import list_saved_tensors as list_saved_tensors
 from shapewright.memory.states import Stage as Stage
 from shapewright.memory.states import StateBytes as StateBytes

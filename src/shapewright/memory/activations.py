@@ -20,6 +20,7 @@ from shapewright.memory.saved_tensors import (
 from shapewright.memory.states import Stage
 
 if TYPE_CHECKING:
+    from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
@@ -41,7 +42,7 @@ def estimate_layer(
     workload: Workload,
     layout: ParallelLayout,
     *,
-    has_experts: bool,
+    kind: LayerKind,
     has_cross_attention: bool,
 ) -> LayerBytes:
     """Estimate the saved tensors of one layer under the workload's recomputation.
@@ -50,12 +51,10 @@ def estimate_layer(
         config: The model.
         workload: What is run.
         layout: Degrees of parallelism; the pipeline's schedule and stages have no effect.
-        has_experts: Whether the layer has routed experts.
+        kind: Mixer and MLP of the layer.
         has_cross_attention: Whether it has cross-attention.
     """
-    tensors = list_kept_tensors(
-        config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
-    )
+    tensors = list_kept_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules))
     return LayerBytes(kept_bytes, sum_bytes(tensors) - kept_bytes)
 
@@ -102,8 +101,8 @@ def estimate_activation_terms(
     """
     config, layout = stage.config, stage.layout
     per_microbatch = recomputed = largest = temporary = 0.0
-    for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
-        layer = layer_bytes(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
+    for kind, has_cross_attention, num_layers in stage.layer_kinds():
+        layer = layer_bytes(config, workload, layout, kind=kind, has_cross_attention=has_cross_attention)
         per_microbatch += num_layers * layer.kept_bytes
         if workload.recompute_layers is not None and workload.recompute == "full":
             # The first layers of the stage are recomputed; in a stage of several kinds, an equal share of each kind.
@@ -113,7 +112,7 @@ def estimate_activation_terms(
         largest = max(largest, layer.kept_bytes)
         recomputed = max(recomputed, layer.recomputed_bytes)
         if workload.has_adapters:
-            one = temporary_weight_bytes(config, workload, layout, has_experts=has_experts)
+            one = temporary_weight_bytes(config, workload, layout, kind)
             temporary = max(temporary, one)
     if workload.last_layers is not None:
         # Layers without a backward pass save nothing.

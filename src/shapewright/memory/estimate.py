@@ -16,11 +16,14 @@ from shapewright.memory.activations import (
     estimate_layer,
     estimate_logits,
 )
-from shapewright.memory.saved_tensors import LAYER, ceil_div, list_saved_tensors
+from shapewright.memory.saved_tensors import LAYER, activation_element_bytes, ceil_div, list_layer_tensors
 from shapewright.memory.states import Stage, count_stage_parameters, estimate_states, peak_stage_candidates
+from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters
 
 if TYPE_CHECKING:
+    from shapewright.models.layers import LayerKind
     from shapewright.models.parameters import ParameterCounts
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
@@ -157,10 +160,8 @@ def _cached_estimate_layer(
     """
 
     @cache
-    def estimate_kind(*, has_experts: bool, has_cross_attention: bool) -> LayerBytes:
-        return estimate_layer(
-            config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
-        )
+    def estimate_kind(*, kind: LayerKind, has_cross_attention: bool) -> LayerBytes:
+        return estimate_layer(config, workload, layout, kind=kind, has_cross_attention=has_cross_attention)
 
     return lambda *_, **kind: estimate_kind(**kind)
 
@@ -191,7 +192,7 @@ def _estimate_stage(
         optimizer_bytes=states.optimizer_bytes,
         activations_bytes=activations_bytes,
         logits_bytes=logits_bytes,
-        kv_cache_bytes=estimate_kv_cache(config, workload, layout, stage.windows.items()),
+        kv_cache_bytes=estimate_kv_cache(config, workload, layout, stage.kinds.items()),
         gathered_bytes=states.gathered_bytes,
         workspace_bytes=workspace_bytes,
         runtime_bytes=CUDA_CONTEXT_BYTES,
@@ -203,10 +204,10 @@ def _estimate_stage(
 def _inference_activations(stage: Stage, workload: Workload) -> float:
     """Estimate the residual stream before and after a block and the tensors of the widest block. [byte]"""
     widest = 0.0
-    for has_experts, has_cross_attention, _ in stage.layer_kinds():
+    for kind, has_cross_attention, _ in stage.layer_kinds():
         blocks: dict[str, float] = {}
-        for tensor in list_saved_tensors(
-            stage.config, workload, stage.layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+        for tensor in list_layer_tensors(
+            stage.config, workload, stage.layout, kind, has_cross_attention=has_cross_attention
         ):
             # Attention weights and the scores that they are the softmax of exist at the same time.
             copies = 2.0 if tensor.role == "weights" else 1.0
@@ -233,15 +234,15 @@ def count_cached_elements(config: TransformerConfig, tensor_parallel: int = 1) -
 
 
 def estimate_kv_cache(
-    config: TransformerConfig, workload: Workload, layout: ParallelLayout, windows: Iterable[tuple[int, int]]
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, kinds: Iterable[tuple[LayerKind, int]]
 ) -> float:
-    """Estimate the KV cache of one device at the end of the pass. [byte]
+    """Estimate the KV cache of one device at the end of the pass, states of linear attention included. [byte]
 
     Args:
         config: The model.
         workload: Sequences, cached and new tokens, dtype of the cache.
         layout: Degrees of parallelism; the context axis splits the cached tokens.
-        windows: Pairs of a window (0 for none) and the number of the stage's layers that have it.
+        kinds: Pairs of a kind of layer and the number of the stage's layers of it.
 
     Assumes: A layer with a window drops tokens that no later token can attend to. The decoder of an encoder-decoder
         has processed its start token and ``context_len`` more, and every layer also caches keys and values of
@@ -252,14 +253,40 @@ def estimate_kv_cache(
         return 0.0
     length = workload.context_len + 1 if config.has_cross_attention else workload.kv_len
     tokens = 0
-    for window, num_layers in windows:
-        kept = min(window, length) if window else length
+    states_bytes: float = 0.0
+    for kind, num_layers in kinds:
+        states_bytes += num_layers * estimate_layer_state(config, workload, kind.layer_type, layout.tensor_parallel)
+        if not kind.has_attention:
+            continue
+        kept = min(kind.window, length) if kind.window else length
         tokens += num_layers * _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
         if config.has_cross_attention:
             source_len = ceil_div(workload.seq_len, layout.context_parallel)
             tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
     width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
-    return width * workload.micro_batch_size * tokens * count_cached_elements(config, layout.tensor_parallel)
+    cached = width * tokens * count_cached_elements(config, layout.tensor_parallel)
+    return workload.micro_batch_size * (cached + states_bytes)
+
+
+def estimate_layer_state(
+    config: TransformerConfig, workload: Workload, layer_type: str, tensor_parallel: int = 1
+) -> float:
+    """Estimate the state that one sequence keeps in a layer without softmax attention, whatever its length. [byte]
+
+    The state of the scan in fp32, and the last inputs of the convolution in the format of activations.
+
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> from shapewright.workload import Workload
+    >>> config = TransformerConfig(hidden_size=2048, num_layers=4, num_heads=16, vocab_size=100, head_dim=128,
+    ...                            layer_types=("gated_delta_net",), linear_num_value_heads=32)
+    >>> estimate_layer_state(config, Workload(phase="decode"), "gated_delta_net")  # 32 * 128 * 128 * 4 + 12288 * 3 * 2
+    2170880.0
+    """
+    if layer_type == ATTENTION:
+        return 0.0
+    mixers = [make_mixer(config, mixer, tensor_parallel) for mixer in mixers_of(layer_type) if mixer != ATTENTION]
+    width = activation_element_bytes(workload.dtype)
+    return float(sum(STATE_BYTES * mixer.state_elements + width * mixer.conv_elements for mixer in mixers))
 
 
 def _round_up(tokens: int, block_tokens: int) -> int:

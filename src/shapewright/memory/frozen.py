@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.memory.saved_tensors import SavedTensor, activation_element_bytes, ceil_div, list_saved_tensors
+from shapewright.memory.saved_tensors import SavedTensor, activation_element_bytes, ceil_div, list_layer_tensors
 from shapewright.workload.finetuning import INPUT_ROLES, Linear, count_adapter, list_linears
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
@@ -28,22 +29,23 @@ def count_adapters(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
+    kind: LayerKind,
     *,
-    has_experts: bool,
     has_cross_attention: bool = False,
 ) -> tuple[int, int]:
     """Count the adapters' parameters in one layer of one device: those beside routed experts, and those in them.
 
+    >>> from shapewright.models.layers import LayerKind
     >>> from shapewright.models.transformer import TransformerConfig
     >>> from shapewright.workload import ParallelLayout, Workload
     >>> llama = TransformerConfig(hidden_size=4096, num_layers=32, num_heads=32, intermediate_size=11008,
     ...                           vocab_size=32000, gated_mlp=True)
     >>> job = Workload(finetune="lora", lora_rank=8, lora_targets="q_proj,v_proj")
-    >>> 32 * sum(count_adapters(llama, job, ParallelLayout(), has_experts=False))
+    >>> 32 * sum(count_adapters(llama, job, ParallelLayout(), LayerKind()))
     4194304
     """
     dense = routed = 0
-    for linear in _adapted(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention):
+    for linear in _adapted(config, workload, layout, kind, has_cross_attention=has_cross_attention):
         count = count_adapter(linear, workload.adapter_rank, has_magnitude=workload.finetune == "dora")
         routed += count if linear.block == "moe" else 0
         dense += 0 if linear.block == "moe" else count
@@ -54,20 +56,20 @@ def _adapted(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
+    kind: LayerKind,
     *,
-    has_experts: bool,
     has_cross_attention: bool = False,
 ) -> Iterator[Linear]:
     """Yield the linear layers of one layer that have adapters."""
-    linears = list_linears(config, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
+    linears = list_linears(config, layout, kind, has_cross_attention=has_cross_attention)
     return (linear for linear in linears if workload.adapts(linear.block, linear.role))
 
 
 def count_stored_weights(
-    config: TransformerConfig, layout: ParallelLayout, *, has_experts: bool, has_cross_attention: bool = False
+    config: TransformerConfig, layout: ParallelLayout, kind: LayerKind, *, has_cross_attention: bool = False
 ) -> int:
     """Count the weights of one layer of one device that are stored in fewer bits: those of its linear layers."""
-    linears = list_linears(config, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
+    linears = list_linears(config, layout, kind, has_cross_attention=has_cross_attention)
     return sum(linear.copies * linear.n * linear.k for linear in linears)
 
 
@@ -75,29 +77,27 @@ def list_kept_tensors(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
+    kind: LayerKind,
     *,
-    has_experts: bool,
     has_cross_attention: bool,
 ) -> tuple[SavedTensor, ...]:
     """List the tensors that one layer saves for the backward pass, with the weights that the workload trains.
 
-    Without frozen weights these are those of list_saved_tensors.
+    Without frozen weights these are those of list_layer_tensors.
 
     Args:
         config: The model.
         workload: What is run; states which weights are trained.
         layout: Degrees of parallelism.
-        has_experts: Whether the layer has routed experts.
+        kind: Mixer and MLP of the layer.
         has_cross_attention: Whether it has cross-attention.
     """
-    tensors = list_saved_tensors(
-        config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
-    )
+    tensors = list_layer_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     if not workload.has_adapters:
         return tensors
-    kept = [tensor for tensor in tensors if _is_needed(tensor, workload, has_experts=has_experts)]
+    kept = [tensor for tensor in tensors if _is_needed(tensor, workload, has_experts=kind.mlp == "experts")]
     tokens = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
-    for linear in _adapted(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention):
+    for linear in _adapted(config, workload, layout, kind, has_cross_attention=has_cross_attention):
         rows = tokens * config.num_experts_per_token if linear.block == "moe" else tokens
         # The output of the first of the adapter's two GEMMs, the input of the second.
         role, width = f"{linear.role}_adapter", activation_element_bytes(workload.dtype)
@@ -121,17 +121,17 @@ def _is_needed(tensor: SavedTensor, workload: Workload, *, has_experts: bool) ->
 
 
 def temporary_weight_bytes(
-    config: TransformerConfig, workload: Workload, layout: ParallelLayout, *, has_experts: bool
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, kind: LayerKind
 ) -> float:
     """Size of the 16-bit weights that exist while one GEMM runs: converted weights, and DoRA's B A and sum. [byte]
 
     Experts are converted one after the other.
     """
-    linears = list(list_linears(config, layout, has_experts=has_experts))
+    linears = list(list_linears(config, layout, kind))
     largest: float = 0.0
     if workload.weight_dtype is not None and workload.weight_dtype != workload.dtype:
-        largest = max(linear.n * linear.k for linear in linears)
+        largest = max((linear.n * linear.k for linear in linears), default=0)
     if workload.finetune == "dora":
-        adapted = _adapted(config, workload, layout, has_experts=has_experts)
+        adapted = _adapted(config, workload, layout, kind)
         largest += 2 * max((linear.n * linear.k for linear in adapted), default=0)
     return _TEMPORARY_WEIGHT_BYTES * largest

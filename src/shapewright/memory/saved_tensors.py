@@ -18,11 +18,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.mixers import make_mixer
 from shapewright.workload.recompute import CORE, MODULES, read_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
@@ -90,6 +93,8 @@ def list_saved_tensors(
     *,
     has_experts: bool = False,
     has_cross_attention: bool = False,
+    layer_type: str = ATTENTION,
+    has_mlp: bool = True,
 ) -> tuple[SavedTensor, ...]:
     """List the tensors that one layer saves for one micro-batch on one device without recomputation.
 
@@ -99,6 +104,8 @@ def list_saved_tensors(
         layout: Degrees of parallelism.
         has_experts: Whether this is a mixture-of-experts layer.
         has_cross_attention: Whether this is a decoder layer of an encoder-decoder.
+        layer_type: One of LAYER_TYPES.
+        has_mlp: Whether it has an MLP, dense or of experts.
 
     Assumes: Tokens are spread evenly over experts and over context-parallel ranks. Per-row scalars (norm statistics,
         the log-sum-exp of flash attention) are left out: less than 0.2 % at usual widths.
@@ -106,8 +113,12 @@ def list_saved_tensors(
     Source: arXiv 2205.05198, section 4, for the GPT layer; other layers by the same rule.
     """
     shape = _LayerShape(config, workload, layout)
-    tensors = list(_residual_tensors(shape))
-    tensors += _attention_tensors(shape, "attention")
+    mixers = mixers_of(layer_type)
+    tensors = list(_residual_tensors(shape, has_both=bool(mixers) and has_mlp))
+    if ATTENTION in mixers:
+        tensors += _attention_tensors(shape, "attention")
+    for mixer in mixers:
+        tensors += _linear_tensors(shape, mixer) if mixer != ATTENTION else ()
     if has_cross_attention:
         tensors += [shape.residual("cross_attention", "norm_input"), shape.residual("cross_attention", "input")]
         tensors += _attention_tensors(shape, "cross_attention")
@@ -117,13 +128,28 @@ def list_saved_tensors(
             tensors += _mlp_tensors(shape, "shared_expert", shape.tokens, config.shared_expert_intermediate_size)
         if config.shared_expert_gate:
             tensors.append(shape.residual("shared_expert", "output"))
-    else:
+    elif has_mlp:
         tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
-    if shape.hidden_dropout:
+    if shape.hidden_dropout and has_mlp:
         tensors.append(shape.residual("mlp", "output_dropout_mask", _MASK_BYTES))
     if workload.narrow_inputs:
         tensors = [_narrow(tensor, workload.dtype, has_experts=has_experts) for tensor in tensors]
     return tuple(tensors)
+
+
+def list_layer_tensors(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, kind: LayerKind, *, has_cross_attention: bool
+) -> tuple[SavedTensor, ...]:
+    """List the tensors that one layer of a kind saves, as list_saved_tensors does."""
+    return list_saved_tensors(
+        config,
+        workload,
+        layout,
+        has_experts=kind.mlp == "experts",
+        has_cross_attention=has_cross_attention,
+        layer_type=kind.layer_type,
+        has_mlp=kind.mlp != "none",
+    )
 
 
 def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTensor:
@@ -227,8 +253,8 @@ class _LayerShape:
         )
 
 
-def _residual_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
-    """Yield the inputs of the norms and of the first linear layers of attention and MLP.
+def _residual_tensors(shape: _LayerShape, *, has_both: bool) -> Iterator[SavedTensor]:
+    """Yield the inputs of the norms and of the first linear layers of mixer and MLP, or of the one that there is.
 
     The position of a norm (before its block, after it, or after the residual sum) does not change their number.
     """
@@ -239,10 +265,29 @@ def _residual_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
         for index in range(num_norms):
             yield shape.residual(f"norm_{index}", "output")
         return
-    yield shape.residual("mlp", "input")
+    if has_both:
+        yield shape.residual("mlp", "input")
     for index in range(num_norms):
         # The first norm's input is the layer's input; its output is the input of attention.
         yield shape.residual("attention" if index == 0 else f"norm_{index}", "input")
+
+
+def _linear_tensors(shape: _LayerShape, kind: str) -> Iterator[SavedTensor]:
+    """Yield the tensors of linear attention, a state space or a short convolution after its input.
+
+    The outputs of its projections, of its convolution and of its scan; the scan computes its states again.
+    """
+    mixer = make_mixer(shape.config, kind, shape.degree)
+    for each in (*mixer.inputs, *mixer.inner):
+        yield shape.inner(kind, f"{each.role}_output", each.outputs)
+    if mixer.conv_channels:
+        yield shape.inner(kind, "convolution_output", mixer.conv_channels)
+    if kind == "short_convolution":
+        yield shape.inner(kind, "gated_input", mixer.conv_channels)
+    if mixer.num_v_heads:
+        yield shape.inner(kind, "scan_output", mixer.num_v_heads * mixer.v_head_dim)
+    if mixer.norm_width or kind == "short_convolution":
+        yield shape.inner(kind, "output", mixer.out.inputs)
 
 
 def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
@@ -266,6 +311,9 @@ def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
     if is_unfused:
         yield from _score_tensors(shape, block)
     yield shape.inner(block, "output", shape.num_heads * shape.v_head_dim)
+    if config.attention_output_gate and block == "attention":
+        yield shape.inner(block, "gate", query_columns)
+        yield shape.inner(block, "gated_output", shape.num_heads * shape.v_head_dim)
     if shape.hidden_dropout:
         yield shape.residual(block, "output_dropout_mask", _MASK_BYTES)
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
+from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, mixers_of
+from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_layer_parameters, count_parameters
-from shapewright.models.transformer import LayerGroup
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
@@ -34,11 +35,8 @@ class Stage:
         self.is_first = index == 0
         self.is_last = index == layout.pipeline_parallel - 1
         layers = layout.layers_of_stage(config.num_layers, index)
-        num_layers = len(layers)
-        self.windows = config.count_windows(layers)
-        self.moe_layers = config.count_moe_layers(layers)
-        self.num_layers = num_layers
-        self.dense_layers = num_layers - self.moe_layers
+        self.kinds = config.count_kinds(layers)
+        self.num_layers = len(layers)
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
 
     def trained_layers(self, workload: Workload) -> int:
@@ -46,15 +44,19 @@ class Stage:
         layers = self.layout.layers_of_stage(self.config.num_layers, self.index)
         return workload.trained_layers(layers.start, layers.stop, self.config.num_layers)
 
-    def layer_kinds(self) -> Iterable[tuple[bool, bool, int]]:
-        """List the kinds of layer: whether it has experts, whether it has cross-attention, and how many there are."""
+    def layer_kinds(self) -> Iterable[tuple[LayerKind, bool, int]]:
+        """List the kinds of layer, whether it has cross-attention, and how many there are; windows do not matter."""
+        counts: dict[LayerKind, int] = {}
+        for kind, num_layers in self.kinds.items():
+            key = LayerKind(kind.layer_type, mlp=kind.mlp)
+            counts[key] = counts.get(key, 0) + num_layers
         cross = self.config.has_cross_attention
-        kinds = ((True, cross, self.moe_layers), (False, cross, self.dense_layers), (False, False, self.encoder_layers))
-        return (kind for kind in kinds if kind[2])
+        kinds = [(kind, cross, num_layers) for kind, num_layers in counts.items()]
+        return [*kinds, (LayerKind(), False, self.encoder_layers)] if self.encoder_layers else kinds
 
 
 def _layers_are_alike(config: TransformerConfig) -> bool:
-    return len(config.attention_windows) <= 1 and len(config.moe_layers) <= 1
+    return config.patterns._replace(is_rotary=(False,)).period == 1
 
 
 def peak_stage_candidates(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
@@ -81,7 +83,7 @@ def _unlike_stages(config: TransformerConfig, layout: ParallelLayout, last: int)
     final: dict[tuple[object, ...], int] = {}
     for index in range(1, last):
         layers = layout.layers_of_stage(config.num_layers, index)
-        key = (frozenset(config.count_windows(layers).items()), config.count_moe_layers(layers))
+        key = (frozenset(config.count_kinds(layers).items()),)
         first.setdefault(key, index)
         final[key] = index
     return sorted({0, *first.values(), *final.values()} & set(range(last)))
@@ -93,9 +95,7 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Work
         stage.config,
         counts,
         stage.layout,
-        moe_layers=stage.moe_layers,
-        dense_layers=stage.dense_layers,
-        encoder_layers=stage.encoder_layers,
+        kinds=stage.layer_kinds(),
         is_first=stage.is_first,
         is_last=stage.is_last,
     )
@@ -106,11 +106,11 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Work
         share = stage.trained_layers(workload) / max(stage.num_layers, 1)
         return replace(every, trained_dense=share * inside, trained_experts=share * every.experts)
     dense = routed = stored = 0.0
-    for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
-        kind = {"has_experts": has_experts, "has_cross_attention": has_cross_attention}
-        own = count_adapters(stage.config, workload, stage.layout, **kind)
+    for kind, has_cross_attention, num_layers in stage.layer_kinds():
+        cross = {"has_cross_attention": has_cross_attention}
+        own = count_adapters(stage.config, workload, stage.layout, kind, **cross)
         dense, routed = dense + num_layers * own[0], routed + num_layers * own[1]
-        stored += num_layers * count_stored_weights(stage.config, stage.layout, **kind)
+        stored += num_layers * count_stored_weights(stage.config, stage.layout, kind, **cross)
     return replace(every, trained_dense=dense, trained_experts=routed, stored_narrow=stored, has_adapters=True)
 
 
@@ -167,9 +167,7 @@ def count_device_parameters(
     counts: ParameterCounts,
     layout: ParallelLayout,
     *,
-    moe_layers: int,
-    dense_layers: int,
-    encoder_layers: int,
+    kinds: Iterable[tuple[LayerKind, bool, int]],
     is_first: bool,
     is_last: bool,
 ) -> DeviceParameters:
@@ -183,20 +181,17 @@ def count_device_parameters(
         config: The model.
         counts: Its parameters.
         layout: Degrees of parallelism.
-        moe_layers: Expert layers of the stage.
-        dense_layers: Other layers of its main stack.
-        encoder_layers: Encoder layers of an encoder-decoder.
+        kinds: Kinds of layer of the stage, whether each has cross-attention, and how many there are.
         is_first: Whether the stage has the embedding.
         is_last: Whether the stage has the final norm and the logits.
     """
     degree = layout.tensor_parallel
     dense = experts = largest_layer = 0.0
-    kinds = ((True, False, moe_layers), (False, False, dense_layers), (False, True, encoder_layers))
-    for is_moe, is_encoder, num_layers in kinds:
-        if not num_layers:
-            continue
-        layer = count_layer_parameters(config, LayerGroup(0, is_moe, num_layers), is_encoder=is_encoder)
-        layer_dense = _dense_share(config, layer, degree)
+    for kind, has_cross_attention, num_layers in kinds:
+        group = LayerGroup(0, kind.mlp == "experts", num_layers, kind.layer_type, kind.mlp != "none")
+        is_encoder = config.has_cross_attention and not has_cross_attention
+        layer = count_layer_parameters(config, group, is_encoder=is_encoder)
+        layer_dense = _dense_share(config, layer, degree) + _linear_share(config, kind, degree)
         layer_experts = layer.experts / (layout.expert_tensor_degree * layout.expert_parallel)
         dense += num_layers * layer_dense
         experts += num_layers * layer_experts
@@ -219,6 +214,8 @@ def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int)
     whole = layer.norms + layer.router
     split = layer.attention + layer.cross_attention + layer.mlp + layer.shared_experts
     h = config.hidden_size
+    if not layer.attention:
+        return whole + split / degree
     if config.is_mla:
         down_projections = h * (config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim)
         whole += down_projections
@@ -229,6 +226,12 @@ def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int)
         blocks = 2 if layer.cross_attention else 1
         split += blocks * copies * (config.head_dim + config.v_head_dim) * (h + config.qkv_bias)
     return whole + split / degree
+
+
+def _linear_share(config: TransformerConfig, kind: LayerKind, degree: int) -> float:
+    """Count the parameters of one layer's linear attention or state space on one tensor-parallel rank."""
+    mixers = (make_mixer(config, mixer, degree) for mixer in mixers_of(kind.layer_type) if mixer != ATTENTION)
+    return float(sum(mixer.num_parameters for mixer in mixers))
 
 
 @dataclass(frozen=True, kw_only=True)

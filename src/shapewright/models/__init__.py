@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from shapewright.models.layers import LayerGroup
 from shapewright.models.parameters import LayerParameters, ParameterCounts, count_layer_parameters, count_parameters
 from shapewright.models.read import Model, ModelLike, Preset, list_presets, load_preset, read_model, read_object
-from shapewright.models.transformer import LayerGroup, TransformerConfig, with_changes
+from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.write import locate_fields, to_config_json
 
 __all__ = [

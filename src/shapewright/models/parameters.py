@@ -14,8 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.mixers import make_mixer
+
 if TYPE_CHECKING:
-    from shapewright.models.transformer import LayerGroup, TransformerConfig
+    from shapewright.models.layers import LayerGroup
+    from shapewright.models.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class LayerParameters:
 
     Attributes:
         attention: Self-attention, including its normalizations, sinks and biases.
+        linear: Linear attention, state space or short convolution, with its normalizations.
         cross_attention: Attention to the encoder, in decoder layers of an encoder-decoder.
         mlp: Dense MLP; 0 in a layer with experts.
         experts: All routed experts.
@@ -34,6 +39,7 @@ class LayerParameters:
     """
 
     attention: int
+    linear: int = 0
     cross_attention: int = 0
     mlp: int = 0
     experts: int = 0
@@ -50,8 +56,8 @@ class LayerParameters:
     @property
     def active(self) -> int:
         """Parameters used by one token."""
-        always = self.attention + self.cross_attention + self.mlp + self.shared_experts + self.router + self.norms
-        return always + self.active_experts
+        mixers = self.attention + self.linear + self.cross_attention
+        return mixers + self.mlp + self.shared_experts + self.router + self.norms + self.active_experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +164,23 @@ def count_layer_parameters(
     """
     has_cross_attention = config.has_cross_attention and not is_encoder
     num_norms = config.num_norms_per_layer + has_cross_attention
-    attention = _latent_attention(config) if config.is_mla else _attention(config)
+    mixers = mixers_of(group.layer_type)
+    attention = 0
+    if ATTENTION in mixers:
+        attention = _latent_attention(config) if config.is_mla else _attention(config)
+    linear = sum(make_mixer(config, mixer).num_parameters for mixer in mixers if mixer != ATTENTION)
     cross_attention = _attention(config) if has_cross_attention else 0
     norms = num_norms * _norm(config)
     if not group.is_moe:
-        mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias)
-        return LayerParameters(attention=attention, cross_attention=cross_attention, mlp=mlp, norms=norms)
+        mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias) if group.has_mlp else 0
+        return LayerParameters(
+            attention=attention, linear=linear, cross_attention=cross_attention, mlp=mlp, norms=norms
+        )
     h = config.hidden_size
     expert = _mlp(config, config.moe_intermediate_size, has_bias=config.expert_bias)
     return LayerParameters(
         attention=attention,
+        linear=linear,
         cross_attention=cross_attention,
         experts=config.num_experts * expert,
         active_experts=config.num_experts_per_token * expert,
@@ -182,7 +195,8 @@ def count_layer_parameters(
 def _attention(config: TransformerConfig) -> int:
     """Queries h -> a*d, keys h -> a_kv*d, values h -> a_kv*d_v, output a*d_v -> h."""
     h = config.hidden_size
-    qkv = config.num_heads * config.head_dim + config.num_kv_heads * (config.head_dim + config.v_head_dim)
+    queries = config.num_heads * config.head_dim * (1 + config.attention_output_gate)
+    qkv = queries + config.num_kv_heads * (config.head_dim + config.v_head_dim)
     out = config.num_heads * config.v_head_dim * h
     return (h + config.qkv_bias) * qkv + out + h * config.attention_out_bias + _qk_norm(config) + _sinks(config)
 

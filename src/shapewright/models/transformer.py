@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from shapewright.core.errors import ConfigError, close_names, short_repr
 from shapewright.core.fields import doc_field
+from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, LayerPatterns, count_kinds, mixers_of
 from shapewright.models.validate import MAX_NUM_LAYERS, check_and_resolve
 
 STACKS = ("decoder", "encoder", "encoder-decoder")
@@ -20,20 +19,9 @@ NORMS = ("layernorm", "rmsnorm")
 POSITION_EMBEDDINGS = ("learned", "rotary", "alibi", "relative", "none")
 QK_NORMS = ("none", "per-head", "per-layer", "l2")
 WINDOW_KINDS = ("sliding", "chunked")
-
-
-class LayerGroup(NamedTuple):
-    """Layers of one stack with the same operations.
-
-    Attributes:
-        window: Attention window in positions, 0 for all.
-        is_moe: Whether the MLP is a mixture of experts.
-        num_layers: Number of such layers.
-    """
-
-    window: int
-    is_moe: bool
-    num_layers: int
+LINEAR_PROJECTIONS = ("fused", "qkv", "separate")
+LAYER_PATTERNS = ("attention_windows", "moe_layers", "rotary_layers", "layer_types", "mlp_layers")
+"""Fields with one value per layer, repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +98,31 @@ class TransformerConfig:
     kv_lora_rank: int = doc_field("MLA: rank of the compressed keys and values, 0 for no MLA", default=0)
     qk_rope_head_dim: int = doc_field("MLA: width of the rotary part of a query head", default=0)
 
+    attention_output_gate: bool = doc_field(
+        "attention is multiplied by a gate, which is the other half of a query projection twice as wide", default=False
+    )
+
+    # Layers of linear attention, state spaces and short convolutions
+    layer_types: tuple[str, ...] = doc_field(
+        "mixer of each layer, empty for attention in all; repeated over the layers", default=()
+    )
+    linear_num_key_heads: int = doc_field("key heads of linear attention, groups of a state space", default=0)
+    linear_num_value_heads: int = doc_field("value heads of linear attention, heads of a state space", default=0)
+    linear_key_head_dim: int = doc_field(
+        "width of a key head of linear attention, state size of a state space", default=0
+    )
+    linear_value_head_dim: int = doc_field("width of a value head of linear attention or of a state space", default=0)
+    linear_conv_width: int = doc_field("tokens of the short convolution of these layers, 0 for none", default=0)
+    linear_conv_bias: bool = doc_field("that convolution has a bias", default=False)
+    linear_bias: bool = doc_field("input and output projections of these layers have a bias", default=False)
+    linear_norm: bool = doc_field("state spaces have normalizations of their own", default=True)
+    linear_projections: str = doc_field(
+        "GEMMs of a gated delta net's inputs: two, four (queries, keys and values in one) or six",
+        default="fused",
+        choices=LINEAR_PROJECTIONS,
+    )
+    linear_step_rank: int = doc_field("Mamba-1: rank of the steps, 0 if no layer is", default=0)
+
     # MLP and experts
     activation: str = doc_field("activation of the MLP", default="gelu")
     gated_mlp: bool = doc_field("the MLP has a gate (SwiGLU, GeGLU): three matrices instead of two", default=False)
@@ -127,6 +140,10 @@ class TransformerConfig:
     expert_clamp: bool = doc_field("inputs of the routed experts' activation are clamped (swiglu_limit)", default=False)
     moe_layers: tuple[bool, ...] = doc_field(
         "which layers have experts, empty for all; repeated over the layers", default=()
+    )
+
+    mlp_layers: tuple[bool, ...] = doc_field(
+        "which layers have an MLP or experts, empty for all; repeated over the layers", default=()
     )
 
     # Embeddings and head
@@ -178,35 +195,48 @@ class TransformerConfig:
         """Whether positions of the main stack attend to earlier ones only."""
         return self.stack != "encoder"
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether any layer has another mixer than attention, or none."""
+        return bool(self.layer_types)
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """Mixers without softmax attention that the model has, each once."""
+        kinds = dict.fromkeys(mixer for layer_type in self.layer_types for mixer in mixers_of(layer_type))
+        return tuple(kind for kind in kinds if kind != ATTENTION)
+
+    @property
+    def patterns(self) -> LayerPatterns:
+        """Patterns over the layers of the main stack."""
+        return LayerPatterns(
+            layer_types=self.layer_types or (ATTENTION,),
+            windows=self.attention_windows or (0,),
+            has_mlp=self.mlp_layers or (True,),
+            is_moe=(self.is_moe and self.moe_layers) or (self.is_moe,),
+            is_rotary=(self.position_embedding == "rotary" and self.rotary_layers)
+            or (self.position_embedding == "rotary",),
+        )
+
+    def kind_of_layer(self, index: int) -> LayerKind:
+        """Return the kind of a layer of the main stack."""
+        return self.patterns.kind_of(index)
+
     def window_of_layer(self, index: int) -> int:
         """Return the attention window of a layer of the main stack, 0 for all positions."""
-        return self.attention_windows[index % len(self.attention_windows)] if self.attention_windows else 0
+        return self.kind_of_layer(index).window
 
     def is_moe_layer(self, index: int) -> bool:
         """Return whether a layer of the main stack has experts."""
-        return self.is_moe and (not self.moe_layers or self.moe_layers[index % len(self.moe_layers)])
+        return self.kind_of_layer(index).mlp == "experts"
 
     def is_rotary_layer(self, index: int) -> bool:
         """Return whether a layer of the main stack has rotary positions."""
-        if self.position_embedding != "rotary":
-            return False
-        return not self.rotary_layers or self.rotary_layers[index % len(self.rotary_layers)]
+        return self.kind_of_layer(index).is_rotary
 
-    def count_windows(self, layers: range) -> dict[int, int]:
-        """Count consecutive layers of the main stack by attention window, 0 for all positions."""
-        return dict(_count_values(self.attention_windows or (0,), layers.start, layers.stop))
-
-    def count_moe_layers(self, layers: range) -> int:
-        """Count the layers with experts among consecutive layers of the main stack."""
-        if not self.is_moe:
-            return 0
-        return dict(_count_values(self.moe_layers or (True,), layers.start, layers.stop)).get(True, 0)
-
-    def count_rotary_layers(self, layers: range) -> int:
-        """Count the layers with rotary positions among consecutive layers of the main stack."""
-        if self.position_embedding != "rotary":
-            return 0
-        return dict(_count_values(self.rotary_layers or (True,), layers.start, layers.stop)).get(True, 0)
+    def count_kinds(self, layers: range) -> dict[LayerKind, int]:
+        """Count consecutive layers of the main stack by kind."""
+        return dict(count_kinds(self.patterns, layers.start, layers.stop))
 
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the distinct layers of the main stack with their counts, in order of first appearance.
@@ -216,17 +246,19 @@ class TransformerConfig:
         >>> config = TransformerConfig(
         ...     hidden_size=64, num_layers=7, num_heads=4, vocab_size=100, attention_windows=(32, 32, 0)
         ... )
-        >>> list(map(tuple, config.layer_groups()))
-        [(32, False, 5), (0, False, 2)]
+        >>> [(group.window, group.num_layers) for group in config.layer_groups()]
+        [(32, 5), (0, 2)]
         """
-        windows, experts = self.attention_windows or (0,), (self.is_moe and self.moe_layers) or (self.is_moe,)
-        period = math.lcm(len(windows), len(experts))
-        counts: dict[tuple[int, bool], int] = {}
-        for first in range(min(period, self.num_layers)):
-            kind = (windows[first % len(windows)], experts[first % len(experts)])
+        patterns = self.patterns._replace(is_rotary=(False,))
+        counts: dict[LayerKind, int] = {}
+        for first in range(min(patterns.period, self.num_layers)):
+            kind = patterns.kind_of(first)
             # Layers first, first + period, first + 2 * period, ... are equal.
-            counts[kind] = counts.get(kind, 0) + -(-(self.num_layers - first) // period)
-        return tuple(LayerGroup(window, is_moe, num_layers) for (window, is_moe), num_layers in counts.items())
+            counts[kind] = counts.get(kind, 0) + -(-(self.num_layers - first) // patterns.period)
+        return tuple(
+            LayerGroup(kind.window, kind.mlp == "experts", num_layers, kind.layer_type, kind.mlp != "none")
+            for kind, num_layers in counts.items()
+        )
 
     def encoder_layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the layers of the encoder of an encoder-decoder; empty for other models."""
@@ -282,7 +314,7 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
             values["intermediate_size"] = values["moe_intermediate_size"] = widths[0]
     num_layers = values["num_layers"]
     if isinstance(num_layers, int):
-        for name in ("attention_windows", "moe_layers", "rotary_layers"):
+        for name in LAYER_PATTERNS:
             if name not in changes:
                 values[name] = _resize_pattern(values[name], config.num_layers, num_layers)
     return TransformerConfig(**values)
@@ -315,13 +347,3 @@ def _resize_pattern(pattern: Sequence[Any], old_num_layers: int, new_num_layers:
     if is_repeating or not pattern or not 0 < new_num_layers <= MAX_NUM_LAYERS:
         return tuple(pattern)
     return (*pattern[:new_num_layers], *[pattern[-1]] * (new_num_layers - len(pattern)))
-
-
-@lru_cache(maxsize=256)
-def _count_values(pattern: tuple[int, ...], start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """Count the values of a repeated pattern over consecutive layers: pairs of value and count."""
-    counts: dict[int, int] = {}
-    for first in range(start, min(start + len(pattern), stop)):
-        value = pattern[first % len(pattern)]
-        counts[value] = counts.get(value, 0) + -(-(stop - first) // len(pattern))
-    return tuple(counts.items())

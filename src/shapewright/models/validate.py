@@ -13,10 +13,20 @@ from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.fields import documented_fields
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.models.layers import ATTENTION, LAYER_TYPES, LINEAR_LAYERS, mixers_of
 
 MAX_COUNT = 2**40  # far above any dimension; products of several such counts are still finite floats
 MAX_NUM_LAYERS = 2**16  # some functions iterate over layers
 MAX_TEXT_LENGTH = 200
+
+SCANS = tuple(kind for kind in LINEAR_LAYERS if kind != "short_convolution")
+"""Layers with a scan over tokens."""
+
+LINEAR_SIZES = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_width", "linear_step_rank",
+)  # fmt: skip
+"""Fields of layers without softmax attention that are 0 in models without them."""
 
 _AT_LEAST_ONE = ("hidden_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings")
 
@@ -112,6 +122,10 @@ def _layer_flags(name: str, value: object) -> tuple[bool, ...]:
     return tuple(check_flag(f"{name}[{index}]", item) for index, item in enumerate(_layer_items(name, value)))
 
 
+def _layer_types(name: str, value: object) -> tuple[str, ...]:
+    return tuple(_choice(f"{name}[{i}]", item, LAYER_TYPES) for i, item in enumerate(_layer_items(name, value)))
+
+
 def _layer_items(name: str, value: object) -> Sequence[object]:
     if not isinstance(value, tuple | list) or len(value) > MAX_NUM_LAYERS:
         raise ConfigError(
@@ -138,6 +152,7 @@ _CHECKS: dict[str, Any] = {
     "str": check_text,
     "tuple[int, ...]": _layer_counts,
     "tuple[bool, ...]": _layer_flags,
+    "tuple[str, ...]": _layer_types,
 }
 
 
@@ -160,13 +175,35 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
         values["num_encoder_layers"] = values["num_encoder_layers"] or values["num_layers"]
     if values["num_experts"]:
         values["moe_intermediate_size"] = values["moe_intermediate_size"] or values["intermediate_size"]
-    for name, plain in (("attention_windows", (0,)), ("moe_layers", (True,)), ("rotary_layers", (True,))):
+    _resolve_linear(values)
+    plain_patterns: dict[str, tuple[Any, ...]] = {
+        "attention_windows": (0,),
+        "moe_layers": (True,),
+        "rotary_layers": (True,),
+        "layer_types": (ATTENTION,),
+        "mlp_layers": (True,),
+    }
+    for name, plain in plain_patterns.items():
         pattern = values[name][: values["num_layers"]]
         period = shortest_period(pattern)
         # A pattern shorter than the stack repeats as a whole: (4, 0, 4) continues with 4, (4, 0) would not.
         if len(pattern) == values["num_layers"] or not pattern or len(pattern) % len(period) == 0:
             pattern = period
         values[name] = () if pattern == plain else pattern
+
+
+def _resolve_linear(values: dict[str, Any]) -> None:
+    """Fill in the sizes of layers without softmax attention from those of attention."""
+    mixers = {mixer for layer_type in values["layer_types"] for mixer in mixers_of(layer_type)}
+    if mixers & set(SCANS):
+        values["linear_num_value_heads"] = values["linear_num_value_heads"] or values["num_heads"]
+        values["linear_num_key_heads"] = values["linear_num_key_heads"] or values["linear_num_value_heads"]
+        values["linear_key_head_dim"] = values["linear_key_head_dim"] or values["head_dim"]
+        values["linear_value_head_dim"] = values["linear_value_head_dim"] or values["linear_key_head_dim"]
+    if mixers - {ATTENTION, "lightning_attention"}:
+        values["linear_conv_width"] = values["linear_conv_width"] or 4
+    if "mamba" in mixers:
+        values["linear_step_rank"] = values["linear_step_rank"] or -(-values["hidden_size"] // 16)
 
 
 def _check_together(values: dict[str, Any]) -> None:
@@ -190,6 +227,38 @@ def _check_together(values: dict[str, Any]) -> None:
         )
     _check_mla(values)
     _check_experts(values)
+    _check_linear(values)
+
+
+def _check_linear(values: dict[str, Any]) -> None:
+    mixers = {mixer for layer_type in values["layer_types"] for mixer in mixers_of(layer_type)}
+    for name in LINEAR_SIZES:
+        if values[name] and not mixers - {ATTENTION}:
+            raise ConfigError(
+                f"{name}={values[name]} needs layers without softmax attention; set layer_types or leave {name} out",
+                field=name,
+            )
+    heads, key_heads = values["linear_num_value_heads"], values["linear_num_key_heads"]
+    if key_heads and heads % key_heads:
+        raise ConfigError(
+            f"linear_num_key_heads={key_heads} must divide linear_num_value_heads={heads}; "
+            f"try linear_num_key_heads={math.gcd(heads, key_heads)}",
+            field="linear_num_key_heads",
+        )
+    if "mamba" in mixers and (key_heads, values["linear_value_head_dim"]) != (1, 1):
+        raise ConfigError(
+            f"mamba layers have one group and heads of width 1, not linear_num_key_heads={key_heads} and "
+            f"linear_value_head_dim={values['linear_value_head_dim']}; set both to 1, or use mamba2",
+            field="linear_num_key_heads",
+        )
+    if values["layer_types"] and values["stack"] != "decoder":
+        raise ConfigError(
+            f"layer_types={short_repr(values['layer_types'])} needs stack='decoder', not {values['stack']!r}; leave it "
+            f"out",
+            field="layer_types",
+        )
+    if not values["layer_types"] and not any(values["mlp_layers"] or (True,)):
+        raise ConfigError("mlp_layers has no true entry, so that layers are attention alone; add one or leave it out")
 
 
 def _check_mla(values: dict[str, Any]) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.lowering import lower
-from shapewright.memory import TrainingRecipe, estimate_memory, list_saved_tensors
+from shapewright.memory import TrainingRecipe, estimate_memory, list_layer_tensors
 from shapewright.models import TransformerConfig
+from shapewright.models.layers import ATTENTION, NO_MIXER
+from shapewright.models.validate import LINEAR_SIZES
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
 from shapewright.workload import ParallelLayout, Workload
@@ -110,7 +112,9 @@ class LayerRun(_ModelRun):
         if self.passes == FORWARD:
             return {}
         config, workload = self.config_and_workload()
-        saved = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(0))
+        saved = list_layer_tensors(
+            config, workload, ParallelLayout(), config.kind_of_layer(0), has_cross_attention=False
+        )
         return {"activation_bytes": sum(tensor.num_bytes for tensor in saved)}
 
 
@@ -154,6 +158,12 @@ class ProxyRun(StepRun):
 def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FORWARD_BACKWARD) -> LayerRun:
     """Build the run of the first layer of a model; fields without influence on it are reset, so equal layers match."""
     has_rotary = config.is_rotary_layer(0)
+    kind = config.kind_of_layer(0)
+    mixers: dict[str, Any] = {}
+    if config.is_hybrid:
+        mixers = {"layer_types": (kind.layer_type,), "mlp_layers": (kind.mlp != "none",)}
+        if kind.layer_type in (ATTENTION, NO_MIXER):
+            mixers |= dict.fromkeys(LINEAR_SIZES, 0)
     alone = replace(
         config,
         num_layers=1,
@@ -170,6 +180,7 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
         num_token_types=0,
         head_transform=False,
         lm_head_bias=False,
+        **mixers,
     )
     return LayerRun(
         name=config.name or "layer",

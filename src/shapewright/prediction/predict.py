@@ -27,6 +27,7 @@ from shapewright.prediction.warnings import (
     warn_of_expert_kernel,
     warn_of_host_link,
     warn_of_masked_scores,
+    warn_of_scans,
     warn_of_unaligned_cache,
 )
 from shapewright.pricing.calibration.source import CalibrationSource
@@ -206,6 +207,7 @@ def predict(
         *warn_of_host_link(device, priced, times.step_s),
         *warn_of_unaligned_cache(workload, priced),
         *warn_of_expert_kernel(config, device, workload),
+        *warn_of_scans(priced),
     )
     return Prediction(
         config=config,

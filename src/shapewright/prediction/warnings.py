@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from shapewright.core.notes import Note
 from shapewright.core.units import format_bytes
 from shapewright.lowering import count_masked_fraction
-from shapewright.lowering.operations import Collective, Gemm
+from shapewright.lowering.operations import Collective, Gemm, Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
+from shapewright.pricing.kernels.scans import BACKWARD_RATIO, BORROWED_SCAN_ERROR, CHUNKLESS_SCANS, MEASURED_SCANS
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -61,6 +62,26 @@ def warn_of_calibration(device: Device, sources: Mapping[str, CalibrationSource]
             f"{', '.join(bounds)} on {device.name}: roofline bounds from the data sheet, not predictions; "
             f"real steps take longer",
             "roofline-bound",
+        )
+
+
+def warn_of_scans(priced: Iterable[PricedOperation]) -> Iterator[Note]:
+    """Note which scans have no measured kernel, and how they are priced."""
+    scans = [entry.operation for entry in priced if isinstance(entry.operation, Scan)]
+    unmeasured = [rule for rule in dict.fromkeys(scan.rule for scan in scans) if rule not in MEASURED_SCANS]
+    for rule in unmeasured:
+        how = "its memory traffic and exponentials" if rule in CHUNKLESS_SCANS else "the kernel of a gated delta net"
+        yield Note(
+            f"no measured kernel of {rule} scans: priced by {how}, with an interval of at least a factor of "
+            f"{BORROWED_SCAN_ERROR:g} each way",
+            "assumed",
+            "layer_types",
+        )
+    if any(scan.is_backward for scan in scans):
+        yield Note(
+            f"no measured gradient of scans: {BACKWARD_RATIO:g} times the forward pass is assumed",
+            "assumed",
+            "layer_types",
         )
 
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.deadline import check_deadline
-from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import (
+    UNPRICED_FIELDS,
+    Attention,
+    CausalConv,
+    Collective,
+    Gemm,
+    GroupedGemm,
+    Pointwise,
+    Scan,
+)
 from shapewright.pricing.calibration.records import load_record
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
 _read_key = {
     cls: attrgetter(*(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS))
-    for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective)
+    for cls in (Gemm, GroupedGemm, Attention, Scan, CausalConv, Pointwise, Collective)
 }
 
 # Prices by device and by price_key. A device is keyed by identity, since a user's file may have any name; the reference
@@ -96,6 +105,10 @@ def _pricing_of(kind: type) -> tuple[str, Callable[..., Sequence[Price]]]:
         from shapewright.pricing.attention.price import price_attentions
 
         return "attention", price_attentions
+    if kind in (Scan, CausalConv):
+        from shapewright.pricing.kernels.scans import price_scans
+
+        return "linear_attention", price_scans
     if kind is Pointwise:
         from shapewright.pricing.pointwise import price_pointwises
 

@@ -5,11 +5,12 @@ Roofline: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
+from shapewright.pricing.calibration.intervals import widen_by_error
 from shapewright.pricing.calibration.source import CalibrationSource
 
 if TYPE_CHECKING:
@@ -54,6 +55,18 @@ class Price:
         if self.start_s > max(self.compute_s, self.memory_s):
             return "latency"
         return "compute" if self.compute_s >= self.memory_s else "memory"
+
+    def scaled(self, ratio: float) -> Self:
+        """Return the price of something that takes ``ratio`` times as long in every part."""
+        names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s")
+        return replace(self, **{name: ratio * getattr(self, name) for name in names})
+
+    def widened(self, error: float) -> Self:
+        """Return the price with an interval widened by an independent error, a factor; not below the roofline."""
+        low, high = (np.asarray(end / self.time_s) for end in (self.low_s, self.high_s))
+        low, high = widen_by_error((low, high), np.log(error))
+        floor_s = np.minimum(self.roofline_s, self.low_s)
+        return replace(self, low_s=np.maximum(self.time_s * low, floor_s), high_s=self.time_s * high)
 
 
 @dataclass(frozen=True, kw_only=True)

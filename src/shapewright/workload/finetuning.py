@@ -16,11 +16,14 @@ from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.models.layers import ATTENTION, LINEAR_LAYERS, mixers_of
+from shapewright.models.mixers import make_mixer
 from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
 
 METHODS = ("full", "lora", "qlora", "dora", "last-layers")
@@ -110,6 +113,8 @@ def is_target(targets: str, block: str, role: str) -> bool:
     >>> is_target("attention", "attention", "qkv"), is_target("q,v", "attention", "k"), is_target("mlp", "logits", "")
     (True, False, False)
     """
+    if block in LINEAR_LAYERS:  # only as a whole: roles such as a and b mean other things elsewhere
+        return targets == "all-linear"
     if role not in _ROLES_OF_BLOCK.get(block, ()):
         return False
     roles = TARGET_GROUPS.get(targets) or tuple(targets.split(","))
@@ -130,12 +135,8 @@ def check_targets(config: TransformerConfig, targets: str) -> None:
     if targets in TARGET_GROUPS:
         return
     one = ParallelLayout()
-    has_experts = {group.is_moe for group in config.layer_groups()}
-    linears = {
-        (linear.block, linear.role)
-        for is_moe in has_experts
-        for linear in list_linears(config, one, has_experts=is_moe)
-    }
+    kinds = config.count_kinds(range(config.num_layers))
+    linears = {(linear.block, linear.role) for kind in kinds for linear in list_linears(config, one, kind)}
     for name in targets.split(","):
         adapted = [role for block, role in linears if is_target(targets, block, role)]
         if any(role == name or role in _FUSED.get(name, ()) or name in _FUSED.get(role, ()) for role in adapted):
@@ -167,12 +168,41 @@ class Linear(NamedTuple):
 
 
 def list_linears(
-    config: TransformerConfig, layout: ParallelLayout, *, has_experts: bool, has_cross_attention: bool = False
+    config: TransformerConfig, layout: ParallelLayout, kind: LayerKind, *, has_cross_attention: bool = False
 ) -> Iterator[Linear]:
     """Yield the linear layers of one layer on one device, without the router and the gate of shared experts."""
     h, t = config.hidden_size, layout.tensor_parallel
+    for mixer in mixers_of(kind.layer_type):
+        if mixer == ATTENTION:
+            yield from _list_attention(config, t)
+        else:
+            projections = make_mixer(config, mixer, t).projections
+            yield from (Linear(mixer, each.role, each.outputs, each.inputs) for each in projections)
+    if has_cross_attention:
+        heads, kv_heads = config.num_heads // t, -(-config.num_kv_heads // t)
+        widths = {"q": heads * config.head_dim, "k": kv_heads * config.head_dim, "v": kv_heads * config.v_head_dim}
+        yield from (Linear("cross_attention", role, width, h) for role, width in widths.items())
+        yield Linear("cross_attention", "out", h, heads * config.v_head_dim)
+    if kind.mlp == "none":
+        return
+    if kind.mlp == "dense":
+        yield from _list_mlp("mlp", config, config.intermediate_size // t)
+        return
+    inner = config.moe_intermediate_size // layout.expert_tensor_degree
+    own_experts = config.num_experts // layout.expert_parallel
+    up = ("gate_up", 2 * inner) if config.gated_mlp else ("up", inner)
+    yield Linear("moe", up[0], up[1], h, own_experts)
+    yield Linear("moe", "down", h, inner, own_experts)
+    if config.shared_expert_intermediate_size:
+        yield from _list_mlp("shared_expert", config, config.shared_expert_intermediate_size // t)
+
+
+def _list_attention(config: TransformerConfig, t: int) -> Iterator[Linear]:
+    """Yield the matrices of self-attention on one of ``t`` devices."""
+    h = config.hidden_size
     heads, kv_heads = config.num_heads // t, -(-config.num_kv_heads // t)
-    widths = {"q": heads * config.head_dim, "k": kv_heads * config.head_dim, "v": kv_heads * config.v_head_dim}
+    queries = heads * config.head_dim * (1 + config.attention_output_gate)
+    widths = {"q": queries, "k": kv_heads * config.head_dim, "v": kv_heads * config.v_head_dim}
     if config.is_mla:
         if config.q_lora_rank:
             yield Linear("attention", "q_a", config.q_lora_rank, h)
@@ -187,19 +217,6 @@ def list_linears(
     else:
         yield from (Linear("attention", role, width, h) for role, width in widths.items())
     yield Linear("attention", "out", h, heads * config.v_head_dim)
-    if has_cross_attention:
-        yield from (Linear("cross_attention", role, width, h) for role, width in widths.items())
-        yield Linear("cross_attention", "out", h, heads * config.v_head_dim)
-    if not has_experts:
-        yield from _list_mlp("mlp", config, config.intermediate_size // t)
-        return
-    inner = config.moe_intermediate_size // layout.expert_tensor_degree
-    own_experts = config.num_experts // layout.expert_parallel
-    up = ("gate_up", 2 * inner) if config.gated_mlp else ("up", inner)
-    yield Linear("moe", up[0], up[1], h, own_experts)
-    yield Linear("moe", "down", h, inner, own_experts)
-    if config.shared_expert_intermediate_size:
-        yield from _list_mlp("shared_expert", config, config.shared_expert_intermediate_size // t)
 
 
 def _list_mlp(block: str, config: TransformerConfig, inner: int) -> Iterator[Linear]:

@@ -9,7 +9,7 @@ import click
 
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
 from shapewright.app.cli.help_pages import FINER, GroupedOption
-from shapewright.app.cli.param_types import FlagList, IntegerList
+from shapewright.app.cli.param_types import FlagList, IntegerList, NameList
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
 from shapewright.models.transformer import TransformerConfig
@@ -74,6 +74,7 @@ _TYPES: dict[str, Any] = {
     "str": str,
     "tuple[int, ...]": IntegerList(),
     "tuple[bool, ...]": FlagList(),
+    "tuple[str, ...]": NameList(),
 }
 
 

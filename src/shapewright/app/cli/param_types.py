@@ -44,6 +44,21 @@ class FlagList(AnyParam):
         return tuple(words[part] for part in parts)
 
 
+class NameList(AnyParam):
+    """Comma-separated names, such as ``mamba2,attention``."""
+
+    name = "name,name,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text into a tuple."""
+        if not isinstance(value, str):
+            return value
+        parts = tuple(part.strip() for part in value.split(","))
+        if not all(parts):
+            self.fail(f"{value!r} is not a list of names such as mamba2,attention", param, ctx)
+        return parts
+
+
 class Share(AnyParam):
     """A fraction such as ``2%`` or ``0.02``."""
 

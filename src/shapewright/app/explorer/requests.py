@@ -47,6 +47,9 @@ _TYPES: dict[str, Any] = {
     "tuple[int, ...]": Annotated[
         list[Annotated[int, Field(strict=True, ge=0, le=_LARGEST_INTEGER)]], Field(max_length=MAX_LIST_ENTRIES)
     ],
+    "tuple[str, ...]": Annotated[
+        list[Annotated[str, Field(strict=True, max_length=MAX_NAME_LENGTH)]], Field(max_length=MAX_LIST_ENTRIES)
+    ],
     "tuple[bool, ...]": Annotated[list[Annotated[bool, Field(strict=True)]], Field(max_length=MAX_LIST_ENTRIES)],
 }
 

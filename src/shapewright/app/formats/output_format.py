@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
 from shapewright.models import TransformerConfig
+from shapewright.models.validate import LINEAR_SIZES
 from shapewright.workload import ParallelLayout, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
@@ -25,6 +26,14 @@ PLAIN_DECODER: dict[str, tuple[object, ...]] = {
     "qk_norm": ("none",),
     "qk_norm_bias": (False,),
     "attention_sinks": (False,),
+    "attention_output_gate": (False,),
+    "layer_types": ((),),
+    "mlp_layers": ((),),
+    **dict.fromkeys(LINEAR_SIZES, (0,)),
+    "linear_conv_bias": (False,),
+    "linear_bias": (False,),
+    "linear_norm": (True,),
+    "linear_projections": ("fused",),
     "q_lora_rank": (0,),
     "kv_lora_rank": (0,),
     "qk_rope_head_dim": (0,),
@@ -200,6 +209,8 @@ def layout_error(form_name: str, what: str, why: str) -> LayoutError:
 def unused_fields(config: TransformerConfig) -> frozenset[str]:
     """Fields whose values have no effect on this model."""
     ignored = {*_IMPLEMENTATION_FIELDS}
+    if not config.is_hybrid:
+        ignored.update(spec.name for spec in fields(config) if spec.name.startswith("linear_"))
     if not config.is_moe:
         ignored.update(_EXPERT_FIELDS)
     elif not config.shared_expert_intermediate_size:

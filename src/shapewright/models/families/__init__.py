@@ -6,19 +6,21 @@ from shapewright.models.families import (
     deepseek,
     encoders,
     gpt,
+    hybrids,
     llama,
     llama_variants,
     moe,
     moe_shared,
     rotary_layernorm,
+    state_spaces,
 )
 from shapewright.models.families.family import Family
 
+_MODULES = (
+    gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders, hybrids, state_spaces,
+)  # fmt: skip
 FAMILIES: dict[str, Family] = {
-    model_type: family
-    for module in (gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders)
-    for family in module.FAMILIES
-    for model_type in family.model_types
+    model_type: family for module in _MODULES for family in module.FAMILIES for model_type in family.model_types
 }
 
 __all__ = ["FAMILIES", "Family"]

@@ -82,7 +82,7 @@ PHIMOE = Family(
 )
 
 
-def _derive_sparse_layers(values: ConfigValues) -> Fields:
+def derive_sparse_layers(values: ConfigValues) -> Fields:
     """Read which layers have experts: every ``decoder_sparse_step``-th, except those in ``mlp_only_layers``."""
     step = values.count("decoder_sparse_step")
     dense = values.list_of("mlp_only_layers") or []
@@ -126,7 +126,7 @@ def _derive_qwen2_moe(values: ConfigValues) -> Fields:
         windows = windows_from_layer_types(
             values, ["sliding_attention" if sliding else "full_attention" for sliding in slides]
         )
-    return {**windows, **_derive_sparse_layers(values)}
+    return {**windows, **derive_sparse_layers(values)}
 
 
 QWEN2_MOE = Family(
@@ -163,7 +163,7 @@ QWEN2_MOE = Family(
 
 def _derive_qwen3_moe(values: ConfigValues) -> Fields:
     windows = window_on_every_layer(values) if values.flag("use_sliding_window") else {}
-    return {**windows, **_derive_sparse_layers(values)}
+    return {**windows, **derive_sparse_layers(values)}
 
 
 QWEN3_MOE = Family(

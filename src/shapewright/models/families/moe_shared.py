@@ -6,7 +6,6 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.models.families.config_values import ConfigValues
-from shapewright.models.families.fallback import reject_unsupported_layers
 from shapewright.models.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields
 from shapewright.models.families.moe import MIXTRAL, moe_layer_fields
 
@@ -136,28 +135,4 @@ GRANITE_MOE_SHARED = Family(
 )
 
 
-def _derive_granite_hybrid(values: ConfigValues) -> Fields:
-    """Read positions and experts of a Granite 4.0 model, which may have neither Mamba layers nor experts.
-
-    Raises:
-        ConfigError: a layer is not an attention layer.
-    """
-    num_layers = values.num_layers("num_hidden_layers")
-    kinds = values.list_of("layer_types") or values.list_of("layers_block_type") or ["mamba"] * num_layers
-    reject_unsupported_layers(values.model_type, {"layer_types": kinds})
-    position = {"position_embedding": "rotary" if values.text("position_embedding_type") == "rope" else "none"}
-    if values.optional_count("num_local_experts"):
-        return position
-    return {**position, **moe_layer_fields(values, [])}
-
-
-GRANITE_MOE_HYBRID = Family(
-    model_types=("granitemoehybrid",),
-    defaults={**_GRANITE_MOE_DEFAULTS, "shared_intermediate_size": 1024},
-    # In models without routed experts, the shared expert is the MLP.
-    keys={**GRANITE_MOE_SHARED.keys, "intermediate_size": ("shared_intermediate_size",)},
-    fixed=GRANITE_MOE_SHARED.fixed,
-    derive=_derive_granite_hybrid,
-)
-
-FAMILIES = (MINIMAX_M2, ERNIE4_5_MOE, HUNYUAN_MOE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_HYBRID)
+FAMILIES = (MINIMAX_M2, ERNIE4_5_MOE, HUNYUAN_MOE, GRANITE_MOE, GRANITE_MOE_SHARED)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.lowering import LayerCounts, count_encoder_layers, count_layers
+from shapewright.models.layers import LayerKind
 from shapewright.prediction.composition import (
     EXPERT_EXCHANGES,
     GRADIENT_GEMMS,
@@ -56,43 +57,23 @@ class LayerKinds(NamedTuple):
     """The kinds of layers of a model.
 
     Lowering is linear in the counts of layers, because equal layers are one operation that repeats. The step of any
-    stage is therefore a sum over kinds of layers with a factor for each. The kinds are: a layer of each attention
-    window, with the MLP of the first layer; if MLPs differ, a layer with the other MLP, which replaces one with the
-    first; if position embeddings differ, a layer with the other embedding, in the same way; and a layer of an encoder.
+    stage is therefore a sum over kinds of layers with a factor for each.
 
     Attributes:
         counts: Layers to lower for each kind: of the decoder, and of the encoder.
-        windows: Attention windows, in the order of the first kinds.
-        has_other_mlp: Whether the next kind has the other MLP.
-        starts_with_experts: Whether the first layer has experts.
-        has_other_positions: Whether the next kind differs in having rotary positions.
-        starts_with_rotary: Whether the first layer has rotary positions.
+        kinds: Kinds of layers of the decoder, in the order of the first counts.
         has_encoder: Whether the last kind is a layer of an encoder.
     """
 
     counts: tuple[tuple[LayerCounts, LayerCounts], ...]
-    windows: tuple[int, ...]
-    has_other_mlp: bool
-    starts_with_experts: bool
-    has_other_positions: bool
-    starts_with_rotary: bool
+    kinds: tuple[LayerKind, ...]
     has_encoder: bool
 
     def factors(self, config: TransformerConfig, pipeline_parallel: int) -> PerKind:
         """Return the number of layers of each kind on the busiest stage."""
         layout = ParallelLayout(pipeline_parallel=pipeline_parallel)
         counts = count_layers(config, layout)
-        found = [float(counts.windows.get(window, 0)) for window in self.windows]
-        if self.has_other_mlp:
-            others = float(counts.num_dense if self.starts_with_experts else counts.num_expert)
-            found[0] -= others
-            found.append(others)
-        if self.has_other_positions:
-            others = float(counts.num_rotary)
-            if self.starts_with_rotary:
-                others = counts.num_layers - others
-            found[0] -= others
-            found.append(others)
+        found = [float(counts.kinds.get(kind, 0)) for kind in self.kinds]
         if self.has_encoder:
             found.append(float(count_encoder_layers(config, layout).num_layers))
         return np.array(found)
@@ -100,27 +81,13 @@ class LayerKinds(NamedTuple):
 
 def find_layer_kinds(config: TransformerConfig) -> LayerKinds:
     """Return the kinds of layers of a model."""
-    groups = config.layer_groups()
-    windows = tuple(dict.fromkeys(group.window for group in groups))
-    has_experts, has_rotary = groups[0].is_moe, config.is_rotary_layer(0)
-    none = LayerCounts({}, 0, 0, 0)
-    counts = [(_one_layer(window, has_experts=has_experts, has_rotary=has_rotary), none) for window in windows]
-    has_other_mlp = len({group.is_moe for group in groups}) > 1
-    if has_other_mlp:
-        counts.append((_one_layer(windows[0], has_experts=not has_experts, has_rotary=has_rotary), none))
-    # A pattern is one period, so both kinds occur in it unless it has no rotary layer.
-    has_other_positions = len(set(config.rotary_layers)) > 1
-    if has_other_positions:
-        counts.append((_one_layer(windows[0], has_experts=has_experts, has_rotary=not has_rotary), none))
+    kinds = tuple(config.count_kinds(range(config.num_layers)))
+    none = LayerCounts({})
+    counts = [(LayerCounts({kind: 1}), none) for kind in kinds]
     has_encoder = config.num_encoder_layers > 0
     if has_encoder:
-        one = _one_layer(0, has_experts=False, has_rotary=config.position_embedding == "rotary")
-        counts.append((none, one))
-    return LayerKinds(tuple(counts), windows, has_other_mlp, has_experts, has_other_positions, has_rotary, has_encoder)
-
-
-def _one_layer(window: int, *, has_experts: bool, has_rotary: bool) -> LayerCounts:
-    return LayerCounts({window: 1}, int(not has_experts), int(has_experts), int(has_rotary))
+        counts.append((none, LayerCounts({LayerKind(is_rotary=config.position_embedding == "rotary"): 1})))
+    return LayerKinds(tuple(counts), kinds, has_encoder)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from shapewright.models import TransformerConfig
+    from shapewright.models.layers import LayerKind
     from shapewright.optimize.plan.request import PlanJob
     from shapewright.optimize.plan.space import ActivationPolicy, Schedule, Split
     from shapewright.workload import Workload
@@ -184,7 +185,7 @@ class SplitMemoryEstimator:
         workload: Workload,
         layout: ParallelLayout,
         *,
-        has_experts: bool,
+        kind: LayerKind,
         has_cross_attention: bool,
     ) -> LayerBytes:
         """Return estimate_layer, cached by the fields that it depends on."""
@@ -196,12 +197,12 @@ class SplitMemoryEstimator:
             workload.micro_batch_size,
             workload.recompute,
             workload.offload_activations,
-            has_experts,
+            kind,
             has_cross_attention,
         )
         if key not in self._layers:
             self._layers[key] = estimate_layer(
-                config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+                config, workload, layout, kind=kind, has_cross_attention=has_cross_attention
             )
         return self._layers[key]
 

@@ -9,6 +9,7 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.traced import Tape, evaluate
 from shapewright.memory import count_cached_elements, estimate_memory
+from shapewright.models.layers import ATTENTION, mixers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,12 @@ def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
     A traced config gives a traced number.
     """
     width_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
-    return width_bytes * config.num_layers * count_cached_elements(config)
+    num_layers = config.num_layers
+    if config.is_hybrid:
+        num_layers = sum(
+            group.num_layers for group in config.layer_groups() if ATTENTION in mixers_of(group.layer_type)
+        )
+    return width_bytes * num_layers * count_cached_elements(config)
 
 
 class MemoryOfShapes:

@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.traced import Traced, evaluate
-from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import (
+    UNPRICED_FIELDS,
+    Attention,
+    CausalConv,
+    Collective,
+    Gemm,
+    GroupedGemm,
+    Pointwise,
+    Scan,
+)
 from shapewright.optimize.search.space.grid import Values
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.experts.price import estimate_grouped_gemm_s
 from shapewright.pricing.gemm.price import estimate_gemm_s
+from shapewright.pricing.kernels.scans import price_scan
 from shapewright.pricing.pointwise import price_pointwise
 from shapewright.pricing.price import Price
 
@@ -33,6 +43,8 @@ _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
     Gemm: ("gemm", estimate_gemm_s),
     GroupedGemm: ("moe", estimate_grouped_gemm_s),
     Attention: ("attention", price_attention),
+    Scan: ("linear_attention", price_scan),
+    CausalConv: ("linear_attention", price_scan),
     Pointwise: ("pointwise", price_pointwise),
     Collective: ("collectives", price_collective),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.models import list_presets, read_model, to_config_json
-from shapewright.models.transformer import FIELD_NAMES
+from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
 from shapewright.optimize.search.objective import Goal
 from shapewright.optimize.search.space.guard import check_guard
 
@@ -163,7 +163,7 @@ def _why_fixed(model: Model, name: str) -> str:
     if name == "kv_heads" and is_plain and config.model_type not in types_with_grouped_heads():
         return f"no public model of model_type {config.model_type!r} has fewer key-value heads than heads"
     if name == "depth":
-        lists = {name: getattr(config, name) for name in ("moe_layers", "attention_windows", "rotary_layers")}
+        lists = {name: getattr(config, name) for name in LAYER_PATTERNS}
         if config.stack == "encoder-decoder":
             return "an encoder-decoder has two depths"
         for field_name, pattern in lists.items():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering import lower
-from shapewright.lowering.operations import Attention
+from shapewright.lowering.operations import Attention, CausalConv, Scan
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -204,12 +204,16 @@ class Passes:
 
 
 def _is_core(operation: Operation) -> bool:
+    if isinstance(operation, Scan | CausalConv):
+        return True
     return operation.block in ("attention", "cross_attention") and operation.role in _CORE_ROLES
 
 
 def _share_cache(operation: Operation, query_len: int) -> Operation:
     """Let the new tokens of one sequence read its cache together."""
-    if not isinstance(operation, Attention):
+    if not isinstance(operation, Attention | Scan | CausalConv):
         return operation
     batch_size = int(operation.batch_size) // query_len
+    if isinstance(operation, Scan | CausalConv):
+        return replace(operation, batch_size=batch_size, seq_len=query_len)
     return replace(operation, batch_size=batch_size, query_len=query_len, kv_len=operation.kv_len + query_len - 1)

@@ -1,6 +1,7 @@
 """Parameters by component, with the formula of each; Term holds a number with its formula.
 
-Legend: h hidden_size, e embedding_size, L layers (L_d with an MLP, L_m with experts, L_e of the encoder), a num_heads,
+Legend: h hidden_size, e embedding_size, L layers (L_a with attention, L_d with an MLP, L_m with
+experts, L_e of the encoder), a num_heads,
 a_kv num_kv_heads, d head_dim, d_v v_head_dim, f intermediate_size, f_m moe_intermediate_size, f_s that of shared
 experts, E num_experts, v vocab_size, s positions, r_q and r_kv ranks of MLA, d_r qk_rope_head_dim, k kinds of tokens,
 n_b relative position buckets.
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.models import count_parameters
+from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.mixers import make_mixer
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -87,7 +90,8 @@ def _letters(config: TransformerConfig) -> dict[str, float]:
         "r_kv": config.kv_lora_rank,
         "d_r": config.qk_rope_head_dim,
         "L": config.num_layers,
-        "L_d": sum(group.num_layers for group in groups if not group.is_moe),
+        "L_d": sum(group.num_layers for group in groups if group.has_mlp and not group.is_moe),
+        "L_a": sum(group.num_layers for group in groups if ATTENTION in mixers_of(group.layer_type)),
         "L_m": sum(group.num_layers for group in groups if group.is_moe),
         "L_e": sum(group.num_layers for group in config.encoder_layer_groups()),
         "n_b": config.num_relative_buckets,
@@ -96,8 +100,9 @@ def _letters(config: TransformerConfig) -> dict[str, float]:
 
 def _formulas(config: TransformerConfig) -> dict[str, str]:
     """Return the formula of each component, by its name in ``by_component``."""
-    all_layers = "(L + L_e)" if config.has_cross_attention else "L"
-    mlp_layers = "(L_d + L_e)" if config.has_cross_attention else "L_d" if config.num_experts else "L"
+    all_layers = "(L + L_e)" if config.has_cross_attention else "L_a" if config.is_hybrid else "L"
+    has_other_layers = config.num_experts > 0 or bool(config.mlp_layers)
+    mlp_layers = "(L_d + L_e)" if config.has_cross_attention else "L_d" if has_other_layers else "L"
     norm = _norm(config)
     layer_norms = f"L*{config.num_norms_per_layer + config.has_cross_attention}*{norm}"
     if config.has_cross_attention:
@@ -105,6 +110,7 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
     return {
         "embedding": _embedding(config),
         "attention": f"{all_layers}*({_attention(config)})",
+        "linear": _linear(config),
         "cross_attention": f"L*({_heads_attention(config)})",
         "mlp": f"{mlp_layers}*({_mlp(config, 'f', has_bias=config.mlp_bias)})",
         "experts": f"L_m*E*({_mlp(config, 'f_m', has_bias=config.expert_bias)})",
@@ -137,6 +143,18 @@ def _embedding(config: TransformerConfig) -> str:
     return " + ".join(parts)
 
 
+def _linear(config: TransformerConfig) -> str:
+    """Return the layers of each mixer times its projections (inputs x outputs) and its other parameters."""
+    parts = []
+    for group in config.layer_groups():
+        for kind in (mixer for mixer in mixers_of(group.layer_type) if mixer != ATTENTION):
+            mixer = make_mixer(config, kind)
+            weights = [f"{each.inputs}*{each.outputs}" for each in mixer.projections]
+            rest = mixer.num_parameters - sum(each.inputs * each.outputs for each in mixer.projections)
+            parts.append(f"{group.num_layers}*({' + '.join([*weights, str(rest)])})")
+    return " + ".join(parts)
+
+
 def _attention(config: TransformerConfig) -> str:
     return _latent_attention(config) if config.is_mla else _heads_attention(config)
 
@@ -144,7 +162,9 @@ def _attention(config: TransformerConfig) -> str:
 def _heads_attention(config: TransformerConfig) -> str:
     """Return the formula of query, key, value and output projections, with norms and sinks."""
     v = "d" if config.v_head_dim == config.head_dim else "d_v"
-    if config.num_kv_heads == config.num_heads and v == "d":
+    if config.attention_output_gate:
+        width = f"(2*a*d + a_kv*(d + {v}))"
+    elif config.num_kv_heads == config.num_heads and v == "d":
         width = "3*a*d"
     elif v == "d":
         width = "(a + 2*a_kv)*d"

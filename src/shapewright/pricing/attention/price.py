@@ -17,6 +17,7 @@ from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
 from shapewright.pricing.attention.kernels import AttentionRates, AttentionShape
+from shapewright.pricing.attention.measured import measured_kind, measured_record, price_measured_attention
 from shapewright.pricing.attention.prefill import estimate_prefill
 from shapewright.pricing.attention.residual import log_correction
 from shapewright.pricing.attention.sections import (
@@ -27,7 +28,6 @@ from shapewright.pricing.attention.sections import (
     kernel_width,
     read_kernel,
 )
-from shapewright.pricing.attention.training import price_training_attention, training_record
 from shapewright.pricing.attention.transfer import ASSUMED_CLOCK_HZ, decode_section, to_fp8_kernel, transfer_kernel
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.calibration.transfer import clock_hz_of, comparable_clock_hz
@@ -93,9 +93,10 @@ def price_attentions(
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, call in enumerate(operations):
         alike: tuple[object, ...] = (call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys)
-        alike = (*alike, call.writes_cache, call.is_training)
-        if call.is_training:
-            alike = (*alike, call.is_deterministic, call.is_backward)
+        kind = measured_kind(call)
+        alike = (*alike, call.writes_cache, call.is_training, kind)
+        if kind:
+            alike = (*alike, call.is_deterministic, call.is_backward, call.head_dim, call.v_head_dim)
         groups.setdefault(alike, []).append(index)
     prices: dict[int, AttentionPrice] = {}
     for indices in groups.values():
@@ -130,8 +131,8 @@ def _price_columns(
             f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer; "
             f"use --attention unfused"
         )
-    if not any(running) and (kernels := training_record(operation, device, record)) is not None:
-        return _price_training(operation, device, kernels)
+    if not any(running) and (kernels := measured_record(operation, device, record)) is not None:
+        return _price_measured(operation, device, kernels)
     dtype = _arithmetic_dtype(operation.dtype, device)
     moved_bytes = 0.0 if hot_cache else operation.num_bytes
     floor_s = np.asarray(roofline_s(operation.executed_flops, moved_bytes, device, dtype), dtype=float)
@@ -164,11 +165,11 @@ def _price_columns(
     }, sources
 
 
-def _price_training(
+def _price_measured(
     operation: Attention, device: Device, kernels: CalibrationRecord
 ) -> tuple[dict[str, PerCall], _Sources]:
-    """Return the same for training kernels."""
-    price = price_training_attention(operation, device, kernels)
+    """Return the same for kernels with records of their own."""
+    price = price_measured_attention(operation, device, kernels)
     shape = np.broadcast_shapes(*(np.shape(getattr(operation, name)) for name in _SIZES))
     names = [each.name for each in fields(price) if each.name != "calibration"]
     values = {name: np.asarray(getattr(price, name), dtype=float) for name in names}

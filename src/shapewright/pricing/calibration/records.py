@@ -148,12 +148,13 @@ class CalibrationRecord:
         )
 
 
-def load_record(kind: str, device: Device) -> CalibrationRecord:
+def load_record(kind: str, device: Device, *, without: tuple[str, ...] = ()) -> CalibrationRecord:
     """Load the record of a device, or the one it borrows from its donor.
 
     Args:
         kind: One of RECORD_KINDS, FORMAT_RECORD_KINDS or KERNEL_KINDS.
         device: The device to price; ``own_records``, ``uncalibrated`` and ``physics_only`` choose among records.
+        without: Measured devices whose records lack the wanted kernel.
 
     Raises:
         CalibrationError: no record of this kind exists.
@@ -162,13 +163,16 @@ def load_record(kind: str, device: Device) -> CalibrationRecord:
     if own is not None and not device.uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if device.physics_only and own.residual else own
-    return _find_record(kind, DeviceSpec.of(device), uncalibrated=device.uncalibrated, physics_only=device.physics_only)
+    spec = DeviceSpec.of(device)
+    return _find_record(kind, spec, uncalibrated=device.uncalibrated, physics_only=device.physics_only, without=without)
 
 
 @lru_cache(maxsize=1024)
-def _find_record(kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+def _find_record(
+    kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_only: bool, without: tuple[str, ...] = ()
+) -> CalibrationRecord:
     """Find a record of the package and set how it is transferred to the device."""
-    record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=physics_only)
+    record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=physics_only, without=without)
     if record.transfer == "exact":
         return record
     measured = next((each.device for each in list_records(kind) if spec.name in each.devices), spec.name)
@@ -206,11 +210,13 @@ def _are_distant(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and abs(one - other) > 1
 
 
-def _choose_record(kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+def _choose_record(
+    kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_only: bool, without: tuple[str, ...]
+) -> CalibrationRecord:
     if physics_only:
-        record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=False)
+        record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=False, without=without)
         return replace(record, residual=None) if record.residual else record
-    records = list_records(kind)
+    records = tuple(record for record in list_records(kind) if record.device not in without)
     if not uncalibrated:
         for record in records:
             if spec.name in record.devices:

@@ -62,13 +62,28 @@ def scan_work(
     num_v_heads: PerCall,
     k_head_dim: PerCall,
     v_head_dim: PerCall,
+    removes: bool = True,
 ) -> KernelWork:
-    """Work of a gated delta rule over the tokens of each sequence."""
+    """Work of a gated delta rule over the tokens of each sequence.
+
+    Args:
+        device: The device.
+        rates: Its rates.
+        batch_size: Sequences.
+        seq_len: Tokens of each.
+        num_k_heads: Query and key heads.
+        num_v_heads: Value heads.
+        k_head_dim: Width of a query and key head. [element]
+        v_head_dim: Width of a value head. [element]
+        removes: Whether a token also removes from the state, which takes scores and an inverse for every value head; a
+            state space or lightning attention has scores for every key head alone.
+    """
     peak, tokens = narrow_rate(device, "bf16"), batch_size * seq_len
     heads = batch_size * num_v_heads
     steps = np.ceil(seq_len / CHUNK_TOKENS)
     # Within a chunk scores and their inverse; across chunks the state's update and its product with the queries.
-    per_token = 2.0 * CHUNK_TOKENS * (2.0 * k_head_dim + v_head_dim) + 4.0 * k_head_dim * v_head_dim
+    score_width = 2.0 * k_head_dim if removes else k_head_dim * num_k_heads / num_v_heads
+    per_token = 2.0 * CHUNK_TOKENS * (score_width + v_head_dim) + 4.0 * k_head_dim * v_head_dim
     flops = tokens * num_v_heads * per_token
     moved = tokens * (2.0 * num_k_heads * k_head_dim + 2.0 * num_v_heads * v_head_dim) * _ELEMENT_BYTES
     states_s = 2.0 * heads * k_head_dim * v_head_dim * _STATE_BYTES / rates.bytes_per_s

@@ -1,0 +1,121 @@
+"""Kinds of layers of a model, and their counts over a pattern that repeats."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+ATTENTION = "attention"
+ATTENTION_AND_MAMBA2 = "attention+mamba2"
+NO_MIXER = "none"
+LINEAR_LAYERS = (
+    "gated_delta_net",
+    "kimi_delta_attention",
+    "lightning_attention",
+    "mamba2",
+    "mamba",
+    "short_convolution",
+)
+"""Mixers of tokens that keep a state of constant size instead of keys and values."""
+
+LAYER_TYPES = (ATTENTION, *LINEAR_LAYERS, ATTENTION_AND_MAMBA2, NO_MIXER)
+"""Values of ``layer_types``: softmax attention, those of LINEAR_LAYERS, attention beside Mamba-2 on the same input, or
+no mixer (a layer with an MLP alone)."""
+
+
+def mixers_of(layer_type: str) -> tuple[str, ...]:
+    """Return the mixers of a layer.
+
+    >>> mixers_of("attention+mamba2"), mixers_of("mamba2"), mixers_of("none")
+    (('attention', 'mamba2'), ('mamba2',), ())
+    """
+    return () if layer_type == NO_MIXER else tuple(layer_type.split("+"))
+
+
+class LayerGroup(NamedTuple):
+    """Layers of one stack with the same operations.
+
+    Attributes:
+        window: Attention window in positions, 0 for all, and for layers without attention.
+        is_moe: Whether the MLP is a mixture of experts.
+        num_layers: Number of such layers.
+        layer_type: One of LAYER_TYPES.
+        has_mlp: Whether there is an MLP, dense or of experts.
+    """
+
+    window: int
+    is_moe: bool
+    num_layers: int
+    layer_type: str = ATTENTION
+    has_mlp: bool = True
+
+
+class LayerKind(NamedTuple):
+    """What decides the operations of a layer.
+
+    Attributes:
+        layer_type: One of LAYER_TYPES.
+        window: Attention window, 0 for all positions and for layers without attention.
+        mlp: ``dense``, ``experts`` or ``none``.
+        is_rotary: Whether it has attention with rotary positions.
+    """
+
+    layer_type: str = ATTENTION
+    window: int = 0
+    mlp: str = "dense"
+    is_rotary: bool = False
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether it has softmax attention."""
+        return ATTENTION in mixers_of(self.layer_type)
+
+
+class LayerPatterns(NamedTuple):
+    """Patterns of a model over its layers, each repeated; none is empty.
+
+    Attributes:
+        layer_types: Value of LAYER_TYPES.
+        windows: Attention window.
+        has_mlp: Whether there is an MLP.
+        is_moe: Whether an MLP is one of experts.
+        is_rotary: Whether attention has rotary positions.
+    """
+
+    layer_types: tuple[str, ...]
+    windows: tuple[int, ...]
+    has_mlp: tuple[bool, ...]
+    is_moe: tuple[bool, ...]
+    is_rotary: tuple[bool, ...]
+
+    @property
+    def period(self) -> int:
+        """Layers after which all patterns repeat together."""
+        return math.lcm(*(len(pattern) for pattern in self))
+
+    def kind_of(self, index: int) -> LayerKind:
+        """Return the kind of one layer."""
+        layer_type = self.layer_types[index % len(self.layer_types)]
+        window, is_rotary = self.windows[index % len(self.windows)], self.is_rotary[index % len(self.is_rotary)]
+        if ATTENTION not in mixers_of(layer_type):
+            window, is_rotary = 0, False
+        mlp = "experts" if self.is_moe[index % len(self.is_moe)] else "dense"
+        return LayerKind(layer_type, window, mlp if self.has_mlp[index % len(self.has_mlp)] else "none", is_rotary)
+
+
+@lru_cache(maxsize=1024)
+def count_kinds(patterns: LayerPatterns, start: int, stop: int) -> tuple[tuple[LayerKind, int], ...]:
+    """Count consecutive layers by kind, in order of first appearance.
+
+    >>> patterns = LayerPatterns(("attention",), (32, 0), (True,), (False,), (True,))
+    >>> [(kind.window, count) for kind, count in count_kinds(patterns, 0, 5)]
+    [(32, 3), (0, 2)]
+    """
+    counts: dict[LayerKind, int] = {}
+    period = patterns.period
+    for first in range(start, min(start + period, stop)):
+        kind = patterns.kind_of(first)
+        # Layers first, first + period, first + 2 * period, ... are equal.
+        counts[kind] = counts.get(kind, 0) + -(-(stop - first) // period)
+    return tuple(counts.items())
