@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shapewright.app.api import predict as predict
     from shapewright.app.api import search as search
     from shapewright.app.api import serve_plan as serve_plan
+    from shapewright.app.api import serve_traffic as serve_traffic
     from shapewright.app.api import sweep as sweep
     from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
     from shapewright.app.integrations.measured_steps import explain_step as explain_step
@@ -58,6 +59,7 @@ _HOMES = {
     "predict": "shapewright.app.api",
     "search": "shapewright.app.api",
     "serve_plan": "shapewright.app.api",
+    "serve_traffic": "shapewright.app.api",
     "sweep": "shapewright.app.api",
     "using_loss_law": "shapewright.prediction.loss.law_file",
     "with_nodes": "shapewright.hardware",
@@ -82,6 +84,7 @@ __all__ = [
     "predict",
     "search",
     "serve_plan",
+    "serve_traffic",
     "sweep",
     "using_loss_law",
     "with_nodes",

@@ -68,6 +68,10 @@ PRICED: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
         {"num_devices": 8, "num_parameters": 1_300_000_000, "train_tokens": 10**10, "keep": {"depth": 24, "tp": 1}},
         lambda answer: answer.baseline.prediction.step_time_s,
     ),
+    "serve_traffic": (
+        {"arrivals": "1/s", "prompt_len": 100, "output_len": 20, "num_requests": 20, "num_layouts": 1},
+        lambda answer: answer.runs[0].figures.end_to_end.mean_s,
+    ),
     "serve_plan": (
         {"prompt_len": 512, "output_len": 64, "num_devices": 1},
         lambda answer: answer.points[0].requests_per_s,

@@ -134,6 +134,7 @@ def test_examples_of_help_run(
         "hidden_size,num_layers,num_heads,train_tokens,batch_tokens,seq_len\n32,2,4,1280,256,64\n", encoding="utf-8"
     )
     Path("book.txt").write_text("it was the best of times, it was the worst of times, " * 1000, encoding="utf-8")
+    Path("requests.csv").write_text("arrival_s,prompt_len,output_len\n0,500,20\n1,900,30\n", encoding="utf-8")
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     Path("my-gpu.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
     words = shlex.split(example.partition(" > ")[0])[1:]

@@ -31,6 +31,10 @@ PRINTERS: dict[str, tuple[str, ...]] = {
         "optimize.serving:print_serving",
         "outputs.serving:serve_plan_output",
     ),
+    "TrafficPlan": (
+        "optimize.traffic:print_traffic",
+        "outputs.traffic:traffic_output",
+    ),
     "SearchResult": ("optimize.search_text:print_search",),
     "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output"),
 }

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from typing import Any
 
+from shapewright import __version__
 from shapewright.core.child_process import SOURCE_FOLDER
-from shapewright.core.errors import ClusterError, MissingExtraError
+from shapewright.core.errors import ClusterError, ConfigError, MissingExtraError
 
 ENGINES = ("local", "ray")
 """Execution engines of searches and measurements: local processes, or a Ray cluster."""
 
+MOST_RETRIES = 5
+"""Attempts of a task after the first if a worker or its node is lost."""
 # Long enough for a cluster on another continent.
 _CONNECT_TIMEOUT_S = 5.0
 # Ray accepts no less than 75 MiB; the results stored here are a few hundred kilobytes each. [byte]
@@ -61,6 +64,43 @@ def connect(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def fetch_result(ray: Any, reference: Any) -> Any:
+    """Return the result of a finished task; an error raised in it is raised again.
+
+    Raises:
+        ClusterError: the task was lost.
+    """
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ClusterError(f"a task was lost {MOST_RETRIES + 1} times ({reason}); check the cluster") from error
+
+
+def check_version(version: str) -> None:
+    """Check that a worker has the driver's version of this package: another one could give another result.
+
+    Raises:
+        ClusterError: it has another one.
+    """
+    if version != __version__:
+        raise ClusterError(f"a worker has shapewright {__version__} and not {version}; install the same everywhere")
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Check an execution engine and the address of its cluster.
+
+    Raises:
+        ConfigError: the engine is not known, or an address is given without Ray.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r} is not known; choose {' or '.join(ENGINES)}")
+    if engine != "ray" and address is not None:
+        raise ConfigError(f"address={address!r} has no effect without engine='ray'; leave it out")
 
 
 def _check_reachable(address: str) -> None:

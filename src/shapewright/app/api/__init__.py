@@ -15,5 +15,18 @@ from shapewright.app.api.steps import fits as fits
 from shapewright.app.api.steps import mfu as mfu
 from shapewright.app.api.steps import predict as predict
 from shapewright.app.api.steps import sweep as sweep
+from shapewright.app.api.traffic import serve_traffic as serve_traffic
 
-__all__ = ["check", "compare", "design", "fits", "mfu", "plan", "predict", "search", "serve_plan", "sweep"]
+__all__ = [
+    "check",
+    "compare",
+    "design",
+    "fits",
+    "mfu",
+    "plan",
+    "predict",
+    "search",
+    "serve_plan",
+    "serve_traffic",
+    "sweep",
+]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shapewright.models import Model, ModelLike
     from shapewright.optimize.plan import PlanResult
     from shapewright.optimize.search import SearchRequest, SearchResult
-    from shapewright.optimize.serving import ServingPlan, Speculation
+    from shapewright.optimize.serving import ServingFormat, ServingPlan, Speculation
     from shapewright.prediction.build import DeviceLike
 
 # Batch and context of a served model, for the cost of a generated token: a loaded server and an average conversation.
@@ -347,10 +347,10 @@ def serve_plan(
     Raises:
         ShapewrightError: an argument is invalid, or the model does not fit.
     """
-    from shapewright.optimize.serving import ServingFormat, ServingRequest, plan_serving, read_format, usual_formats
+    from shapewright.optimize.serving import ServingRequest, plan_serving, read_format, usual_formats
 
     given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
-    engine = server if isinstance(server, Server) else load_server(server) if server else CURRENT_SERVER
+    engine = find_server(server)
     given |= {"memory_fraction": engine.memory_fraction if memory_fraction is None else memory_fraction}
     given |= {"block_tokens": engine.block_tokens if block_tokens is None else block_tokens, "server": engine}
     request = ServingRequest(
@@ -363,20 +363,12 @@ def serve_plan(
         **{name: value for name, value in given.items() if value is not None},
     )
     layout = given_fields(parts.pop("layout", None))
-    served = given_fields(parts.get("workload"))
-    if isinstance(config, Scenario):
-        served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
-        parts.setdefault("device", config.device)
-    source = config.model if isinstance(config, Scenario) else config
-    parts["workload"] = {**served, "phase": "prefill"}
-    scenario = build_scenario(source, **parts)
+    scenario = build_served(config, parts)
     if num_devices is not None:
         check_allocation(num_devices, scenario.device)
     base = scenario.workload
     validate_lengths(scenario.config, replace(base, seq_len=request.total_len))
-    weight_dtype = base.weight_dtype or base.dtype
-    cache_dtype = base.kv_cache_dtype or engine.cache_dtype(base.dtype, weight_dtype)
-    wanted = ServingFormat(base.dtype, weight_dtype, cache_dtype)
+    wanted = served_format(scenario, engine)
     if isinstance(formats, str):
         raise WorkloadError(
             f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}", field="formats"
@@ -393,6 +385,34 @@ def serve_plan(
         layout=layout,
         notes=(*notes, *find_idle_expert_split(scenario.config, layout)),
     )
+
+
+def build_served(config: ScenarioLike, parts: ScenarioParts) -> Scenario:
+    """Build the scenario of a served model: of the workload, formats and kinds of kernels count."""
+    served = given_fields(parts.get("workload"))
+    if isinstance(config, Scenario):
+        served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
+        parts.setdefault("device", config.device)
+    source = config.model if isinstance(config, Scenario) else config
+    parts["workload"] = {**served, "phase": "prefill"}
+    return build_scenario(source, **parts)
+
+
+def served_format(scenario: Scenario, server: Server) -> ServingFormat:
+    """Return the element formats of a served model."""
+    from shapewright.optimize.serving import ServingFormat
+
+    base = scenario.workload
+    weight_dtype = base.weight_dtype or base.dtype
+    cache_dtype = base.kv_cache_dtype or server.cache_dtype(base.dtype, weight_dtype)
+    return ServingFormat(base.dtype, weight_dtype, cache_dtype)
+
+
+def find_server(server: str | Server | None) -> Server:
+    """Return a server, by name or as it is; None gives what current engines share."""
+    if isinstance(server, Server):
+        return server
+    return load_server(server) if server else CURRENT_SERVER
 
 
 def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:

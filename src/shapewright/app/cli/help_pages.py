@@ -25,6 +25,7 @@ _SELDOM_USED = """
 """
 _TITLES = {
     "": "Options",
+    "traffic": "Traffic (simulated requests)",
     "workload": "Workload",
     "layout": "Layout",
     "model": "Model (alone, or on top of CONFIG)",

@@ -1,4 +1,4 @@
-"""Charts of training plans (step times by part, Pareto front, pipeline timeline) and of serving plans."""
+"""Charts of training plans (step times by part, Pareto front, pipeline timeline), of serving plans and of traffic."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_t
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.plan import FrontPointOutput, PlansOutput
     from shapewright.app.report.outputs.serving import OperatingPointOutput, ServePlanOutput
+    from shapewright.app.report.outputs.traffic import TrafficOutput
     from shapewright.prediction.predict import Prediction
 
 _MAX_PLANS = 8
@@ -165,4 +166,23 @@ def _line(label: str, front: Sequence[OperatingPointOutput], *, dashed: bool) ->
         [round(point.tokens_per_s_per_user, 1) for point in ordered],
         [point.tokens_per_s_per_device for point in ordered],
         dashed=dashed,
+    )
+
+
+def latency_chart(output: TrafficOutput) -> XYChart:
+    """90 % quantile of the time to first token over the rate of arrival, server by server."""
+    series = []
+    for place, server in enumerate(output.servers):
+        runs = [run for run in output.runs if run.server == place and run.ttft_p90_s is not None]
+        if runs:
+            name = f"{place + 1}: {server.instances}, {server.device}"
+            points = sorted((run.arrivals_per_s, run.ttft_p90_s or 0.0) for run in runs)
+            series.append(Points(name, [rate for rate, _ in points], [time_s for _, time_s in points]))
+    return XYChart(
+        title="Time to first token over load",
+        x_label="requests per second",
+        y_label="time to first token, p90, s",
+        series=series,
+        alt=f"90 % quantile of the time to first token of {len(output.runs)} simulations on {len(series)} servers.",
+        y_log=True,
     )

@@ -34,6 +34,12 @@ _OTHER_FLAGS = {
     "ttft_limit_s": "--ttft",
     "tpot_limit_s": "--tpot",
     "requests_per_s": "--load",
+    "ttft_p90_s": "--ttft-p90",
+    "tpot_p90_s": "--tpot-p90",
+    "num_requests": "--requests",
+    "num_layouts": "--layouts",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
     "inter_node_bandwidth_bytes_per_s": "--network-gbit-per-s",
 }
 # A field that a message advises to set; ``field=value`` states a fact and stays.

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shapewright import __version__
-from shapewright.core.errors import ClusterError, ConfigError
-from shapewright.core.ray_cluster import ENGINES, connect
+from shapewright.core.errors import ConfigError
+from shapewright.core.ray_cluster import MOST_RETRIES, check_engine, check_version, connect, fetch_result
 from shapewright.optimize.search.engine import run_here, run_job
 from shapewright.optimize.search.findings import Findings, Tally
 from shapewright.prediction.loss.law import REFERENCE, load_loss_law
@@ -22,8 +22,6 @@ from shapewright.prediction.loss.law import REFERENCE, load_loss_law
 if TYPE_CHECKING:
     from shapewright.optimize.search.engine import Job, Runner
 
-# Attempts after the first if a worker or its node is lost.
-MOST_RETRIES = 5
 _TASKS_PER_CPU = 3
 _POLL_INTERVAL_S = 0.2
 
@@ -58,7 +56,7 @@ def _run_on_ray(ray: Any, jobs: Sequence[Job], show: Callable[[int], None]) -> I
                 num_submitted += 1
             finished, _ = ray.wait(list(references.values()), num_returns=1, timeout=_POLL_INTERVAL_S)
             for number in [number for number, reference in references.items() if reference in finished]:
-                ready[number] = _fetch(ray, references.pop(number))
+                ready[number] = fetch_result(ray, references.pop(number))
                 done += jobs[number].space.grid.num_shapes
             show(done)
             while num_returned in ready:
@@ -70,27 +68,13 @@ def _run_on_ray(ray: Any, jobs: Sequence[Job], show: Callable[[int], None]) -> I
         yield Findings(Tally(), is_complete=False)
 
 
-def _fetch(ray: Any, reference: Any) -> Findings:
-    """Return the findings of a finished task; an error raised in it is raised again."""
-    try:
-        found = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ClusterError(f"a task was lost {MOST_RETRIES + 1} times ({reason}); check the cluster") from error
-    assert isinstance(found, Findings)
-    return found
-
-
 def _run_whole(job: Job, version: str) -> Findings:
     """Run a whole job, as one task.
 
     Raises:
         ClusterError: the worker has another version of this package, whose result could differ.
     """
-    if version != __version__:
-        raise ClusterError(f"a worker has shapewright {__version__} and not {version}; install the same everywhere")
+    check_version(version)
     findings = Findings(Tally())
     for _ in run_job(job, findings):
         pass
@@ -110,14 +94,11 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
         ConfigError: the engine is not known, or an address is given without Ray.
         MissingExtraError: Ray is not installed.
     """
+    check_engine(engine, address)
     if engine == "ray" and load_loss_law().name != REFERENCE:
         raise ConfigError("engine='ray' has the loss law of the package alone; search here, or without your own law")
     if engine == "ray":
         with ray_runner(address) as run:
             yield run
-    elif engine == "local":
-        if address is not None:
-            raise ConfigError(f"address={address!r} has no effect without engine='ray'; leave it out")
-        yield run_here
     else:
-        raise ConfigError(f"engine={engine!r} is not known; choose {' or '.join(ENGINES)}")
+        yield run_here

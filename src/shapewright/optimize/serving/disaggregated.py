@@ -146,15 +146,16 @@ def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Ite
             yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
 
 
-def transfer_span(instance: Instance, num_devices: int | None) -> Span | None:
+def transfer_span(instance: Instance, num_devices: int | None, prompt_len: int | None = None) -> Span | None:
     """Return the time to send the cache of one prompt; None if the bandwidth of the link is unknown. [s]
 
     Args:
         instance: The prefill instance; each of its devices sends its part.
         num_devices: Devices of the whole server; within a node, caches are sent over the node's link.
+        prompt_len: Tokens of the prompt; by default those of the request.
     """
     device = instance.scenario.device
-    total_bytes = max(instance.cache_bytes(instance.request.prompt_len))
+    total_bytes = max(instance.cache_bytes(prompt_len or instance.request.prompt_len))
     in_node = num_devices is not None and num_devices <= device.node_size
     send = Collective(
         name="cache.transfer",

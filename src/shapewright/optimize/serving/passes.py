@@ -185,9 +185,9 @@ class Passes:
         new_tokens = decode.workload.micro_batch_size
         together = self.prefill(1, new_tokens + prompts * prefill.workload.seq_len)
         operations = [
-            *(operation for operation in together.operations if not _is_core(operation) and operation.stage != "last"),
-            *(operation for operation in decode.operations if _is_core(operation)),
-            *(operation for operation in prefill.operations if _is_core(operation)),
+            *(operation for operation in together.operations if not is_core(operation) and operation.stage != "last"),
+            *(operation for operation in decode.operations if is_core(operation)),
+            *(operation for operation in prefill.operations if is_core(operation)),
             *(operation for operation in decode.operations if operation.stage == "last"),
         ]
         key = ("mixed", decode.key, prefill.key)
@@ -203,7 +203,8 @@ class Passes:
         return lower(self._config, workload, self._layout, node_size=self._node_size)
 
 
-def _is_core(operation: Operation) -> bool:
+def is_core(operation: Operation) -> bool:
+    """Return whether an operation is part of a core that runs for each sequence: attention, a scan, a convolution."""
     if isinstance(operation, Scan | CausalConv):
         return True
     return operation.block in ("attention", "cross_attention") and operation.role in _CORE_ROLES

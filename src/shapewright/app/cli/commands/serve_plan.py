@@ -12,6 +12,14 @@ from shapewright.app.cli.device_options import calibration_option, named_device,
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_options, group_options
 from shapewright.app.cli.param_types import RequestRate, Seconds
+from shapewright.app.cli.traffic_options import (
+    LengthOrDistribution,
+    refuse_closed_form_options,
+    simulate_traffic,
+    single_length,
+    take_traffic,
+    traffic_options,
+)
 from shapewright.app.report.flags import with_flags
 
 if TYPE_CHECKING:
@@ -29,6 +37,9 @@ Examples:
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --tpot 15ms --load 20/s
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --gpus 1 --tpot 15ms --format vllm
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --arrivals 12/s --isl lognormal:800,600 --osl geometric:200
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --arrivals 4/s,8/s --isl 1000 --osl 200 --ttft-p90 500ms
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb,l40s --trace requests.csv --gpus 2 --tpot-p90 30ms --json
 """
 
 _FIELDS = {
@@ -47,9 +58,20 @@ _FIELDS = {
 @field_options(_FIELDS)
 @calibration_option
 @node_options
-@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
-@click.option("--isl", type=int, required=True, metavar="N", help="tokens per prompt")
-@click.option("--osl", type=int, required=True, metavar="N", help="tokens per answer")
+@click.option(
+    "--device",
+    required=True,
+    metavar="NAME",
+    help="device name, alias or TOML file; with --arrivals or --trace several",
+)
+@click.option(
+    "--isl",
+    type=LengthOrDistribution(),
+    metavar="DIST",
+    help="tokens per prompt; with --arrivals also uniform:LOW,HIGH, normal:MEAN,DEVIATION, lognormal:MEAN,DEVIATION, "
+    "geometric:MEAN, or lengths with shares such as 128=0.7,2048=0.3",
+)
+@click.option("--osl", type=LengthOrDistribution(), metavar="DIST", help="tokens per answer, as --isl")
 @click.option(
     "--cached-prefix",
     type=int,
@@ -103,13 +125,14 @@ _FIELDS = {
     help="print the commands that launch the recommended point instead: vllm, sglang or trtllm; with --json, under "
     "the key launch",
 )
+@traffic_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
 def command(
     config: str | None,
     device: str,
-    isl: int,
-    osl: int,
+    isl: int | str | None,
+    osl: int | str | None,
     cached_prefix: int,
     ttft: float | None,
     tpot: float | None,
@@ -132,17 +155,44 @@ def command(
 
     KV capacity, time to first token, time per token, throughput, and the front between tokens/s of a GPU and of a user.
     Exit code 1: no way to serve keeps --ttft and --tpot.
+
+    With --arrivals or --trace, requests are simulated one by one on the best layouts: percentiles of time to first
+    token, time per token and end to end, queue, cache use, and the share that keeps --ttft-p90 and --tpot-p90.
     """
     from shapewright.app.api import serve_plan
 
     refuse_unwritable(html)
     engine = _read_engine(format_name, server)
+    traffic = take_traffic(given)
     groups = group_options(given)
+    if traffic is not None:
+        speculation = {"draft_tokens": draft_tokens, "acceptance": acceptance, "draft_cost": draft_cost}
+        refuse_closed_form_options(
+            {"ttft": ttft, "tpot": tpot, "formats": formats, "load": load, "format": format_name, **speculation}
+        )
+        return simulate_traffic(
+            config,
+            device,
+            as_json=as_json,
+            html=html,
+            prompt_len=isl,
+            output_len=osl,
+            cached_len=cached_prefix,
+            num_devices=gpus,
+            memory_fraction=memory_fraction,
+            block_tokens=block_tokens,
+            usd_per_hour=usd_per_hour,
+            server=server,
+            workload=groups["workload"],
+            layout=groups["layout"],
+            overrides=groups["model"],
+            **traffic,
+        )
     found = serve_plan(
         config,
         device=named_device(device),
-        prompt_len=isl,
-        output_len=osl,
+        prompt_len=single_length("--isl", isl),
+        output_len=single_length("--osl", osl),
         cached_len=cached_prefix,
         ttft_limit_s=ttft,
         tpot_limit_s=tpot,

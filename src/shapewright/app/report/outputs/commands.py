@@ -22,6 +22,7 @@ from shapewright.app.report.outputs.plan import DesignOutput, PlansOutput
 from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput, SweepOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
+from shapewright.app.report.outputs.traffic import TrafficOutput
 
 COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
     "predict": {"predict": PredictOutput, "predict --explain": ExplainOutput, "predict --sweep": SweepOutput},
@@ -30,7 +31,7 @@ COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
     "memory": {"memory": MemoryOutput},
     "design": {"design": DesignOutput},
     "plan": {"plan": PlansOutput},
-    "serve-plan": {"serve-plan": ServePlanOutput},
+    "serve-plan": {"serve-plan": ServePlanOutput, "serve-plan --arrivals": TrafficOutput},
     "compare": {"compare": CompareOutput},
     "mfu": {"mfu": MfuOutput},
     "params": {"params": ParamsOutput},

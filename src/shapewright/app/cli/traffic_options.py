@@ -1,0 +1,173 @@
+"""Options of serve-plan for requests that arrive over time, and what it prints of their simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.help_pages import GroupedOption
+from shapewright.app.cli.param_types import AnyParam, Seconds
+from shapewright.core.ray_cluster import ENGINES
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.traffic.sweep import TrafficPlan
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+TRAFFIC = "traffic"
+_PREFIX = f"{TRAFFIC}__"
+
+
+class LengthOrDistribution(AnyParam):
+    """Tokens as an integer, or the text of a distribution."""
+
+    name = "dist"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        """Return an integer where the text is one."""
+        try:
+            return int(value)
+        except ValueError:
+            return value
+
+
+_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "--arrivals",
+        {"metavar": "RATES", "help": "simulate random arrivals at these rates, such as 12/s or 2/s,4/s,8/s"},
+    ),
+    (
+        "--trace",
+        {
+            "metavar": "FILE",
+            "help": "simulate the requests of a csv or jsonl file: arrival_s, prompt_len, output_len and optionally "
+            "prefix_id, prefix_len; --arrivals scales its rate",
+        },
+    ),
+    (
+        "--ttft-p90",
+        {"type": Seconds(), "metavar": "TIME", "help": "limit of the 90 % quantile of the time to first token"},
+    ),
+    ("--tpot-p90", {"type": Seconds(), "metavar": "TIME", "help": "limit of the 90 % quantile of the time per token"}),
+    ("--requests", {"type": int, "metavar": "N", "help": "requests to simulate (default: 10000)"}),
+    ("--seed", {"type": int, "metavar": "N", "help": "seed of lengths and arrivals (default: 0)"}),
+    (
+        "--burstiness",
+        {
+            "type": float,
+            "metavar": "F",
+            "help": "shape of the gamma distribution of intervals: 1 is Poisson (default), less bursts",
+        },
+    ),
+    ("--layouts", {"type": int, "metavar": "N", "help": "layouts to simulate on each device (default: 3)"}),
+    ("--max-num-seqs", {"type": int, "metavar": "N", "help": "sequences of a batch (default: the server's)"}),
+    (
+        "--max-num-batched-tokens",
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "tokens of a pass, shared by decode and prefill (default: the server's)",
+        },
+    ),
+    ("--engine", {"type": click.Choice(ENGINES), "help": "run simulations here (default) or on a Ray cluster"}),
+    ("--address", {"metavar": "ADDR", "help": "Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start one)"}),
+)
+_OFTEN_USED = ("--arrivals", "--trace", "--ttft-p90", "--tpot-p90")
+_FIELDS = {"requests": "num_requests", "layouts": "num_layouts", "ttft_p90": "ttft_p90_s", "tpot_p90": "tpot_p90_s"}
+
+
+def traffic_options(command: Command) -> Command:
+    """Add the options of a simulation to a command."""
+    for flag, keywords in reversed(_OPTIONS):
+        name = flag[2:].replace("-", "_")
+        grouped: dict[str, Any] = {} if flag in _OFTEN_USED else {"cls": GroupedOption, "group": TRAFFIC}
+        command = click.option(flag, f"{_PREFIX}{name}", default=None, **grouped, **keywords)(command)
+    return command
+
+
+def take_traffic(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the options of a simulation out of those of a command; None where neither arrivals nor a trace is given.
+
+    Raises:
+        UsageError: one of the other options is given without them.
+    """
+    taken = {name: given.pop(name) for name in list(given) if name.startswith(_PREFIX)}
+    named = {name.removeprefix(_PREFIX): value for name, value in taken.items() if value is not None}
+    if "arrivals" not in named and "trace" not in named:
+        if named:
+            flag = "--" + next(iter(named)).replace("_", "-")
+            raise click.UsageError(f"{flag} needs --arrivals, such as --arrivals 12/s, or --trace FILE")
+        return None
+    return {_FIELDS.get(name, name): value for name, value in named.items()}
+
+
+def refuse_closed_form_options(given: Mapping[str, object]) -> None:
+    """Check that no option of the closed form is given with a simulation.
+
+    Raises:
+        UsageError: one is.
+    """
+    instead = {
+        "ttft": "--ttft-p90",
+        "tpot": "--tpot-p90",
+        "formats": "--dtype, one format at a time",
+        "load": "--arrivals",
+    }
+    for name, value in given.items():
+        if value is not None:
+            other = f"; give {instead[name]}" if name in instead else "; leave it out"
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} has no effect on simulated traffic (--arrivals, --trace){other}")
+
+
+def single_length(flag: str, value: int | str | None) -> int:
+    """Return the one length that the closed form takes.
+
+    Raises:
+        UsageError: it is missing, or a distribution.
+    """
+    if value is None:
+        raise click.UsageError(f"missing option {flag}; give the tokens, or requests with --trace FILE")
+    if isinstance(value, str):
+        raise click.UsageError(
+            f"{flag} {value!r} is not a number of tokens; a distribution needs --arrivals, such as --arrivals 12/s"
+        )
+    return value
+
+
+def simulate_traffic(config: str | None, device: str, *, as_json: bool, html: str | None, **given: Any) -> int:
+    """Simulate, print the result, and return the exit code: 1 if no server keeps the limits."""
+    from shapewright.app.api import serve_traffic
+
+    names = [name for name in device.split(",") if name.strip()] or [device]
+    found = serve_traffic(
+        config,
+        device=named_device(names[0]),
+        devices=[named_device(name) for name in names[1:]],
+        **given,
+    )
+    return _show(found, as_json=as_json, html=html)
+
+
+def _show(found: TrafficPlan, *, as_json: bool, html: str | None) -> int:
+    from shapewright.app.report.outputs.traffic import traffic_output
+
+    output = traffic_output(found)
+    if html:
+        from shapewright.app.report.optimize.traffic import describe_traffic, traffic_sections
+        from shapewright.app.report.page import render_page
+
+        title = f"Traffic on {output.config.title}"
+        write_text_file(html, render_page(title, traffic_sections(output), subtitle=describe_traffic(output)))
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        print_json(output.to_json())
+    else:
+        from shapewright.app.report.optimize.traffic import print_traffic
+
+        print_traffic(output, make_console())
+    return 0 if output.keeps_limits else 1

@@ -1,0 +1,1 @@
+"""Traffic: requests that arrive over time, on simulated servers with continuous batching."""

@@ -1,0 +1,214 @@
+"""Figures of simulated traffic: percentiles, queue, cache use, goodput, capacity and the largest rate within limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.optimize.serving.traffic.unit import simulate_unit
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from shapewright.optimize.serving.traffic.requests import Traffic
+    from shapewright.optimize.serving.traffic.unit import Outcome, SimulatedUnit
+
+    PerRequest = Float[np.ndarray, " requests"]
+
+WARM_UP_FRACTION = 0.1
+"""Share of requests of drawn traffic that arrive while the server fills, and are left out of the percentiles."""
+QUANTILES = (0.5, 0.9, 0.99)
+_LEAST_SATURATED = 2000
+"""Fewest requests that show the capacity of a unit."""
+_BISECTIONS = 6
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Distribution of a time over requests. [s]
+
+    Attributes:
+        mean_s: Mean.
+        p50_s: Median.
+        p90_s: 90 % quantile.
+        p99_s: 99 % quantile.
+    """
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficFigures:
+    """Latency, queue, cache and throughput of a simulation.
+
+    Attributes:
+        num_requests: Requests that are counted, without those of the warm-up.
+        ttft: Time to the first token, the queue included.
+        tpot: Time per further token of a request; None if all answers have one token.
+        end_to_end: Time from arrival to the last token.
+        queue_wait: Time from arrival to the first pass.
+        mean_queue: Mean number of requests that wait for their first pass.
+        most_queue: Largest number of them.
+        mean_running: Mean number of requests that are in a batch.
+        cache_use_fraction: Mean share of cache blocks in use, while passes run.
+        most_cache_use_fraction: Largest share of any stream.
+        busy_fraction: Share of the time in which the decoding streams run a pass.
+        preemptions_per_request: How often a request lost its blocks.
+        prefix_hit_fraction: Share of prompt tokens that were in the cache.
+        requests_per_s: Requests that ended, per second of the simulation.
+        tokens_per_s: Answered tokens per second.
+        goodput_fraction: Share of requests that keep all limits.
+        goodput_per_s: Requests per second that keep them.
+    """
+
+    num_requests: int
+    ttft: Percentiles
+    tpot: Percentiles | None
+    end_to_end: Percentiles
+    queue_wait: Percentiles
+    mean_queue: float
+    most_queue: int
+    mean_running: float
+    cache_use_fraction: float
+    most_cache_use_fraction: float
+    busy_fraction: float
+    preemptions_per_request: float
+    prefix_hit_fraction: float
+    requests_per_s: float
+    tokens_per_s: float
+    goodput_fraction: float
+    goodput_per_s: float
+
+    def keeps(self, ttft_p90_s: float | None, tpot_p90_s: float | None) -> bool:
+        """Return whether the 90 % quantiles keep both limits. [s]"""
+        tpot_s = 0.0 if self.tpot is None else self.tpot.p90_s
+        return (ttft_p90_s is None or self.ttft.p90_s <= ttft_p90_s) and (tpot_p90_s is None or tpot_s <= tpot_p90_s)
+
+
+def summarize_outcome(
+    unit: SimulatedUnit,
+    traffic: Traffic,
+    outcome: Outcome,
+    *,
+    ttft_p90_s: float | None = None,
+    tpot_p90_s: float | None = None,
+    warm_up_fraction: float = 0.0,
+) -> TrafficFigures:
+    """Compute the figures of a simulation.
+
+    Args:
+        unit: The server.
+        traffic: The requests.
+        outcome: What happened to them.
+        ttft_p90_s: Limit of the time to the first token that 90 % of the requests are to keep. [s]
+        tpot_p90_s: Limit of the time per further token. [s]
+        warm_up_fraction: Share of requests, the first ones, that percentiles leave out.
+    """
+    first = int(warm_up_fraction * traffic.num_requests)
+    arrival_s, first_s, end_s = outcome.arrival_s[first:], outcome.first_s[first:], outcome.end_s[first:]
+    ttft_s = first_s - arrival_s
+    passes = traffic.output_len[first:] - 1
+    has_more = passes > 0
+    tpot_s = (end_s - first_s)[has_more] / passes[has_more]
+    kept = ttft_s <= (np.inf if ttft_p90_s is None else ttft_p90_s)
+    kept[has_more] &= tpot_s <= (np.inf if tpot_p90_s is None else tpot_p90_s)
+    makespan_s = max(outcome.makespan_s, np.finfo(float).tiny)
+    waits_s = outcome.admitted_s - outcome.arrival_s
+    blocks = unit.decode.limits.num_blocks
+    busy_s = sum(total.busy_s for total in outcome.totals)
+    requests_per_s = traffic.num_requests / makespan_s
+    good = float(np.mean(kept))
+    hits, prompts = int(np.sum(outcome.hit_len)), outcome.prefill_totals or outcome.totals
+    return TrafficFigures(
+        num_requests=len(arrival_s),
+        ttft=_percentiles(ttft_s),
+        tpot=_percentiles(tpot_s) if len(tpot_s) else None,
+        end_to_end=_percentiles(end_s - arrival_s),
+        queue_wait=_percentiles(waits_s[first:]),
+        mean_queue=float(np.sum(waits_s)) / makespan_s,
+        most_queue=_most_at_once(outcome.arrival_s, outcome.admitted_s),
+        mean_running=float(np.sum(outcome.end_s - outcome.admitted_s)) / makespan_s,
+        cache_use_fraction=sum(total.cache_block_s for total in outcome.totals) / max(busy_s * blocks, 1e-300),
+        most_cache_use_fraction=max(total.most_blocks for total in outcome.totals) / blocks,
+        busy_fraction=busy_s / (makespan_s * unit.decode.num_streams),
+        preemptions_per_request=float(np.mean(outcome.preempted)),
+        prefix_hit_fraction=hits / (hits + sum(total.prefill_tokens for total in prompts)) if hits else 0.0,
+        requests_per_s=requests_per_s,
+        tokens_per_s=float(np.sum(traffic.output_len)) / makespan_s,
+        goodput_fraction=good,
+        goodput_per_s=good * requests_per_s,
+    )
+
+
+def saturated_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = False) -> float:
+    """Return the requests per second of a unit that never waits for any: its capacity. [1/s]
+
+    All requests arrive at once; the rate is that between the first and the last tenth to end, so that filling and
+    draining count little.
+    """
+    per_stream = 4 * unit.decode.limits.max_sequences
+    count = min(
+        max(_LEAST_SATURATED, per_stream * unit.decode.num_streams), max(traffic.num_requests, _LEAST_SATURATED)
+    )
+    outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
+    ends = np.sort(outcome.end_s)
+    first, last = count // 10, count - 1 - count // 10
+    between = float(ends[last] - ends[first])
+    if first >= last or between <= 0.0:
+        return count / float(ends[-1])
+    return (last - first) / between
+
+
+def largest_rate(
+    unit: SimulatedUnit,
+    traffic: Traffic,
+    capacity_per_s: float,
+    *,
+    ttft_p90_s: float | None,
+    tpot_p90_s: float | None,
+    warm_up_fraction: float,
+    compiled: bool = False,
+) -> float:
+    """Return the largest rate of arrival at which 90 % of the requests keep the limits, within 2 %; 0 if none. [1/s]
+
+    Args:
+        unit: The server.
+        traffic: Requests, whose intervals are scaled.
+        capacity_per_s: Rate that the server reaches without limits. [1/s]
+        ttft_p90_s: As for summarize_outcome. [s]
+        tpot_p90_s: As for summarize_outcome. [s]
+        warm_up_fraction: As for summarize_outcome.
+        compiled: As for simulate_unit.
+    """
+
+    def keeps(rate_per_s: float) -> bool:
+        scaled = traffic.at_rate(rate_per_s)
+        outcome = simulate_unit(unit, scaled, compiled=compiled)
+        figures = summarize_outcome(unit, scaled, outcome, warm_up_fraction=warm_up_fraction)
+        return figures.keeps(ttft_p90_s, tpot_p90_s)
+
+    low, high = 0.0, capacity_per_s
+    if keeps(high):
+        return high
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def _percentiles(values_s: PerRequest) -> Percentiles:
+    return Percentiles(float(np.mean(values_s)), *(float(one) for one in np.quantile(values_s, QUANTILES)))
+
+
+def _most_at_once(start_s: PerRequest, end_s: PerRequest) -> int:
+    """Return the largest number of intervals that contain a common time; ends come before starts."""
+    times = np.concatenate([end_s, start_s])
+    change = np.concatenate([np.full(len(end_s), -1), np.ones(len(start_s), np.int64)])
+    waits = np.concatenate([end_s > start_s, end_s > start_s])
+    order = np.argsort(times[waits], kind="stable")
+    return int(np.max(np.cumsum(change[waits][order]), initial=0))

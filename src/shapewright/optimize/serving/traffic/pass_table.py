@@ -1,0 +1,228 @@
+"""Times of the passes of one stream on a grid, priced as every pass of a server is (serving.passes).
+
+Decode passes are priced by batch and mean context; prompt tokens by their number (all but the attention cores) and by
+number and mean seen tokens (the cores). In between, times are interpolated linearly; the error of that is measured on
+passes off the grid that are priced themselves. What the host of a server adds is computed pass by pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shapewright.optimize.serving.pass_times import time_passes
+from shapewright.optimize.serving.passes import Pass, is_core
+from shapewright.optimize.serving.point import batch_sizes
+from shapewright.optimize.serving.traffic.state import PassTable
+from shapewright.optimize.serving.traffic.stream import pass_s
+from shapewright.prediction.composition import compose_passes
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from shapewright.optimize.serving.point import Instance
+
+    PerPass = Float[np.ndarray, "passes"]
+    Counts = Int[np.ndarray, "points"]
+
+_NUM_CHECKED = 24
+"""Passes off the grid that are priced to state the error of interpolation."""
+_FIRST_CONTEXT = 16
+_FINE_TOKENS, _FINEST_TOKENS = 1024, 128
+"""Tokens of a pass up to which every tile of rows is priced, and up to which every third to half of a power of two."""
+
+
+class PricedTable(NamedTuple):
+    """Times of passes with their error.
+
+    Attributes:
+        table: The times, as arrays.
+        error_median_fraction: Median error of interpolation over passes off the grid.
+        error_most_fraction: Largest of them.
+        low_fraction: Lower end of the 90 % interval of a pass over its middle, the median over passes.
+        high_fraction: Upper end.
+    """
+
+    table: PassTable
+    error_median_fraction: float
+    error_most_fraction: float
+    low_fraction: float
+    high_fraction: float
+
+
+def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, longest_len: int) -> PricedTable:
+    """Price the passes of a stream.
+
+    Args:
+        instance: Model, layout, formats and device.
+        max_sequences: Most sequences of a pass.
+        max_tokens: Most tokens of a pass.
+        longest_len: Tokens of the longest sequence.
+    """
+    batches = np.array(batch_sizes(max_sequences))
+    contexts = _context_points(longest_len)
+    tokens = _token_points(max_tokens)
+    chunks = np.array([*(2**power for power in range(4, max_tokens.bit_length()) if 2**power < max_tokens), max_tokens])
+    answer_len = max(1, instance.request.output_len)
+
+    passes = [
+        instance.passes.decode(int(batch), int(context), answer_len=min(answer_len, 2 * int(context)))
+        for batch in batches
+        for context in contexts
+    ]
+    passes += [_without_cores(instance, int(count)) for count in (*tokens, *chunks)]
+    passes += [_prompt_pass(instance, int(chunk), int(seen)) for chunk in chunks for seen in contexts]
+    low_s, middle_s, high_s = _compose(instance, passes)
+    decode_s, rest = np.split(middle_s, [len(batches) * len(contexts)])
+    tokens_s, of_chunks_s, prompt_s = np.split(rest, [len(tokens), len(tokens) + len(chunks)])
+    core_s = np.maximum(prompt_s.reshape(len(chunks), -1) - of_chunks_s[:, None], 0.0)
+
+    batch_cell, batch_fraction = _cells(batches, max_sequences)
+    context_cell, context_fraction = _cells(contexts, longest_len)
+    token_cell, token_fraction = _cells(chunks, max_tokens)
+    table = PassTable(
+        decode_s=_padded(decode_s.reshape(len(batches), -1)),
+        tokens_s=np.interp(np.arange(max_tokens + max_sequences + 1), [0, *tokens], [0.0, *tokens_s]),
+        core_s=_padded(core_s),
+        num_contexts=len(contexts) + 1,
+        batch_cell=batch_cell,
+        batch_fraction=batch_fraction,
+        context_cell=context_cell,
+        context_fraction=context_fraction,
+        token_cell=token_cell,
+        token_fraction=token_fraction,
+        **_host_times(instance, batches, chunks),
+    )
+    errors = _check(instance, table, max_sequences, max_tokens, longest_len)
+    return PricedTable(
+        table=table,
+        error_median_fraction=float(np.median(errors)),
+        error_most_fraction=float(np.max(errors)),
+        low_fraction=float(np.median(low_s / middle_s)),
+        high_fraction=float(np.median(high_s / middle_s)),
+    )
+
+
+def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, longest_len: int) -> PassTable:
+    """Return a table whose passes all take the same time, for comparisons with queues. [s]
+
+    Args:
+        pass_time_s: The time. [s]
+        max_sequences: As for price_table.
+        max_tokens: As for price_table.
+        longest_len: As for price_table.
+    """
+    ones = np.array([1])
+    cells = [_cells(ones, most) for most in (max_sequences, longest_len, max_tokens)]
+    tokens_s = np.full(max_tokens + max_sequences + 1, pass_time_s)
+    tokens_s[0] = 0.0
+    return PassTable(
+        decode_s=np.full(4, pass_time_s),
+        tokens_s=tokens_s,
+        core_s=np.zeros(4),
+        num_contexts=2,
+        batch_cell=cells[0][0],
+        batch_fraction=cells[0][1],
+        context_cell=cells[1][0],
+        context_fraction=cells[1][1],
+        token_cell=cells[2][0],
+        token_fraction=cells[2][1],
+    )
+
+
+def scaled_table(table: PassTable, factor: float) -> PassTable:
+    """Return the table with all times multiplied by a factor."""
+    decode_s, tokens_s, core_s = (np.asarray(one) * factor for one in (table.decode_s, table.tokens_s, table.core_s))
+    return table._replace(decode_s=decode_s, tokens_s=tokens_s, core_s=core_s)
+
+
+def _context_points(longest_len: int) -> Counts:
+    """Return contexts from 16 tokens to the longest, in steps of a third to a half."""
+    return np.array([size for size in batch_sizes(longest_len) if size >= min(_FIRST_CONTEXT, longest_len)])
+
+
+def _token_points(max_tokens: int) -> Counts:
+    """Return the tokens of passes that are priced: finely where a tile of rows more or less counts."""
+    fine = range(_FINEST_TOKENS, min(max_tokens, _FINE_TOKENS), _FINEST_TOKENS)
+    coarse = range(_FINE_TOKENS, max_tokens, _FINE_TOKENS)
+    return np.array(sorted({*batch_sizes(max_tokens), *fine, *coarse, max_tokens}))
+
+
+def _cells(points: Counts, most: int) -> tuple[Counts, Float[np.ndarray, " counts"]]:
+    """Return, for every integer up to a limit, the grid point below it and the way to the next."""
+    counts = np.arange(most + 2)
+    cell = np.clip(np.searchsorted(points, counts, side="right") - 1, 0, len(points) - 1)
+    following = points[np.minimum(cell + 1, len(points) - 1)]
+    width = np.maximum(following - points[cell], 1)
+    return cell, np.clip((counts - points[cell]) / width, 0.0, 1.0)
+
+
+def _padded(values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, " cells"]:
+    """Return a grid as one row, with the last row and column repeated so that every point has a neighbour."""
+    return np.pad(values, ((0, 1), (0, 1)), mode="edge").ravel()
+
+
+def _without_cores(instance: Instance, num_tokens: int) -> Pass:
+    whole = instance.passes.prefill(1, num_tokens)
+    kept = tuple(operation for operation in whole.operations if not is_core(operation))
+    return whole._replace(operations=kept)
+
+
+def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
+    """Return a pass over prompt tokens: one prompt after a context, or several short ones if few tokens are seen."""
+    num_prompts = max(1, round(num_tokens / (2 * mean_seen)))
+    length = max(1, num_tokens // num_prompts)
+    cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))
+    rest = _without_cores(instance, num_tokens)
+    return rest._replace(operations=(*rest.operations, *(one for one in cores.operations if is_core(one))))
+
+
+def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str, Any]:
+    """Return what the host adds to passes, as fields of the table."""
+    server, passes = instance.request.server, instance.passes
+    decode, prefill = passes.decode(int(batches[-1]), _FIRST_CONTEXT), passes.prefill(1, int(chunks[-1]))
+    launches = {"decode": decode, "prefill": prefill, "mixed": passes.mixed(decode, prefill)}
+    return {
+        "most_graph_sequences": server.most_graph_sequences if server.cuda_graphs else 0,
+        "host_s": server.host_s,
+        "host_per_sequence_s": server.host_per_sequence_s,
+    } | {
+        f"{name}_launch_s": server.launch_s * sum(int(operation.repeats) for operation in one.operations)
+        for name, one in launches.items()
+    }
+
+
+def _compose(instance: Instance, passes: Sequence[Pass], *, with_host: bool = False) -> tuple[PerPass, ...]:
+    """Return lower ends, middles and upper ends of the times of passes, by default without the host. [s]"""
+    scenario, server = instance.scenario, instance.request.server
+    if with_host:
+        times = time_passes(passes, scenario, server)
+    else:
+        adjust = server.adjust if server.kernels else None
+        times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
+    low, middle, high = zip(*((each.step_low_s, each.step_s, each.step_high_s) for each in times), strict=True)
+    return np.array(low), np.array(middle), np.array(high)
+
+
+def _check(instance: Instance, table: PassTable, max_sequences: int, max_tokens: int, longest_len: int) -> PerPass:
+    """Return the errors of interpolated decode and mixed passes off the grid."""
+    draw = np.random.default_rng(0)
+    passes, wanted = [], []
+    for place in range(_NUM_CHECKED):
+        batch = round(max_sequences ** draw.random())
+        context = round(_FIRST_CONTEXT * max(1.0, longest_len / _FIRST_CONTEXT) ** draw.random())
+        context = min(context, longest_len)
+        decode = instance.passes.decode(batch, context, answer_len=min(instance.request.output_len, 2 * context))
+        if place % 2 or max_tokens <= batch:
+            passes.append(decode)
+            wanted.append(pass_s(table, batch, batch * context, 0, 0.0))
+            continue
+        chunk = round((max_tokens - batch) ** draw.random())
+        chunk = min(chunk, longest_len)
+        before = round((longest_len - chunk) * draw.random())
+        passes.append(instance.passes.mixed(decode, instance.passes.prefill(1, chunk, before)))
+        wanted.append(pass_s(table, batch, batch * context, chunk, chunk * (before + 0.5 * (chunk + 1))))
+    _, exact, _ = _compose(instance, passes, with_host=True)
+    return np.asarray(np.abs(np.array(wanted) / exact - 1.0))

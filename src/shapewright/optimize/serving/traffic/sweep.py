@@ -1,0 +1,228 @@
+"""plan_traffic: simulate requests on several devices, layouts and rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.errors import ShapewrightError, WorkloadError
+from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.notes import Note
+from shapewright.optimize.serving.traffic.candidates import find_candidates
+from shapewright.optimize.serving.traffic.jobs import Job, draw_requests, run_jobs
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+    from shapewright.optimize.serving.traffic.candidates import Candidate
+    from shapewright.optimize.serving.traffic.figures import TrafficFigures
+    from shapewright.optimize.serving.traffic.jobs import TrafficQuestion
+    from shapewright.optimize.serving.traffic.requests import Traffic
+    from shapewright.prediction.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedServer:
+    """A simulated server and what it can hold.
+
+    Attributes:
+        candidate: Instances, streams and times of passes.
+        capacity_per_s: Requests per second when requests always wait. [1/s]
+        largest_rate_per_s: Largest rate at which 90 % of the requests keep the limits; None without limits. [1/s]
+    """
+
+    candidate: Candidate
+    capacity_per_s: float
+    largest_rate_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficRun:
+    """One simulation.
+
+    Attributes:
+        server: Place of its server in the plan.
+        rate_per_s: Mean rate of arrival. [1/s]
+        figures: Its figures; None if the server cannot hold the rate.
+        keeps_limits: Whether it holds the rate and keeps the limits.
+    """
+
+    server: int
+    rate_per_s: float
+    figures: TrafficFigures | None
+    keeps_limits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficPlan(NotebookDisplay):
+    """Result of plan_traffic.
+
+    Attributes:
+        request: Mean lengths, devices, memory.
+        format: Element formats.
+        question: What was simulated.
+        num_requests: Requests of each simulation.
+        servers: Servers, device by device.
+        runs: A simulation for each server and rate.
+        notes: Notes for the reader, one line each.
+    """
+
+    request: ServingRequest
+    format: ServingFormat
+    question: TrafficQuestion
+    num_requests: int
+    servers: tuple[SimulatedServer, ...]
+    runs: tuple[TrafficRun, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def scenario(self) -> Scenario:
+        """Model and device of the first server."""
+        return self.servers[0].candidate.scenario
+
+    @property
+    def best(self) -> TrafficRun | None:
+        """The run that keeps the limits at the highest rate, with fewest devices, then shortest time per token."""
+        kept = [run for run in self.runs if run.keeps_limits and run.figures]
+
+        def rank(run: TrafficRun) -> tuple[float, int, float]:
+            assert run.figures is not None
+            devices = self.servers[run.server].candidate.num_devices
+            return -run.rate_per_s, devices, run.figures.end_to_end.p90_s
+
+        return min(kept, key=rank, default=None)
+
+
+def plan_traffic(
+    scenarios: Sequence[Scenario],
+    request: ServingRequest,
+    question: TrafficQuestion,
+    *,
+    format_: ServingFormat,
+    layout: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> TrafficPlan:
+    """Simulate traffic on the best layouts of each device.
+
+    Args:
+        scenarios: The model on each device.
+        request: Mean lengths, devices, memory and cache blocks.
+        question: Requests, rates, limits.
+        format_: Element formats.
+        layout: Degrees that are fixed.
+        notes: Notes to keep.
+
+    Raises:
+        WorkloadError: no server holds a rate, or a request is longer than model or cache allow.
+        ShapewrightError: nothing can be priced.
+    """
+    config = scenarios[0].config
+    context = config.max_position_embeddings
+    found_notes = list(notes)
+    traffic, num_cut = draw_requests(question.source, context)
+    if num_cut:
+        words = f"{num_cut} of {traffic.num_requests} requests were cut to the model's {context} tokens"
+        found_notes.append(Note(words, "cut", "prompt_len"))
+    candidates: list[Candidate] = []
+    refusals: list[ShapewrightError] = []
+    for scenario in scenarios:
+        try:
+            candidates += find_candidates(
+                scenario,
+                request,
+                question.scheduler,
+                format_=format_,
+                layout=layout,
+                num_layouts=question.num_layouts,
+                longest_len=traffic.longest_len,
+                notes=found_notes,
+            )
+        except ShapewrightError as error:
+            if len(scenarios) == 1:
+                raise
+            found_notes.append(Note(f"{scenario.device.name} is left out: {error}", "device-left-out", "device"))
+            refusals.append(error)
+    if not candidates:
+        raise refusals[0]
+
+    def job(place: int, kind: str, rate_per_s: float = 0.0) -> Job:
+        return Job(candidates[place].unit, question, context, kind, rate_per_s)
+
+    places = range(len(candidates))
+    capacities = [float(one) for one in run_jobs([job(place, "capacity") for place in places], question)]
+    rates = question.rates_per_s or (traffic.rate_per_s,)
+    wanted = [(place, rate) for place in places for rate in rates if question.is_trace or rate <= capacities[place]]
+    if not wanted:
+        raise _overloaded(candidates, capacities, min(rates))
+    found_notes += _overload_notes(question, capacities, traffic)
+    jobs = [
+        job(place, "run", 0.0 if question.is_trace and not question.rates_per_s else rate) for place, rate in wanted
+    ]
+    if question.has_limits:
+        jobs += [job(place, "largest", capacities[place]) for place in places]
+    results = run_jobs(jobs, question)
+    figures = dict(zip(wanted, results, strict=False))
+    largest: list[float | None] = [float(one) for one in results[len(wanted) :]] or [None] * len(candidates)
+    return TrafficPlan(
+        request=request,
+        format=format_,
+        question=question,
+        num_requests=traffic.num_requests,
+        servers=tuple(
+            SimulatedServer(candidate=one, capacity_per_s=capacity, largest_rate_per_s=rate)
+            for one, capacity, rate in zip(candidates, capacities, largest, strict=True)
+        ),
+        runs=tuple(_make_run(place, rate, figures.get((place, rate)), question) for place in places for rate in rates),
+        notes=tuple(found_notes),
+    )
+
+
+def _make_run(place: int, rate: float, figures: TrafficFigures | None, question: TrafficQuestion) -> TrafficRun:
+    keeps = figures is not None and figures.keeps(question.ttft_p90_s, question.tpot_p90_s)
+    return TrafficRun(server=place, rate_per_s=rate, figures=figures, keeps_limits=keeps)
+
+
+def _overloaded(candidates: Sequence[Candidate], capacities: Sequence[float], rate: float) -> WorkloadError:
+    """Return the error for a rate that no server holds."""
+    place = max(range(len(candidates)), key=lambda one: capacities[one])
+    best, capacity = candidates[place], capacities[place]
+    device = best.scenario.device.name
+    needed = math.ceil(rate / capacity) * best.num_devices
+    return WorkloadError(
+        f"arrivals={rate:g}/s is more than any layout holds: the largest load is {_rounded_down(capacity)}/s, on "
+        f"{best.num_devices} x {device}; give fewer arrivals, or about {needed} num_devices",
+        field="arrivals",
+    )
+
+
+def _overload_notes(question: TrafficQuestion, capacities: Sequence[float], traffic: Traffic) -> list[str]:
+    """Return a note on servers that a load exceeds."""
+    rates = question.rates_per_s or (traffic.rate_per_s,)
+    best = max(capacities)
+    if question.is_trace and not question.rates_per_s:
+        if traffic.rate_per_s <= best or traffic.num_requests < 2:
+            return []
+        words = (
+            f"the trace arrives at {traffic.rate_per_s:.3g}/s and the largest load that a layout holds is "
+            f"{_rounded_down(best)}/s: the queue grows until the last arrival; give more num_devices"
+        )
+        return [Note(words, "overload", "num_devices")]
+    beyond = [rate for rate in rates if rate > best]
+    if not beyond:
+        return []
+    words = (
+        f"arrivals of {', '.join(f'{rate:g}/s' for rate in beyond)} are more than any layout holds: the largest load "
+        f"is {_rounded_down(best)}/s; give more num_devices"
+    )
+    return [Note(words, "overload", "num_devices")]
+
+
+def _rounded_down(rate_per_s: float) -> str:
+    """Return a rate with three digits, not above its value.
+
+    >>> _rounded_down(12.39), _rounded_down(0.0123456)
+    ('12.3', '0.0123')
+    """
+    digits = 2 - math.floor(math.log10(rate_per_s))
+    return f"{math.floor(rate_per_s * 10.0**digits) / 10.0**digits:g}"

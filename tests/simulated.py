@@ -1,0 +1,67 @@
+"""Simulated streams with given times of passes, for the tests of traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shapewright.optimize.serving.traffic.pass_table import constant_table
+from shapewright.optimize.serving.traffic.requests import Traffic
+from shapewright.optimize.serving.traffic.state import Limits
+from shapewright.optimize.serving.traffic.unit import Outcome, SimulatedUnit, Streams, simulate_unit
+
+
+def make_traffic(
+    arrival_s: Sequence[float],
+    prompt_len: Sequence[int],
+    output_len: Sequence[int],
+    prefix: Sequence[int] | None = None,
+    prefix_len: Sequence[int] | None = None,
+) -> Traffic:
+    """Requests from lists."""
+    num = len(arrival_s)
+    return Traffic(
+        np.asarray(arrival_s, float),
+        np.asarray(prompt_len, np.int64),
+        np.asarray(output_len, np.int64),
+        np.full(num, -1) if prefix is None else np.asarray(prefix, np.int64),
+        np.zeros(num, np.int64) if prefix_len is None else np.asarray(prefix_len, np.int64),
+    )
+
+
+def constant_streams(
+    pass_time_s: float = 1.0,
+    *,
+    max_sequences: int = 4,
+    max_tokens: int = 64,
+    block_tokens: int = 4,
+    num_blocks: int = 1000,
+    num_streams: int = 1,
+    longest_len: int = 4000,
+    is_chunked: bool = True,
+    reserves_answers: bool = False,
+    keeps_preempted: bool = False,
+    num_replicas: int = 1,
+) -> Streams:
+    """Streams whose passes all take the same time."""
+    table = constant_table(pass_time_s, max_sequences=max_sequences, max_tokens=max_tokens, longest_len=longest_len)
+    return Streams(
+        table,
+        Limits(
+            max_sequences,
+            max_tokens,
+            block_tokens,
+            num_blocks,
+            is_chunked,
+            reserves_answers,
+            keeps_preempted,
+            num_replicas,
+        ),
+        num_streams,
+    )
+
+
+def simulate(traffic: Traffic, streams: Streams, *, compiled: bool = False) -> Outcome:
+    """Run requests on aggregated streams."""
+    return simulate_unit(SimulatedUnit(streams), traffic, compiled=compiled)

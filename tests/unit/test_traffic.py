@@ -1,0 +1,265 @@
+"""Simulated traffic: worked examples, queues with known waits, and the limits where the closed form holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from served import make_instance
+from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving import ServingRequest
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare
+from shapewright.optimize.serving.point import waiting_s
+from shapewright.optimize.serving.traffic.figures import saturated_per_s, summarize_outcome
+from shapewright.optimize.serving.traffic.pass_table import price_table
+from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
+from shapewright.optimize.serving.traffic.state import Limits
+from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
+from shapewright.prediction.composition import compose_passes
+from simulated import constant_streams, make_traffic, simulate
+
+
+def test_one_request_by_hand() -> None:
+    """100 tokens in passes of 64: two passes to the first token, then one for each of the 4 further ones."""
+    outcome = simulate(make_traffic([3.0], [100], [5]), constant_streams())
+
+    assert outcome.first_s.tolist() == [5.0]
+    assert outcome.end_s.tolist() == [9.0]
+    assert outcome.totals[0][:2] == (6, 6.0)
+    assert outcome.totals[0].prefill_tokens == 100
+    assert outcome.totals[0].decode_tokens == 4
+    assert outcome.totals[0].most_blocks == 26  # 104 tokens in blocks of 4
+
+
+def test_second_prompt_shares_passes_with_decoding() -> None:
+    """A request that arrives in a pass waits for its end; its prompt is cut to what the decoding token leaves."""
+    outcome = simulate(make_traffic([0.0, 0.5], [10, 64], [4, 2]), constant_streams())
+
+    assert outcome.first_s.tolist() == [1.0, 3.0]  # 63 tokens beside a decoding one, then the last
+    assert outcome.end_s.tolist() == [4.0, 4.0]
+    assert outcome.admitted_s.tolist() == [0.0, 1.0]
+
+
+def test_full_cache_computes_the_last_sequence_again() -> None:
+    """Two sequences of 8 + 8 tokens in 6 blocks of 4: the second loses its blocks, and is computed again at the end."""
+    streams = constant_streams(num_blocks=6, max_sequences=2)
+    outcome = simulate(make_traffic([0.0, 0.0], [8, 8], [9, 9]), streams)
+
+    assert outcome.preempted.tolist() == [0, 1]
+    assert outcome.emitted.tolist() == [9, 9]
+    assert outcome.end_s[0] == 9.0
+    assert outcome.totals[0].most_blocks == 6
+    # The second has 8 + 5 tokens when the first needs its fifth block, so 13 more are computed than the prompts hold.
+    assert outcome.totals[0].prefill_tokens == 16 + 13
+
+
+def test_preempted_blocks_that_nobody_takes_are_kept() -> None:
+    """As above, where the blocks stay in the cache: of the 13 tokens only those after the first block are computed."""
+    streams = constant_streams(num_blocks=6, max_sequences=2, keeps_preempted=True)
+    outcome = simulate(make_traffic([0.0, 0.0], [8, 8], [9, 9]), streams)
+
+    # The second has 3 whole blocks; the first takes the partial one and one of these before it ends.
+    assert outcome.preempted.tolist() == [0, 1]
+    assert outcome.totals[0].prefill_tokens == 16 + 13 - 2 * 4
+
+
+def test_replicas_in_step_share_the_time_of_a_pass() -> None:
+    """Two replicas take a prompt each in one pass; a longer one makes both wait."""
+    streams = constant_streams(num_replicas=2, max_sequences=1)
+    outcome = simulate(make_traffic([0.0, 0.0], [64, 100], [3, 3]), streams)
+
+    assert outcome.first_s.tolist() == [1.0, 2.0]
+    assert outcome.end_s.tolist() == [3.0, 4.0]
+
+
+def test_prompts_that_are_not_cut_stop_decoding() -> None:
+    """Without chunked prefill, a pass over prompts decodes nothing: the first request waits for the second's prompt."""
+    streams = constant_streams(is_chunked=False, max_tokens=128)
+    outcome = simulate(make_traffic([0.0, 0.5], [10, 100], [4, 2]), streams)
+
+    assert outcome.first_s.tolist() == [1.0, 2.0]
+    assert outcome.end_s.tolist() == [5.0, 3.0]
+
+
+def test_reserved_answers_wait_instead() -> None:
+    """Where whole answers are reserved, the second of two sequences starts when the first ends, and loses nothing."""
+    streams = constant_streams(num_blocks=6, max_sequences=2, reserves_answers=True)
+    outcome = simulate(make_traffic([0.0, 0.0], [8, 8], [9, 9]), streams)
+
+    assert outcome.preempted.tolist() == [0, 0]
+    assert outcome.admitted_s.tolist() == [0.0, 9.0]
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    """Of a prefix of 10 tokens two whole blocks of 4 stay, for requests that come after its first user ended too."""
+    traffic = make_traffic([0.0, 50.0], [12, 12], [2, 2], prefix=[0, 0], prefix_len=[10, 10])
+    outcome = simulate(traffic, constant_streams())
+
+    assert outcome.hit_len.tolist() == [0, 8]
+    assert outcome.totals[0].prefill_tokens == 12 + 4
+
+
+def test_unused_prefix_gives_way() -> None:
+    """A prefix that nobody uses is dropped when another request needs its blocks, and computed again."""
+    traffic = make_traffic([0.0, 50.0, 100.0], [16, 40, 16], [2, 2, 2], prefix=[0, -1, 0], prefix_len=[16, 0, 16])
+    outcome = simulate(traffic, constant_streams(num_blocks=11))
+
+    assert outcome.hit_len.tolist() == [0, 0, 0]
+    assert outcome.preempted.tolist() == [0, 0, 0]
+
+
+def test_waits_are_those_of_m_d_1() -> None:
+    """One sequence at a time and equal requests are a queue with one server and a fixed service time."""
+    num, passes = 60_000, 5
+    draw = np.random.default_rng(1)
+    traffic = make_traffic(np.cumsum(draw.exponential(1.0, num)), [8] * num, [passes] * num)
+    for load in (0.3, 0.6, 0.8):
+        outcome = simulate(traffic, constant_streams(load / passes, max_sequences=1))
+        waits_s = outcome.admitted_s - outcome.arrival_s
+
+        assert np.mean(waits_s) == pytest.approx(waiting_s(load, load), rel=0.05)
+
+
+def test_waits_are_those_of_m_m_c() -> None:
+    """Passes of one time and answers of geometric length are a queue with as many servers as sequences.
+
+    Erlang's C: with c = 4 servers and load 0.8, a request waits with probability 0.596 and 1 / (4 * 0.2) services.
+    """
+    servers, load, mean, num = 4, 0.8, 400, 80_000
+    offered = servers * load
+    terms = [offered**k / math.factorial(k) for k in range(servers)]
+    last = offered**servers / math.factorial(servers) / (1.0 - load)
+    probability = last / (sum(terms) + last)
+    draw = np.random.default_rng(2)
+    service_s = 1.0
+    arrival_s = np.cumsum(draw.exponential(service_s / offered, num))
+    # With the pass of the prompt, a request takes as many passes as its answer has tokens.
+    traffic = make_traffic(arrival_s, [1] * num, draw.geometric(1.0 / mean, num))
+    streams = constant_streams(service_s / mean, max_sequences=servers, num_blocks=40_000, longest_len=20_000)
+    outcome = simulate(traffic, streams)
+    waits_s = outcome.admitted_s - outcome.arrival_s
+
+    assert probability == pytest.approx(0.596, abs=0.001)
+    assert np.mean(waits_s) == pytest.approx(probability * service_s / (servers * (1.0 - load)), rel=0.1)
+    assert np.mean(waits_s > service_s / mean) == pytest.approx(probability, rel=0.05)
+
+
+def test_full_batches_serve_as_the_closed_form() -> None:
+    """With equal requests that always wait, requests per second are those of the closed form within 4 %."""
+    request = ServingRequest(prompt_len=1024, output_len=256)
+    instance = make_instance(request=request)
+    share = PrefillShare(1, 512, 2, 256)
+    for batch in (16, 64):
+        candidate = AggregatedCandidate(instance, batch, share, batch * 2 / 255)
+        point = candidate.point(compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device))
+        limits = Limits(batch + 1, 512 + batch, 16, 10_000)
+        priced = price_table(
+            instance, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens, longest_len=request.total_len
+        )
+        unit = SimulatedUnit(Streams(priced.table, limits, 1))
+        equal = make_traffic([0.0] * 2000, [1024] * 2000, [256] * 2000)
+
+        assert saturated_per_s(unit, equal) == pytest.approx(point.requests_per_s, rel=0.04)
+
+
+def test_idle_server_has_the_latency_of_its_passes() -> None:
+    """With hours between requests, a first token takes a prefill pass, and a further one a decode pass."""
+    request = ServingRequest(prompt_len=1000, output_len=201)
+    instance = make_instance(request=request)
+    priced = price_table(instance, max_sequences=8, max_tokens=2048, longest_len=request.total_len)
+    unit = SimulatedUnit(Streams(priced.table, Limits(8, 2048, 16, 1000), 1))
+    traffic = make_traffic([0.0, 3600.0, 7200.0], [1000] * 3, [201] * 3)
+    figures = summarize_outcome(unit, traffic, simulate_unit(unit, traffic))
+    passes = [instance.passes.prefill(1, 1000), instance.passes.decode(1, 1100, answer_len=201)]
+    prefill, decode = compose_passes(passes, instance.scenario.config, instance.scenario.device)
+
+    assert figures.tpot is not None
+    assert figures.ttft.p50_s == pytest.approx(prefill.step_s, rel=0.05)
+    assert figures.tpot.p50_s == pytest.approx(decode.step_s, rel=0.02)
+    assert figures.most_queue == 0
+
+
+def test_interpolated_passes_are_close() -> None:
+    """Passes off the grid are within 2 % in the median and 10 % at most."""
+    priced = price_table(make_instance(), max_sequences=256, max_tokens=2048, longest_len=8192)
+
+    assert priced.error_median_fraction < 0.02
+    assert priced.error_most_fraction < 0.1
+    assert priced.low_fraction < 1.0 < priced.high_fraction
+
+
+def test_disaggregated_first_token_includes_the_transfer() -> None:
+    """A prompt passes the prefill stream, is sent, and is decoded elsewhere; nothing is computed twice."""
+    unit = SimulatedUnit(constant_streams(), constant_streams(0.5), (0.0, 1000.0), (0.25, 10.25))
+    traffic = make_traffic([0.0, 0.0], [50, 100], [3, 3])
+    outcome = simulate_unit(unit, traffic)
+
+    # 64 tokens in the first pass (50 and 14), 64 in the second, 22 in the third; then 0.25 s + 0.01 s a token.
+    assert outcome.first_s.tolist() == [0.5 + 0.75, 1.5 + 1.25]
+    assert outcome.emitted.tolist() == [3, 3]
+    assert sum(total.prefill_tokens for total in outcome.totals) == 0
+    assert outcome.end_s[0] == pytest.approx(outcome.first_s[0] + 2.0)
+
+
+def _mixed_traffic() -> Traffic:
+    source = RandomTraffic(
+        prompts=read_lengths("lognormal:60,40", "prompt_len"),
+        answers=read_lengths("geometric:30", "output_len"),
+        cached_len=12,
+        num_requests=3000,
+        seed=7,
+    )
+    return source.draw(400)[0].at_rate(0.2)
+
+
+def test_same_seed_gives_the_same_outcome() -> None:
+    """Bit by bit; another seed gives another one."""
+    streams = constant_streams(num_blocks=150, max_sequences=16, num_streams=2)
+    first, second = simulate(_mixed_traffic(), streams), simulate(_mixed_traffic(), streams)
+
+    assert first.end_s.tobytes() == second.end_s.tobytes()
+    source = RandomTraffic(prompts=read_lengths("geometric:60", "prompt_len"), answers=read_lengths(30, "output_len"))
+    assert not np.array_equal(source.draw(4000)[0].prompt_len, replace(source, seed=1).draw(4000)[0].prompt_len)
+
+
+def test_compiled_loop_gives_the_same_outcome() -> None:
+    """With preemptions, prefixes and cut prompts, times and counts are bit-identical to those of Python alone."""
+    pytest.importorskip("numba", reason="needs the fast extra")
+    streams = constant_streams(num_blocks=150, max_sequences=16, num_streams=2)
+    plain, compiled = (simulate(_mixed_traffic(), streams, compiled=each) for each in (False, True))
+
+    assert plain.preempted.sum() > 0
+    assert plain.hit_len.sum() > 0
+    for name in ("admitted_s", "first_s", "end_s", "emitted", "preempted", "hit_len"):
+        assert getattr(plain, name).tobytes() == getattr(compiled, name).tobytes()
+    assert plain.totals == compiled.totals
+
+
+def test_requests_that_never_fit_are_refused() -> None:
+    """A request that the whole cache does not hold is named."""
+    with pytest.raises(WorkloadError, match="a request of 44 tokens does not fit into the cache of 40 tokens"):
+        simulate(make_traffic([0.0], [40], [4]), constant_streams(num_blocks=10))
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "spread"),
+    [
+        ("500", 500.0, 0.0),
+        ("uniform:100,900", 500.0, 800 / math.sqrt(12)),
+        ("normal:500,50", 500.0, 50.0),
+        ("lognormal:500,300", 500.0, 300.0),
+        ("geometric:500", 500.0, 500.0),
+        ("100=0.5,900=0.5", 500.0, 400.0),
+    ],
+)
+def test_drawn_lengths_have_the_mean_and_spread(text: str, mean: float, spread: float) -> None:
+    """Mean and standard deviation of 100,000 lengths are those of the distribution."""
+    distribution = read_lengths(text, "prompt_len")
+    drawn = distribution.draw(np.random.default_rng(0), 100_000)
+
+    assert distribution.mean == pytest.approx(mean)
+    assert np.mean(drawn) == pytest.approx(mean, rel=0.02)
+    assert np.std(drawn) == pytest.approx(spread, rel=0.03, abs=1e-9)

@@ -1,0 +1,210 @@
+"""serve-plan with --arrivals and --trace: output, and one line for each kind of bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from command_line import run as run_command
+from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving.traffic import trace as trace_module
+from shapewright.optimize.serving.traffic.requests import read_rates
+from shapewright.optimize.serving.traffic.trace import read_trace
+
+JOB = ["llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "1", "--layouts", "1"]
+RANDOM = ["--isl", "lognormal:800,400", "--osl", "geometric:100", "--requests", "400"]
+ROWS = "arrival_s,prompt_len,output_len\n"
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command."""
+    return run_command(["serve-plan", *JOB, *arguments], capsys)
+
+
+def test_text_json_and_page_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Percentiles grow, goodput and limits are those asked for, and the three forms show the same run."""
+    page = tmp_path / "traffic.html"
+    arguments = [*RANDOM, "--arrivals", "4/s,8/s", "--ttft-p90", "500ms", "--tpot-p90", "50ms"]
+    code, text, _ = run([*arguments, "--html", str(page)], capsys)
+    _, out, err = run([*arguments, "--json"], capsys)
+    facts = json.loads(out)
+    run_at_4 = facts["runs"][0]
+
+    assert (code, err) == (0, "")
+    assert [one["arrivals_per_s"] for one in facts["runs"]] == [4.0, 8.0]
+    for name in ("ttft", "tpot", "e2e"):
+        assert 0.0 < run_at_4[f"{name}_p50_s"] < run_at_4[f"{name}_p90_s"] < run_at_4[f"{name}_p99_s"]
+    assert run_at_4["goodput_fraction"] == 1.0
+    assert run_at_4["usd_per_million_tokens"] is None
+    assert facts["best"] == 1
+    assert facts["servers"][0]["largest_requests_per_s"] <= facts["servers"][0]["capacity_requests_per_s"]
+    assert facts["servers"][0]["pass_error_median_fraction"] < 0.02
+    for words in ("TTFT p90 at most 500 ms", "largest load", "best: server 1"):
+        assert words in text
+    for words in ("Assumptions", "Time to first token over load"):
+        assert words in page.read_text(encoding="utf-8")
+
+
+def test_missed_limits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and what to change."""
+    code, text, _ = run([*RANDOM, "--arrivals", "4/s", "--tpot-p90", "1us"], capsys)
+
+    assert code == 1
+    assert "no server keeps the limits" in text
+
+
+def test_trace_in_csv_and_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both forms hold the same requests; shared prefixes give hits; --arrivals scales the rate."""
+    rows = [(0.0, 500, 20, "a", 320), (0.4, 600, 30, "a", 320), (1.0, 100, 10, "", 0)]
+    first, second = tmp_path / "one.csv", tmp_path / "two.jsonl"
+    names = ("arrival_s", "prompt_len", "output_len", "prefix_id", "prefix_len")
+    first.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)), encoding="utf-8")
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    second.write_text("\n".join(lines), encoding="utf-8")
+    results = [json.loads(run(["--trace", str(path), "--json"], capsys)[1]) for path in (first, second)]
+    faster = json.loads(run(["--trace", str(first), "--arrivals", "20/s", "--json"], capsys)[1])
+
+    assert results[0] == results[1]
+    assert results[0]["runs"][0]["arrivals_per_s"] == pytest.approx(2.0)
+    assert results[0]["runs"][0]["prefix_hit_fraction"] == pytest.approx(320 / 1200)
+    assert faster["runs"][0]["arrivals_per_s"] == 20.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arrivals", "12/s", "--isl", "zipf:2", "--osl", "10"], "is not a distribution of lengths"),
+        (["--arrivals", "12/s", "--isl", "uniform:9,1", "--osl", "10"], "is not a distribution of lengths"),
+        (["--arrivals", "12/s", "--isl", "10=-1,20=2", "--osl", "10"], "is not a distribution of lengths"),
+        (["--arrivals", "12/s", "--isl", "nan", "--osl", "10"], "is not a distribution of lengths"),
+        (["--arrivals", "soon", "--isl", "10", "--osl", "10"], "is not a rate above 0"),
+        (["--arrivals", "-1/s", "--isl", "10", "--osl", "10"], "is not a rate above 0"),
+        (["--arrivals", "1/week", "--isl", "10", "--osl", "10"], "is not a rate above 0"),
+        (["--arrivals", "12/s", "--osl", "10"], "needs arrivals, --isl and --osl"),
+        (["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--requests", "0"], "num_requests=0"),
+        (["--arrivals", "2/s", "--isl", "9000", "--osl", "10"], "exceed the 8192 tokens"),
+        (["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--ttft", "1s"], "give --ttft-p90"),
+        (["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--burstiness", "0"], "burstiness=0"),
+        (["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--address", "auto"], "no effect without engine='ray'"),
+        (["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--cached-prefix", "10"], "cached_len=10"),
+        (["--isl", "10", "--osl", "10"], "--layouts needs --arrivals"),
+        (["--trace", "missing.csv"], "cannot be read"),
+        (
+            ["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
+            "max_num_batched_tokens=8 must be at least max_num_seqs=9",
+        ),
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    code, out, err = run(arguments, capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--isl", "uniform:1,9", "--osl", "10"], "needs --arrivals"), (["--osl", "10"], "missing option --isl")],
+)
+def test_closed_form_takes_single_lengths(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without traffic, both lengths are needed and are numbers."""
+    code, out, err = run_command(["serve-plan", *JOB[:3], *arguments], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_overload_names_the_largest_load(capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest load that is named is held; of several rates those beyond it are marked."""
+    code, out, err = run([*RANDOM, "--arrivals", "9000/s"], capsys)
+    largest = err.partition("the largest load is ")[2].partition(",")[0]
+    held, text, _ = run([*RANDOM, "--arrivals", f"{largest},9000/s"], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--gpus" in err
+    assert held == 0
+    assert "overload" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no column arrival_s"),
+        (ROWS, "holds no requests"),
+        ("when,prompt_len,output_len\n0,1,1\n", "has no column arrival_s"),
+        (ROWS + "-1,10,10\n", "line 2: arrival_s='-1' must be seconds"),
+        (ROWS + "5,10,10\n4,10,10\n", "line 3: arrival_s=4 is before the 5"),
+        (ROWS + "0,0,10\n", "prompt_len='0' must be a whole number"),
+        (ROWS + "0,10,1.5\n", "output_len='1.5' must be a whole number"),
+        (ROWS + "0,10\n", "line 2: 2 cells"),
+        (ROWS + "nan,10,10\n", "must be seconds"),
+        (ROWS + "0,8000,1000\n", "max_position_embeddings=8192"),
+        ("arrival_s,prompt_len,output_len,prefix_id\n0,1,1,a\n", "one of prefix_id and prefix_len"),
+        ("arrival_s,prompt_len,output_len,prefix_id,prefix_len\n0,10,1,a,11\n", "prefix_len='11'"),
+    ],
+)
+def test_bad_traces_are_one_line(content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr with the line of the file, exit code 2."""
+    path = tmp_path / "requests.csv"
+    path.write_text(content, encoding="utf-8")
+    code, out, err = run(["--trace", str(path)], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_trace_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and numbers of requests beyond the limits are refused; other text is too."""
+    path = tmp_path / "requests.csv"
+    path.write_text(ROWS + "0,1,1\n" * 3, encoding="utf-8")
+    with monkeypatch.context() as patched:
+        patched.setattr(trace_module, "MOST_REQUESTS", 2)
+        with pytest.raises(WorkloadError, match="more than 2 requests"):
+            read_trace(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(trace_module, "MOST_FILE_BYTES", 10)
+        with pytest.raises(WorkloadError, match="more than 10"):
+            read_trace(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(WorkloadError, match="not csv or jsonl in UTF-8"):
+        read_trace(path)
+    lines = tmp_path / "requests.jsonl"
+    lines.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(WorkloadError, match="line 1 is not a JSON object"):
+        read_trace(lines)
+
+
+def test_dates_count_from_the_first(tmp_path: Path) -> None:
+    """A trace with dates, and with the column names of a published one."""
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.5,374,44\n2023-11-16 18:15:50,396,109\n",
+        encoding="utf-8",
+    )
+    traffic = read_trace(path)
+
+    assert traffic.arrival_s.tolist() == [0.0, 3.5]
+    assert traffic.prompt_len.tolist() == [374, 396]
+
+
+def test_api_takes_devices_and_rates() -> None:
+    """Each device and rate is a run; a device that does not hold the model is left out with a note."""
+    found = shapewright.serve_traffic(
+        "llama-3-8b",
+        device="h100-sxm-80gb",
+        devices=["l40s"],
+        arrivals="1/s,2/s",
+        prompt_len=200,
+        output_len="geometric:40",
+        num_requests=200,
+        num_layouts=1,
+        layout={"tensor_parallel": 1},
+    )
+
+    assert [(run.server, run.rate_per_s) for run in found.runs] == [(0, 1.0), (0, 2.0), (1, 1.0), (1, 2.0)]
+    assert read_rates("60/min") == (1.0,)
+    assert "largest load" in found._repr_html_()
