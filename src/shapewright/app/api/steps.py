@@ -6,9 +6,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from math import prod
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError
+from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
 from shapewright.models import ModelLike, read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario
@@ -175,23 +177,26 @@ def mfu(
     seconds: float | None = None,
     tokens_per_s: float | None = None,
     tokens_per_s_per_device: float | None = None,
-    num_devices: int,
-    global_batch_size: int,
+    num_devices: int | None = None,
+    global_batch_size: int | None = None,
     convention: str = "megatron",
+    trace: str | PathLike[str] | None = None,
     **parts: Unpack[ScenarioParts],
 ) -> Utilization:
     """Compute MFU and HFU of a measured training step by every convention, and attribute the rest of the peak.
 
     Exactly one of ``seconds``, ``tokens_per_s`` and ``tokens_per_s_per_device`` is required. Without parallel degrees
-    in the layout, the fastest plain layout that fits is assumed.
+    in the layout, the fastest plain layout that fits is assumed. A trace of torch.profiler states what is not given:
+    time, devices, micro-batch, sequence length and batch of a step; the result then says where the step loses.
 
     Args:
         config: A model or a Scenario, see ScenarioLike.
         seconds: Measured time of one optimizer step. [s]
         tokens_per_s: Measured tokens per second of the whole job. [token/s]
         tokens_per_s_per_device: The same, divided by the devices. [token/s]
-        num_devices: Devices of the whole job.
-        global_batch_size: Sequences of the step over all replicas.
+        num_devices: Devices of the whole job; required without a trace.
+        global_batch_size: Sequences of the step over all replicas; required without a trace.
+        trace: File of torch.profiler (``export_chrome_trace``), plain or gzip, of one rank.
         convention: FLOP convention of the headline, a key of ``CONVENTIONS`` in ``shapewright.lowering.flops``.
         parts: See ScenarioParts.
 
@@ -203,10 +208,28 @@ def mfu(
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
     from shapewright.prediction.assumed_layout import assume_layout
-    from shapewright.prediction.utilization import explain_utilization, read_measurement
+    from shapewright.prediction.utilization import explain_utilization, read_measurement, read_trace
 
+    profile = None if trace is None else read_trace(trace)
     layout = _given_layout(config, parts.pop("layout", None))
-    given = given_fields(parts.get("workload")) | {"global_batch_size": global_batch_size}
+    own = given_fields(parts.get("workload"))
+    if profile is not None:
+        if profile.batch is not None:
+            own = dict(zip(("micro_batch_size", "seq_len"), profile.batch, strict=True)) | own
+        num_devices = num_devices or profile.world_size or 1
+        degrees = [layout.get(f"{axis}_parallel") or 1 for axis in ("tensor", "pipeline", "context")]
+        replicas = max(num_devices // prod(degrees), 1)
+        if global_batch_size is None and own.get("micro_batch_size") is not None:
+            global_batch_size = own["micro_batch_size"] * max(profile.num_microbatches, 1) * replicas
+        if seconds is tokens_per_s is tokens_per_s_per_device is None:
+            seconds = profile.span_s / profile.num_steps
+    for name, value in (("num_devices", num_devices), ("global_batch_size", global_batch_size)):
+        if value is None:
+            raise WorkloadError(
+                f"{name} is not given{', and the trace does not state it' if profile else ''}; set {name}", field=name
+            )
+    assert num_devices is not None
+    given = own | {"global_batch_size": global_batch_size}
     parts["workload"] = given
     scenario = build_scenario(config, **parts)
     measured = {
@@ -223,6 +246,7 @@ def mfu(
         num_devices=num_devices,
         has_layout=has_layout,
         convention=convention,
+        trace=profile,
     )
 
 

@@ -14,11 +14,12 @@ from shapewright.pricing.software import TUNED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.mfu import MfuOutput
+    from shapewright.app.report.outputs.mfu import MfuOutput, TraceOutput
 
 # Losses below this share of the step are omitted from the table; the JSON has all.
 _SHOWN_FROM_FRACTION = 0.0005
 _BAR_CHARACTERS = 40
+_SHOWN_GROUPS = 15  # the JSON has all
 # Units of a measured rate.
 GIVEN_WORDS = {"tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s/device"}
 
@@ -60,6 +61,18 @@ def print_utilization(output: MfuOutput, console: Console) -> None:
         console.print()
         console.print(reachable_words(output), style="bold", soft_wrap=True)
         print_table(reachable_columns(output), console)
+    if output.trace is not None:
+        console.print()
+        console.print(trace_words(output.trace), style="bold", soft_wrap=True)
+        print_table(trace_loss_columns(output.trace), console)
+        console.print()
+        print_table(trace_group_columns(output.trace), console)
+        if output.trace.best_fix is not None:
+            best = output.trace.best_fix
+            console.print()
+            console.print(
+                f"gains most, up to {format_seconds(best.gain_s)} a step: {best.fix}", style="bold", soft_wrap=True
+            )
     print_notes(output.notes, console)
 
 
@@ -166,6 +179,63 @@ def reachable_columns(output: MfuOutput) -> list[Column]:
     return columns_of(rows, headings)
 
 
+def trace_words(trace: TraceOutput) -> str:
+    """Steps, times and matched share of a trace, in one line."""
+    steps = "one step" if trace.num_steps == 1 else f"{trace.num_steps} steps"
+    device = f" of {trace.device_name}" if trace.device_name else " of a CPU" if trace.is_cpu else ""
+    return (
+        f"trace{device}: {steps} of {format_seconds(trace.step_s)}, predicted "
+        f"{format_seconds(trace.predicted_step_s)}; {format_percent(trace.matched_fraction)} of the kernels' time "
+        "matched to predicted operations"
+    )
+
+
+def trace_loss_columns(trace: TraceOutput) -> list[Column]:
+    """Losses of a trace with their fixes, as the columns of a table."""
+    rows = [
+        [
+            loss.name.replace("_", " "),
+            format_seconds(loss.time_s),
+            format_percent(loss.fraction),
+            format_seconds(loss.gain_s),
+            loss.why,
+            loss.fix,
+        ]
+        for loss in trace.losses
+    ]
+    headings = (
+        Column("the step loses by", is_text=True),
+        Column("time"),
+        Column("share"),
+        Column("gain"),
+        Column("trace", rank=1, is_text=True),
+        Column("fix", rank=2, is_text=True),
+    )
+    return columns_of(rows, headings)
+
+
+def trace_group_columns(trace: TraceOutput) -> list[Column]:
+    """Kernels against their predictions, those that lose most, as the columns of a table."""
+    rows = [
+        [
+            group.name,
+            format_seconds(group.measured_s),
+            format_seconds(group.predicted_s) if group.num_predicted else "",
+            f"{group.num_measured:g}",
+            f"{group.num_predicted}" if group.num_predicted else "",
+        ]
+        for group in trace.groups[:_SHOWN_GROUPS]
+    ]
+    headings = (
+        Column("operations", is_text=True),
+        Column("measured"),
+        Column("predicted"),
+        Column("kernels", rank=1),
+        Column("runs", rank=1),
+    )
+    return columns_of(rows, headings)
+
+
 def utilization_sections(output: MfuOutput) -> list[Section]:
     """Sections of the page."""
     facts = Table(
@@ -181,6 +251,11 @@ def utilization_sections(output: MfuOutput) -> list[Section]:
         named = [column for column in waterfall_columns(output) if column.name]  # the figure has its own bars
         sections.append(table_of("From peak to measured", named))
         sections.append(table_of("What is reachable", reachable_columns(output), note=reachable_words(output)))
+    if output.trace is not None:
+        sections.append(
+            table_of("Where the traced step loses", trace_loss_columns(output.trace), note=trace_words(output.trace))
+        )
+        sections.append(table_of("Kernels against predictions", trace_group_columns(output.trace)))
     if output.notes:
         sections.append(Words("Notes", list(output.notes)))
     return sections

@@ -22,12 +22,14 @@ from shapewright.prediction.utilization.rates import (
     rate_by_convention,
     read_measurement,
 )
+from shapewright.prediction.utilization.trace_losses import TraceComparison, compare_trace
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.models import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
+    from shapewright.prediction.utilization.kineto import Trace
     from shapewright.workload import ParallelLayout, Workload
 
 _ROUNDING = 1e-9
@@ -70,6 +72,7 @@ class Utilization(NotebookDisplay):
         prediction: The predicted step; None without a waterfall.
         waterfall: Parts that add up to the measured time; empty where no layout is possible.
         notes: Assumptions, and doubts about the measurement.
+        comparison: A trace of the step against its prediction; None without a trace or a prediction.
     """
 
     config: TransformerConfig
@@ -86,6 +89,7 @@ class Utilization(NotebookDisplay):
     prediction: Prediction | None
     waterfall: tuple[WaterfallPart, ...]
     notes: tuple[str, ...]
+    comparison: TraceComparison | None = None
 
     @property
     def result(self) -> ConventionResult:
@@ -138,6 +142,7 @@ def explain_utilization(
     has_layout: bool = True,
     convention: str = "megatron",
     notes: tuple[str, ...] | None = None,
+    trace: Trace | None = None,
 ) -> Utilization:
     """Compute the utilization of a measured step and explain its losses.
 
@@ -150,6 +155,7 @@ def explain_utilization(
         has_layout: Whether the layout of the scenario is known; without it there is no waterfall.
         convention: FLOP convention of the headline.
         notes: Notes of the result; by default those of the scenario.
+        trace: Trace of the step, which is compared with its prediction.
 
     Raises:
         WorkloadError: the measurement or the number of devices is invalid, or the workload is not training.
@@ -207,6 +213,7 @@ def explain_utilization(
         prediction=prediction,
         waterfall=waterfall,
         notes=tuple(found_notes),
+        comparison=compare_trace(trace, prediction) if trace is not None and prediction is not None else None,
     )
 
 

@@ -20,6 +20,7 @@ Examples:
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --html mfu.html
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --trace profile.json.gz
 """
 
 
@@ -32,7 +33,12 @@ Examples:
     "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",
     help="instead: measured tokens/s of the job, divided by its devices",
 )  # fmt: skip
-@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the whole job")
+@click.option("--gpus", type=int, metavar="N", help="devices of the whole job")
+@click.option(
+    "--trace", metavar="FILE",
+    help="trace of one rank by torch.profiler (export_chrome_trace; .json or .gz): says where the step loses time, and "
+    "states the time, devices and batch that are not given",
+)  # fmt: skip
 @click.option(
     "--convention",
     type=click.Choice(tuple(CONVENTIONS)),
@@ -50,7 +56,8 @@ def command(
     seconds: float | None,
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
-    gpus: int,
+    gpus: int | None,
+    trace: str | None,
     convention: str,
     as_json: bool,
     html: str | None,
@@ -60,17 +67,22 @@ def command(
     """Explain a measured training step of CONFIG: MFU, HFU, and where the rest of the peak went.
 
     The measurement is --seconds a step, --tokens-per-s or --tokens-per-s-per-gpu, one of them; --global-batch is
-    needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits.
+    needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits. With --trace all of
+    these follow from the trace where they are not given (record_shapes=True), and kernels are matched to predicted
+    operations: which are slow, gaps of the host, exposed communication, recomputation, and the fix that gains most.
     """
     from shapewright.app.api import mfu
 
     if as_json and oneline:
         raise click.UsageError("--json and --oneline cannot be combined; give one of them")
-    if sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device)) != 1:
+    num_given = sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device))
+    if num_given > 1 or (num_given == 0 and trace is None):
         raise click.UsageError("give what was measured as one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu")
     groups = group_options(given)
     batch = groups["workload"].pop("global_batch_size", None)
-    if batch is None:
+    if gpus is None and trace is None:
+        raise click.UsageError("Missing option '--gpus': the devices of the whole job")
+    if batch is None and trace is None:
         raise click.UsageError("Missing option '--global-batch': the sequences of one step over all replicas")
     found = mfu(
         config,
@@ -84,6 +96,7 @@ def command(
         layout=groups["layout"],
         overrides=groups["model"],
         convention=convention,
+        trace=trace,
         software=software,
     )
     from shapewright.app.report.outputs.mfu import mfu_output

@@ -13,7 +13,7 @@ from shapewright.prediction.utilization import describe_peak
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.prediction.utilization import Utilization
+    from shapewright.prediction.utilization import TraceComparison, Utilization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,52 @@ class ReachableOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceGroupOutput:
+    """Kernels of one kind and size, against the predicted operations that they run; times are of one step."""
+
+    name: str = described("predicted operations, or operators where none is predicted")
+    kind: str = described("`gemm`, `grouped_gemm`, `attention`, `pointwise`, `collective` or `other`")
+    measured_s: float = described("time of the kernels")
+    predicted_s: float = described("predicted time of the operations")
+    lost_s: float = described("`measured_s` minus `predicted_s`")
+    num_measured: float = described("kernels, or operators of a CPU")
+    num_predicted: int = described("predicted executions; 0 where nothing is predicted")
+    kernel: str = described("name of the longest kernel")
+    in_fp32: bool = described("whether inputs have 32 bits although fewer were predicted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceLossOutput:
+    """One way in which the traced step loses time."""
+
+    name: str = described(
+        "`slow_kernels`, `host_gaps`, `exposed_communication`, `recomputation` or `unpredicted_kernels`"
+    )
+    time_s: float = described("its time in a step")
+    predicted_s: float = described("part of it that was predicted")
+    gain_s: float = described("time that the fix saves at most")
+    fraction: float = described("its time over the measured step")
+    why: str = described("what the trace shows")
+    fix: str = described("what to change")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOutput:
+    """A trace of torch.profiler against the prediction of its step."""
+
+    file: str = described("name of the file")
+    num_steps: int = described("steps that it covers")
+    step_s: float = described("measured time of a step")
+    predicted_step_s: float = described("predicted time of a step")
+    matched_fraction: float = described("share of the kernels' time that was matched to predicted operations")
+    is_cpu: bool = described("whether it holds operators of a CPU instead of kernels")
+    device_name: str = described("device as the trace names it; empty where it does not")
+    groups: list[TraceGroupOutput] = described("kernels with their predictions, those that lose most first")
+    losses: list[TraceLossOutput] = described("losses, the largest gain first")
+    best_fix: TraceLossOutput | None = described("the loss whose fix gains most; null where nothing is lost")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MfuOutput(Output):
     """A measured training step, by every FLOP convention, and its distance from the peak."""
 
@@ -106,6 +152,7 @@ class MfuOutput(Output):
         "parts of the measured time: model FLOPs at peak first, unexplained last; they add up to `seconds`"
     )
     reachable: ReachableOutput | None = described("the predicted step; null without a layout")
+    trace: TraceOutput | None = described("the trace given with --trace against the prediction; null without one")
     config: TransformerConfig
     workload: Workload
     layout: JobLayout | None = described("the layout that the waterfall assumes; null without one")
@@ -136,7 +183,26 @@ def mfu_output(found: Utilization) -> MfuOutput:
         conventions={result.name: take(ConventionOutput, result, **vars(result.flops)) for result in found.conventions},
         waterfall=[take(WaterfallOutput, part, fraction=part.time_s / found.seconds) for part in found.waterfall],
         reachable=_reachable(found),
+        trace=_trace(found.comparison),
         layout=None if found.layout is None else job_layout(found.layout),
+    )
+
+
+def _trace(found: TraceComparison | None) -> TraceOutput | None:
+    if found is None:
+        return None
+    losses = [take(TraceLossOutput, loss, fraction=loss.time_s / found.step_s) for loss in found.losses]
+    best = found.best_fix
+    return take(
+        TraceOutput,
+        found.trace,
+        file=found.trace.path.name,
+        step_s=found.step_s,
+        predicted_step_s=found.predicted_step_s,
+        matched_fraction=found.matched_fraction,
+        groups=[take(TraceGroupOutput, group) for group in found.groups],
+        losses=losses,
+        best_fix=next((loss for loss in losses if best is not None and loss.name == best.name), None),
     )
 
 

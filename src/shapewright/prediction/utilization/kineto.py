@@ -1,0 +1,374 @@
+"""Read traces of torch.profiler (Kineto's Chrome trace format) as a stream: what ran, for how long, with which shapes.
+
+A trace is one JSON object whose ``traceEvents`` has an entry per operator of the host, kernel of the device and
+annotation. Events are decoded one at a time from a buffer of bounded size, so that a trace of gigabytes takes memory
+for its kernels and operators only; ``.gz`` files are decompressed on the way.
+
+Kernels are attributed to the operator that launched them by ``External id``. A trace without kernels, of a CPU, is read
+as the operators themselves, each with the time that its inner operators do not take.
+
+Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from shapewright.core.errors import MeasuredFileError, plain_text
+
+_CHUNK_CHARACTERS = 1 << 20
+_MOST_EVENT_CHARACTERS = 4 << 20
+_MOST_HEADER_CHARACTERS = 16 << 20
+MOST_CHARACTERS = 8 << 30
+"""Most characters of a trace after decompression: some minutes of training of a large model with shapes."""
+MOST_EVENTS = 4_000_000
+"""Most kernels and operators that are kept."""
+_MOST_NAME_CHARACTERS = 200
+_US = 1e-6
+
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|SendRecv|AllToAll", re.IGNORECASE)
+_FORWARD_MODULES = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
+_WRAPPERS = (*_FORWARD_MODULES, "aten::matmul")
+"""Operators that run others: their own time is that of the host."""
+_BACKWARD = "autograd::engine::evaluate_function"
+_CHECKPOINT = "CheckpointFunctionBackward"
+
+
+class Operator(NamedTuple):
+    """An operator of the host with the innermost facts that kernels inherit.
+
+    Attributes:
+        name: Name, such as ``aten::mm``.
+        dims: Dimensions of its tensor inputs; empty without ``record_shapes``.
+        dtype: Type of its first input, such as ``c10::BFloat16``; empty if unknown.
+        is_recomputed: Whether it is a forward operator that runs again inside the backward pass.
+    """
+
+    name: str
+    dims: tuple[tuple[int, ...], ...]
+    dtype: str
+    is_recomputed: bool
+
+
+class Kernel(NamedTuple):
+    """A kernel, or an operator of a CPU, with its interval on the timeline.
+
+    Attributes:
+        name: Name of the kernel.
+        start_s: Start. [s]
+        end_s: End. [s]
+        time_s: Duration, of an operator without its inner ones. [s]
+        operator: The operator that launched it; None if unknown.
+        is_collective: Whether it communicates with other devices.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    time_s: float
+    operator: Operator | None
+    is_collective: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace holds of one device.
+
+    Attributes:
+        path: File.
+        kernels: Kernels of the device, by start.
+        num_steps: Steps that it covers: its ``ProfilerStep`` annotations, or 1.
+        span_s: Time from the first kernel or step to the last. [s]
+        is_cpu: Whether it holds operators of a CPU instead of kernels.
+        device_name: Device as the trace names it; empty if it does not.
+        world_size: Devices of the job, as the trace states; None if it does not.
+        batch: Sequences and tokens per sequence of the token embedding's input; None if unknown.
+        num_microbatches: Forward passes per step, by the token embedding; 0 if unknown.
+    """
+
+    path: Path
+    kernels: tuple[Kernel, ...]
+    num_steps: int
+    span_s: float
+    is_cpu: bool
+    device_name: str
+    world_size: int | None
+    batch: tuple[int, int] | None
+    num_microbatches: int
+
+
+def read_trace(path: str | PathLike[str]) -> Trace:
+    """Read a trace.
+
+    Args:
+        path: JSON file of torch.profiler, plain or gzip.
+
+    Raises:
+        MeasuredFileError: the file is missing, is no trace, is cut off, is too large, or holds no kernel or operator.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MeasuredFileError(
+            f"{str(path)!r} is not a file; give a trace written by export_chrome_trace", field="trace"
+        )
+    try:
+        with _open(path) as stream:
+            reader = _EventReader(stream, path)
+            return _collect(reader, path)
+    except RecursionError:
+        raise MeasuredFileError(f"{path.name} is nested too deeply to be a trace", field="trace") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise MeasuredFileError(f"{path.name} cannot be read: {error}", field="trace") from error
+
+
+def _open(path: Path) -> IO[str]:
+    """Open a plain or a gzip file as text."""
+    with path.open("rb") as start:
+        is_gzip = start.read(2) == b"\x1f\x8b"
+    if is_gzip:
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return path.open(encoding="utf-8", errors="replace")
+
+
+class _EventReader:
+    """Iterates over the events of a trace with a bounded buffer, and keeps the text before them."""
+
+    def __init__(self, stream: IO[str], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._buffer, self._place, self._total = "", 0, 0
+        self._decoder = json.JSONDecoder()
+        self.header = self._read_header()
+        self.tail = ""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            self._skip(" \t\r\n,")
+            if self._place >= len(self._buffer):
+                raise MeasuredFileError(f"{self._path.name} is cut off: its list of events does not end", field="trace")
+            if self._buffer[self._place] == "]":
+                self.tail = self._buffer[self._place + 1 :]
+                return
+            yield self._decode()
+
+    def _read_header(self) -> str:
+        """Read up to the list of events; returns the text before it."""
+        while True:
+            found = re.search(r'"traceEvents"\s*:\s*\[', self._buffer)
+            start = self._buffer.lstrip()
+            if start.startswith("["):
+                self._place = self._buffer.index("[") + 1
+                return ""
+            if found:
+                self._place = found.end()
+                return self._buffer[: found.start()]
+            if (start and not start.startswith("{")) or len(self._buffer) > _MOST_HEADER_CHARACTERS or not self._more():
+                raise MeasuredFileError(
+                    f"{self._path.name} is no trace of torch.profiler: it has no list 'traceEvents'; write one with "
+                    f"export_chrome_trace",
+                    field="trace",
+                )
+
+    def _skip(self, characters: str) -> None:
+        """Move over separators, reading on where the buffer ends."""
+        while True:
+            while self._place < len(self._buffer) and self._buffer[self._place] in characters:
+                self._place += 1
+            if self._place < len(self._buffer) or not self._more():
+                return
+
+    def _decode(self) -> dict[str, Any]:
+        """Decode one event, reading on until it is complete."""
+        while True:
+            try:
+                event, self._place = self._decoder.raw_decode(self._buffer, self._place)
+            except ValueError as error:
+                is_large = len(self._buffer) - self._place > _MOST_EVENT_CHARACTERS
+                if is_large or not self._more():
+                    done = self._total - len(self._buffer) + self._place
+                    raise MeasuredFileError(
+                        f"{self._path.name} is malformed or cut off in the event after {done} characters: {error}",
+                        field="trace",
+                    ) from None
+            else:
+                return event if isinstance(event, dict) else {}
+
+    def _more(self) -> bool:
+        """Read another chunk; the consumed part of the buffer is dropped."""
+        chunk = self._stream.read(_CHUNK_CHARACTERS)
+        self._total += len(chunk)
+        if self._total > MOST_CHARACTERS:
+            raise MeasuredFileError(
+                f"{self._path.name} has more than {MOST_CHARACTERS >> 30} Gi characters; profile fewer steps",
+                field="trace",
+            )
+        self._buffer, self._place = self._buffer[self._place :] + chunk, 0
+        return bool(chunk)
+
+
+class _Span(NamedTuple):
+    """An event of the host while operators are attributed."""
+
+    thread: tuple[Any, Any]
+    start_us: float
+    end_us: float
+    name: str
+    args: dict[str, Any]
+
+
+def _collect(reader: _EventReader, path: Path) -> Trace:
+    """Collect kernels, operators and steps of a trace."""
+    raw: list[tuple[str, str, float, float, Any, Any]] = []
+    spans: list[_Span] = []
+    steps: list[tuple[float, float]] = []
+    for event in reader:
+        if event.get("ph") != "X":
+            continue
+        category, name = (
+            str(event.get("cat", "")).lower(),
+            plain_text(str(event.get("name", ""))[:_MOST_NAME_CHARACTERS]),
+        )
+        start_us, duration_us = _number(event.get("ts")), _number(event.get("dur"))
+        if start_us is None or duration_us is None or duration_us < 0.0:
+            continue
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if category in _KERNELS:
+            device = args.get("device", event.get("pid"))
+            external = _identity(args.get("External id", args.get("external id")))
+            raw.append((category, name, start_us, start_us + duration_us, str(device), external))
+        elif name.startswith("ProfilerStep") and category in ("user_annotation", "cpu_op", ""):
+            steps.append((start_us, start_us + duration_us))
+        elif category in ("cpu_op", "operator") and not name.startswith("ProfilerStep"):
+            kept = {key: args[key] for key in ("External id", "Input Dims", "Input type") if key in args}
+            spans.append(_Span((event.get("pid"), event.get("tid")), start_us, start_us + duration_us, name, kept))
+        if len(raw) + len(spans) > MOST_EVENTS:
+            raise MeasuredFileError(
+                f"{path.name} has more than {MOST_EVENTS:,} kernels and operators; profile fewer steps", field="trace"
+            )
+    operators, host = _attribute(spans)
+    kernels = _device_kernels(raw, operators) if raw else host
+    if not kernels:
+        raise MeasuredFileError(
+            f"{path.name} holds neither kernels nor operators; profile with ProfilerActivity.CUDA or CPU", field="trace"
+        )
+    ends = [(kernel.start_s, kernel.end_s) for kernel in kernels] + [(a * _US, b * _US) for a, b in steps]
+    num_steps = max(len(steps), 1)
+    embeddings = [one.dims[1] for one in operators.values() if one.name == "aten::embedding" and len(one.dims) > 1]
+    tokens = [dims for dims in embeddings if len(dims) == 2]
+    return Trace(
+        path=path,
+        kernels=tuple(sorted(kernels, key=lambda kernel: kernel.start_s)),
+        num_steps=num_steps,
+        span_s=max(end for _, end in ends) - min(start for start, _ in ends),
+        is_cpu=not raw,
+        device_name=_device_name(reader.header),
+        world_size=_world_size(reader.header + reader.tail),
+        batch=(tokens[0][0], tokens[0][1]) if tokens else None,
+        num_microbatches=round(len(tokens) / num_steps),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Number of an event, also where it is written as text; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 1e300 else None
+
+
+def _identity(value: Any) -> Any:
+    """External id of an event; None where it has none that can be one."""
+    return value if isinstance(value, int | str) else None
+
+
+def _attribute(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kernel]]:
+    """Find the operators by external id, and the time of each operator without its inner ones."""
+    operators: dict[Any, Operator] = {}
+    host: list[Kernel] = []
+    stack: list[tuple[_Span, list[float], bool, bool]] = []  # span, time of inner spans, in backward, recomputed
+
+    def close() -> None:
+        span, inner_us, _, is_recomputed = stack.pop()
+        if stack:
+            stack[-1][1].append(span.end_us - span.start_us)
+        operator = Operator(span.name, _dims(span.args), _dtype(span.args), is_recomputed)
+        operators[_identity(span.args.get("External id")) or f"operator {len(operators)}"] = operator
+        own_us = span.end_us - span.start_us - sum(inner_us)
+        is_wrapper = span.name in _WRAPPERS and bool(inner_us)
+        if span.name.startswith(("aten::", "c10d::")) and own_us > 0.0 and not is_wrapper:
+            is_collective = bool(_COLLECTIVE.search(span.name))
+            host.append(
+                Kernel(span.name, span.start_us * _US, span.end_us * _US, own_us * _US, operator, is_collective)
+            )
+
+    spans.sort(key=lambda span: (str(span.thread), span.start_us, -span.end_us))
+    for span in spans:
+        while stack and (stack[-1][0].thread != span.thread or stack[-1][0].end_us <= span.start_us):
+            close()
+        in_backward = bool(stack and stack[-1][2]) or span.name.startswith(_BACKWARD) or _CHECKPOINT in span.name
+        is_recomputed = bool(stack and stack[-1][3]) or (in_backward and span.name in _FORWARD_MODULES)
+        stack.append((span, [], in_backward, is_recomputed))
+    while stack:
+        close()
+    return operators, host
+
+
+def _device_kernels(raw: list[tuple[str, str, float, float, Any, Any]], operators: dict[Any, Operator]) -> list[Kernel]:
+    """Return the kernels of the device that ran most of them."""
+    by_device: dict[Any, int] = {}
+    for entry in raw:
+        by_device[entry[4]] = by_device.get(entry[4], 0) + 1
+    busiest = max(by_device, key=lambda device: by_device[device])
+    return [
+        Kernel(
+            name,
+            start_us * _US,
+            end_us * _US,
+            (end_us - start_us) * _US,
+            operators.get(external),
+            category == "kernel" and bool(_COLLECTIVE.search(name)),
+        )
+        for category, name, start_us, end_us, device, external in raw
+        if device == busiest
+    ]
+
+
+_LARGEST = 2**48
+
+
+def _dims(args: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Dimensions of the inputs that are tensors."""
+    found = args.get("Input Dims")
+    if not isinstance(found, list):
+        return ()
+    return tuple(
+        tuple(int(size) for size in each)
+        for each in found
+        if isinstance(each, list) and each and all(isinstance(size, int) and 0 <= size < _LARGEST for size in each)
+    )
+
+
+def _dtype(args: dict[str, Any]) -> str:
+    """Type of the first input."""
+    found = args.get("Input type")
+    return str(found[0]) if isinstance(found, list) and found else ""
+
+
+def _device_name(header: str) -> str:
+    found = re.search(r'"deviceProperties".*?"name"\s*:\s*"([^"\\]{1,100})"', header, re.DOTALL)
+    return found[1] if found else ""
+
+
+def _world_size(text: str) -> int | None:
+    found = re.search(r'"world_size"\s*:\s*(\d{1,7})', text)
+    return int(found[1]) if found else None
