@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import os
@@ -135,6 +136,10 @@ def test_examples_of_help_run(
     )
     Path("book.txt").write_text("it was the best of times, it was the worst of times, " * 1000, encoding="utf-8")
     Path("requests.csv").write_text("arrival_s,prompt_len,output_len\n0,500,20\n1,900,30\n", encoding="utf-8")
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 5e6, "args": {"device": 0}}
+    embedding = {"name": "aten::embedding", "args": {"Input Dims": [[128256, 4096], [1, 8192]]}}
+    trace = {"traceEvents": [kernel, kernel | embedding | {"cat": "cpu_op"}]}
+    Path("profile.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     Path("my-gpu.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
     words = shlex.split(example.partition(" > ")[0])[1:]
