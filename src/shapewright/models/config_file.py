@@ -29,6 +29,15 @@ def read_json_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is too large, or is not a JSON object.
     """
+    return parse_json_object(read_file(path), str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file up to one byte above the largest size.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a regular one.
+    """
     try:
         # Files of the kernel such as /proc/kmsg look regular, and would block the reader for ever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:  # noqa: PTH123
@@ -44,7 +53,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"cannot read {short_path(path)}: {reason}; give a readable config.json") from None
-    return parse_json_object(content, str(path))
+    return content
 
 
 def parse_json_object(content: bytes, where: str) -> dict[str, Any]:

@@ -87,6 +87,27 @@ def locate_fields(model: Model, path: str) -> dict[str, int]:
     return lines
 
 
+# Names of each value in config.json files; rope_theta stands in rope_parameters since transformers 5.
+_UNTIMED_KEYS = {
+    "rotary_base": ("rope_theta", "rotary_emb_base"),
+    "norm_epsilon": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon"),
+}
+
+
+def untimed_values(model: Model) -> dict[str, float]:
+    """Return ``rotary_base`` and ``norm_epsilon`` of a model's config.json, which no prediction depends on.
+
+    A value that the file does not give is missing.
+    """
+    if model.raw is None:
+        return {}
+    part = _part(model.raw, read_hf_config(model.raw).text_path)
+    rope = part.get("rope_parameters")
+    part = {**(rope if isinstance(rope, Mapping) else {}), **part}
+    found = {name: next(filter(None, map(part.get, keys)), None) for name, keys in _UNTIMED_KEYS.items()}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
 def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], *, only_present: bool) -> str:
     """Return the key to write: the present one, else the first of the family; empty for none."""
     used = next((key for key in keys if part.get(key) is not None), "")

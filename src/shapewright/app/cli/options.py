@@ -9,6 +9,7 @@ import click
 
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
 from shapewright.app.cli.help_pages import FINER, GroupedOption
+from shapewright.app.cli.job_files import config_argument, fields_of_files, layout_from_option
 from shapewright.app.cli.param_types import FlagList, IntegerList, NameList
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
@@ -138,8 +139,8 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=heading, **keywords)
             command = option(command)
     if needs_device:
-        command = uncalibrated_option(command)
-    return click.argument("config", required=False)(command)
+        command = layout_from_option(uncalibrated_option(command))
+    return config_argument(command)
 
 
 def _has_flag(command: Command, name: str) -> bool:
@@ -179,4 +180,5 @@ def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
         group, _, field_name = key.partition("__")
         if value is not None:
             groups[group][field_name] = value
-    return groups
+    of_files = fields_of_files(click.get_current_context(silent=True))
+    return {group: of_files.get(group, {}) | fields for group, fields in groups.items()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.formats.output_format import (
     DATA_PARALLEL_ONLY,
     OutputFormat,
+    Untimed,
     check_training_workload,
     layout_error,
     num_replicas,
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
-def write_yaml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:  # noqa: ARG001
+def write_yaml(
+    config: TransformerConfig,  # noqa: ARG001
+    workload: Workload | None,
+    layout: ParallelLayout | None,
+    untimed: Untimed,  # noqa: ARG001
+) -> str:
     """Write the config, without machines and their addresses."""
     lines = [] if workload is None else _workload_settings(workload, layout)
     lines += ["compute_environment: LOCAL_MACHINE"]

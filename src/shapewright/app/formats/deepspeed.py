@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.formats.output_format import (
     DATA_PARALLEL_ONLY,
     OutputFormat,
+    Untimed,
     check_training_workload,
     layout_error,
     num_replicas,
@@ -32,7 +33,12 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_json(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+def write_json(
+    config: TransformerConfig,
+    workload: Workload | None,
+    layout: ParallelLayout | None,
+    untimed: Untimed,  # noqa: ARG001
+) -> str:
     """Write the config, without optimizer and learning-rate schedule."""
     values: dict[str, Any] = {} if workload is None else _workload_settings(config, workload, layout)
     values |= (

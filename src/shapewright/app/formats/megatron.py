@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.formats.output_format import (
     OutputFormat,
+    Untimed,
     check_embedding_width,
     check_pipeline_schedule,
     layout_error,
@@ -43,9 +44,14 @@ _RECOMPUTE = {
 }
 
 
-def write_arguments(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+def write_arguments(
+    config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
+) -> str:
     """Write arguments for ``pretrain_gpt.py $(cat FILE)``."""
     lines = [*_model_settings(config), *_attention(config), *_mlp(config), *_head(config, layout)]
+    names = {"norm_epsilon": "--norm-epsilon"}
+    names |= {"rotary_base": "--rotary-base"} if config.position_embedding == "rotary" else {}
+    lines += [f"{flag} {untimed[name]:.10g}" for name, flag in names.items() if name in untimed]
     lines += [] if layout is None else _layout_settings(config, layout)
     lines += [] if workload is None else _workload_settings(workload, layout)
     if workload is not None and workload.offload_optimizer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.formats.output_format import (
     OutputFormat,
+    Untimed,
     check_embedding_width,
     check_head_dims,
     layout_error,
@@ -26,7 +27,12 @@ _VOCAB_SIZE = 50304
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def write_python(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+def write_python(
+    config: TransformerConfig,
+    workload: Workload | None,
+    layout: ParallelLayout | None,
+    untimed: Untimed,  # noqa: ARG001
+) -> str:
     """Write a config; data, optimizer and schedule keep the defaults of train.py."""
     check_head_dims(FORM, config)
     check_embedding_width(FORM, config)

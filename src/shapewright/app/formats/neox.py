@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
     OutputFormat,
+    Untimed,
     check_embedding_width,
     check_head_dims,
     check_pipeline_schedule,
@@ -40,12 +41,18 @@ _ACTIVATIONS = {
 }
 
 
-def write_yaml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+def write_yaml(
+    config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
+) -> str:
     """Write a config, without data, optimizer and schedule, which go into another file."""
     shards = layout.tensor_parallel if layout else 1
     unit = vocab_padding(FORM, config, shards)
     smallest = config.vocab_size - unit * shards + 1
     values = {**_model_settings(config), "make_vocab_size_divisible_by": unit}
+    epsilon = "rms_norm_epsilon" if config.norm == "rmsnorm" else "layernorm_epsilon"
+    names = {"norm_epsilon": epsilon}
+    names |= {"rotary_base": "rotary_emb_base"} if config.position_embedding == "rotary" else {}
+    values |= {key: untimed[name] for name, key in names.items() if name in untimed}
     values |= {} if workload is None else _attention_kind(config, workload)
     values |= {} if layout is None else _layout_settings(layout)
     values |= {} if workload is None else _workload_settings(workload, layout)

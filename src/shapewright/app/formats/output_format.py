@@ -73,6 +73,10 @@ _EXPERT_FIELDS = (
 )
 
 
+Untimed = Mapping[str, float]
+"""Values that no prediction depends on, by name: ``rotary_base`` and ``norm_epsilon``; those unknown are missing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputFormat:
     """Config format of one training framework.
@@ -83,7 +87,7 @@ class OutputFormat:
         written_fields: Fields of TransformerConfig that the format writes with any value.
         fixed_values: Supported values of other fields of TransformerConfig; fields in neither have the values of
             PLAIN_DECODER.
-        write: Writes config, workload and layout; workload and layout can be None.
+        write: Writes config, workload, layout and untimed values; workload and layout can be None.
         suffix: Suffix of the file name.
         run_values: Supported values of fields of Workload and ParallelLayout; fields that are missing support any
             value. A plan can be restricted to them.
@@ -95,7 +99,7 @@ class OutputFormat:
     project: str
     written_fields: frozenset[str]
     fixed_values: Mapping[str, tuple[object, ...]]
-    write: Callable[[TransformerConfig, Workload | None, ParallelLayout | None], str]
+    write: Callable[[TransformerConfig, Workload | None, ParallelLayout | None, Untimed], str]
     suffix: str
     run_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     offloads: frozenset[str] = frozenset()

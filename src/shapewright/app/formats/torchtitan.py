@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.formats.output_format import (
     OutputFormat,
+    Untimed,
     check_embedding_width,
     check_pipeline_schedule,
     layout_error,
@@ -33,13 +34,19 @@ _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 _INTERLEAVED = "Interleaved1F1B"
 
 
-def write_toml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+def write_toml(
+    config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
+) -> str:
     """Write flavor and job config, without data, optimizer and schedule."""
     check_embedding_width(FORM, config)
     if config.v_head_dim != config.head_dim:
         raise model_error(FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim")
     model, table, arguments = _flavor(config)
+    names = {"rotary_base": "rope_theta", "norm_epsilon": "norm_eps"}
+    more = [f"{key}={untimed[name]:.10g}" for name, key in names.items() if name in untimed]
+    arguments = ", ".join([arguments.removesuffix(")"), *more]) + ")"
     lines = [
+        *([f"# The model is qwen3, since llama3 has no {_missing_in_llama3(config)}."] if model == "qwen3" else []),
         f"# Add to {table} in torchtitan/models/{model}/__init__.py:",
         f'#     "{_FLAVOR}": {arguments},',
         "",
@@ -77,6 +84,16 @@ def _flavor(config: TransformerConfig) -> tuple[str, str, str]:
         f"Qwen3ModelArgs({sizes}, head_dim={config.head_dim}, hidden_dim={config.intermediate_size}, "
         f"qk_norm={config.qk_norm != 'none'}, enable_weight_tying={config.tied_embeddings})",
     )
+
+
+def _missing_in_llama3(config: TransformerConfig) -> str:
+    """What of a model torchtitan's llama3 cannot express."""
+    found = {
+        "tied embeddings": config.tied_embeddings,
+        "norm of queries and keys": config.qk_norm != "none",
+        "head width apart from hidden_size / num_heads": config.num_heads * config.head_dim != config.hidden_size,
+    }
+    return " and no ".join(words for words, is_there in found.items() if is_there)
 
 
 def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:

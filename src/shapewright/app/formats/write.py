@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.formats import accelerate, deepspeed, megatron, nanogpt, neox, torchtitan
+from shapewright.app.formats import accelerate, deepspeed, litgpt, megatron, nanogpt, neox, torchtitan
 from shapewright.app.formats.output_format import check_model, check_offload
 from shapewright.core.errors import ConfigError, close_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.app.formats.output_format import OutputFormat
+    from shapewright.app.formats.output_format import OutputFormat, Untimed
     from shapewright.models import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
 FORMATS: dict[str, OutputFormat] = {
-    target.name: target for target in (megatron.FORM, neox.FORM, torchtitan.FORM, nanogpt.FORM)
+    target.name: target for target in (megatron.FORM, neox.FORM, torchtitan.FORM, nanogpt.FORM, litgpt.FORM)
 }
 """Formats that describe the model, by name."""
 
@@ -30,6 +30,7 @@ def write_format(
     *,
     workload: Workload | None = None,
     layout: ParallelLayout | None = None,
+    untimed: Untimed | None = None,
 ) -> str:
     """Write a model and optionally its workload and layout in the format of a framework.
 
@@ -38,6 +39,7 @@ def write_format(
         config: The model.
         workload: Batch, sequence length, dtype and recomputation of a training step.
         layout: Parallel layout.
+        untimed: Base of the rotary embedding and epsilon of the norms, see ``models.untimed_values``.
 
     Returns:
         Text of the file, with a trailing newline.
@@ -52,7 +54,7 @@ def write_format(
         check_offload(target, workload)
     if name not in RUN_FORMATS:
         check_model(target, config)
-    return target.write(config, workload, layout)
+    return target.write(config, workload, layout, untimed or {})
 
 
 def find_format(name: str) -> OutputFormat:

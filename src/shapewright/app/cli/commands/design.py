@@ -86,7 +86,7 @@ Examples:
     "format_names",
     metavar="NAME,...",
     help="trainers that must be able to express the design, and whose files -o writes: megatron-args, torchtitan-toml, "
-    "neox-yaml, nanogpt, deepspeed-json, accelerate-yaml (default: of the first two those that can)",
+    "neox-yaml, nanogpt, litgpt-yaml, deepspeed-json, accelerate-yaml (default: of the first two those that can)",
 )
 @click.option("-o", "--output", metavar="DIR", help="write config.json, trainer files, design.json and design.html")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -216,6 +216,7 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
     """Write config.json, the files of trainers, the JSON output and the page of a design."""
     from shapewright.app.formats import find_format, write_format
     from shapewright.app.report.optimize.design import design_page
+    from shapewright.models import untimed_values
 
     best = result.best
     written = ["config.json", "design.json", "design.html"]
@@ -225,7 +226,13 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
     for name in names or _USUAL_FORMATS:
         path = folder / f"{name.partition('-')[0]}{find_format(name).suffix}"
         try:
-            text = write_format(name, best.config, workload=best.workload, layout=best.plan.layout)
+            text = write_format(
+                name,
+                best.config,
+                workload=best.workload,
+                layout=best.plan.layout,
+                untimed=untimed_values(result.model),
+            )
         except ShapewrightError as error:
             click.echo(
                 f"note: no {path.name}, as {error}; --format {name} finds a design that it can express", err=True

@@ -74,7 +74,7 @@ Examples:
     "format_name",
     metavar="NAME",
     help="print the chosen plan for a framework, and search only what its format can express: megatron-args, "
-    "torchtitan-toml, neox-yaml, nanogpt, deepspeed-json or accelerate-yaml",
+    "torchtitan-toml, neox-yaml, nanogpt, litgpt-yaml, deepspeed-json or accelerate-yaml",
 )
 @click.option(
     "--pick", type=int, default=1, show_default=True, metavar="RANK", help="rank of the plan for --format and --trace"
@@ -114,6 +114,7 @@ def command(
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
     from shapewright.app.api import plan
+    from shapewright.models import read_model, untimed_values
 
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
@@ -139,7 +140,8 @@ def command(
     if not result.plans:
         click.echo("stopped before any plan was found", err=True)
         return EXIT_INTERRUPTED
-    text = _write_files(result, format_name, pick=pick, output=output, html=html, trace=trace)
+    untimed = untimed_values(read_model(config, groups["model"])) if format_name else {}
+    text = _write_files(result, format_name, untimed, pick=pick, output=output, html=html, trace=trace)
     if text:
         click.echo(text, nl=False)
     elif as_json:
@@ -188,7 +190,14 @@ def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str,
 
 
 def _write_files(
-    result: PlanResult, format_name: str | None, *, pick: int, output: str | None, html: str | None, trace: str | None
+    result: PlanResult,
+    format_name: str | None,
+    untimed: dict[str, float],
+    *,
+    pick: int,
+    output: str | None,
+    html: str | None,
+    trace: str | None,
 ) -> str:
     """Write the requested files; return text to print instead of the report, if any."""
     chosen = _ranked(result, pick)
@@ -209,7 +218,7 @@ def _write_files(
         return ""
     from shapewright.app.formats import write_format
 
-    text = write_format(format_name, result.config, workload=chosen.workload, layout=chosen.layout)
+    text = write_format(format_name, result.config, workload=chosen.workload, layout=chosen.layout, untimed=untimed)
     if output is None:
         return text
     write_text_file(output, text)

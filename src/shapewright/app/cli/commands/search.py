@@ -141,8 +141,15 @@ def write_shape(result: SearchResult, rank: int, output: str, format_name: str) 
         write_json_file(output, to_config_json(result.model, candidate.config))
     else:
         from shapewright.app.formats import write_format
+        from shapewright.models import untimed_values
 
-        text = write_format(format_name, candidate.config, workload=prediction.workload, layout=prediction.layout)
+        text = write_format(
+            format_name,
+            candidate.config,
+            workload=prediction.workload,
+            layout=prediction.layout,
+            untimed=untimed_values(result.model),
+        )
         write_text_file(output, text)
     words = f"wrote {output} (rank {candidate.rank})"
     if format_name == "hf":
@@ -262,7 +269,7 @@ Examples:
     default="hf",
     show_default=True,
     metavar="NAME",
-    help="format of -o: hf (a config as it was read), megatron-args, neox-yaml, torchtitan-toml or nanogpt",
+    help="format of -o: hf (a config as it was read), megatron-args, neox-yaml, torchtitan-toml, nanogpt, litgpt-yaml",
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")

@@ -1,0 +1,235 @@
+"""Read Megatron-LM: argument lists, launch scripts, and arguments of a checkpoint as JSON or as the log prints them.
+
+Source: megatron/training/arguments.py of NVIDIA/Megatron-LM, 2025 (core 0.14), for names and defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from shapewright.app.formats.readers.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.workload.recompute import CORE
+
+_SIZES = {
+    "num_layers": "num_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_heads", "max_position_embeddings": "max_position_embeddings",
+    "num_experts": "num_experts", "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+}  # fmt: skip
+_LATENT = {
+    "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}  # fmt: skip
+_LAYOUT = {
+    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel", "expert_model_parallel_size": "expert_parallel",
+    "expert_tensor_parallel_size": "expert_tensor_parallel", "data_parallel_size": "data_parallel",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline",
+}  # fmt: skip
+_BATCH = {"seq_length": "seq_len", "micro_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+_FROM_LOG = re.compile(r"^\s*(?:\[[^\]]*\]:\s*)?([a-z]\w+) \.{3,} (.*\S)\s*$", re.MULTILINE)
+_FLAG = re.compile(r"--?[A-Za-z]")
+_ASSIGNMENT = re.compile(r"^\s*(?:export +)?(\w+)=([\w.,+-]+)\s*$", re.MULTILINE)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+# Written for the tools of the trainer; no field depends on them.
+_WITHOUT_EFFECT = (
+    "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm", "recompute_method",
+    "recompute_num_layers", "optimizer_offload_fraction", "use_precision_aware_optimizer", "multi_latent_attention",
+)  # fmt: skip
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Arguments of a list, of a shell script that holds one, of a checkpoint's JSON, or of a log.
+
+    Raises:
+        ConfigError: quotes of the text do not match.
+    """
+    if text.lstrip().startswith("{"):
+        found = parse_yaml(text)
+        return dict(found["args"]) if isinstance(found.get("args"), dict) else found
+    logged = {name: _value(words) for name, words in _FROM_LOG.findall(text)}
+    if logged:
+        return {name: value for name, value in logged.items() if value is not None}
+    variables = dict(_ASSIGNMENT.findall(text))
+    text = _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), text)
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"the arguments cannot be read: {error}; check the quotes of the file") from None
+    arguments: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if _FLAG.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            arguments[name] = value if equals else True
+        elif word == ")":
+            name = ""
+        elif name:
+            arguments[name] = word if arguments[name] is True else f"{arguments[name]} {word}"
+    return arguments
+
+
+def _value(words: str) -> Any:
+    try:
+        return literal(parse_python(words).body[0].value)  # type: ignore[attr-defined]
+    except (ConfigError, ValueError, AttributeError, IndexError):
+        return words
+
+
+def read_arguments(text: str) -> Reading:
+    """Read the arguments of a training."""
+    values = Values(parse_arguments(text))
+    layout = values.pick(_LAYOUT)
+    fields = _model(values, layout.get("tensor_parallel", 1))
+    layout |= _more_layout(values, fields)
+    values.skip(*_WITHOUT_EFFECT)
+    return Reading(
+        format="megatron-args",
+        fields=fields,
+        layout=layout,
+        workload=_workload(values),
+        untimed=values.pick({"rotary_base": "rotary_base", "norm_epsilon": "norm_epsilon"}),
+        unread=values.unread(),
+    )
+
+
+def _model(values: Values, tensor_parallel: int) -> dict[str, Any]:
+    fields = values.pick(_SIZES)
+    is_gated, heads = values.flag("swiglu"), fields.get("num_heads")
+    if "intermediate_size" not in fields and "hidden_size" in fields:
+        width = 4 * fields["hidden_size"]
+        fields["intermediate_size"] = width * 2 // 3 // 64 * 64 if is_gated else width
+    fields["activation"] = "silu" if is_gated else "relu2" if values.flag("squared_relu") else "gelu"
+    fields |= {"gated_mlp": is_gated, "fused_qkv": True, "fused_gate_up": is_gated}
+    fields["norm"] = "rmsnorm" if values.get("normalization") == "RMSNorm" else "layernorm"
+    fields["norm_bias"] = fields["norm"] == "layernorm"
+    position = values.get("position_embedding_type", default="learned_absolute")
+    if values.flag("use_rotary_position_embeddings"):
+        position = "rope"
+    if position not in _POSITIONS:
+        raise ConfigError(f"position_embedding_type={short_repr(position)} is not known; give position_embedding")
+    fields["position_embedding"] = _POSITIONS[position]
+    for name in ("hidden_dropout", "attention_dropout"):
+        fields[name] = values.number(name, default=0.1)
+    has_bias = not values.flag("disable_bias_linear") and values.get("add_bias_linear", default=True) is not False
+    fields |= {"attention_out_bias": has_bias, "mlp_bias": has_bias}
+    fields["qkv_bias"] = values.flag("add_qkv_bias") or has_bias
+    fields["tied_embeddings"] = not values.flag("untie_embeddings_and_output_weights")
+    fields["num_kv_heads"] = values.number("num_query_groups", default=heads) or heads
+    fields |= _attention(values) | _layers(values, fields.get("num_layers", 0))
+    padded = values.number("padded_vocab_size")
+    tokens = values.number("vocab_size")
+    multiple = values.number("make_vocab_size_divisible_by", default=128)
+    if padded or tokens:
+        fields["vocab_size"] = padded or round_up(tokens, multiple * tensor_parallel)
+    top = values.number("moe_router_topk", default=2)
+    if fields.get("num_experts"):
+        fields["num_experts_per_token"] = top
+        fields.setdefault("moe_intermediate_size", fields.get("intermediate_size"))
+        fields["shared_expert_gate"] = values.flag("moe_shared_expert_gate")
+    return given(fields)
+
+
+def _attention(values: Values) -> dict[str, Any]:
+    has_norm = values.flag("qk_layernorm")
+    fields: dict[str, Any] = {"attention_sinks": values.get("softmax_type") == "learnable"}
+    if values.number("kv_lora_rank") and values.flag("multi_latent_attention", default=True):
+        fields |= values.pick(_LATENT)
+        fields["head_dim"] = values.number("qk_head_dim", default=128) + fields.get("qk_rope_head_dim", 64)
+        fields["q_lora_rank"] = fields.get("q_lora_rank", 0)
+        fields.setdefault("v_head_dim", 128)
+        return fields
+    fields["head_dim"] = fields["v_head_dim"] = values.number("kv_channels")
+    fields["qk_norm"] = "per-head" if has_norm else "none"
+    if has_norm:
+        fields["qk_norm_bias"] = values.get("normalization") != "RMSNorm"
+    return fields
+
+
+def _layers(values: Values, num_layers: int) -> dict[str, Any]:
+    """Fields with an entry for each layer."""
+    fields: dict[str, Any] = {}
+    window = values.get("window_size")
+    if window is not None:
+        left = int(re.findall(r"-?\d+", str(window))[0])
+        flags = _pattern(values.get("window_attn_skip_freq"), num_layers, default=1)
+        fields["attention_windows"] = tuple((left + 1) * flag for flag in flags)
+    experts = values.get("moe_layer_freq")
+    if values.number("num_experts"):
+        flags = _pattern(experts, num_layers, default=1)
+        fields["moe_layers"] = () if all(flags) else tuple(bool(flag) for flag in flags)
+    without = values.get("no_rope_freq")
+    if without is not None:
+        fields["rotary_layers"] = tuple(not flag for flag in _pattern(without, num_layers, default=0))
+    return fields
+
+
+def _pattern(value: Any, num_layers: int, *, default: int) -> list[int]:
+    """A flag for each layer, of a list, an expression such as ``([0]*1+[1]*2)*3``, or every n-th layer."""
+    if value is None:
+        return [default] * num_layers
+    if isinstance(value, int) or str(value).isdigit():
+        return [int(index % int(value) == 0) for index in range(num_layers)]
+    if isinstance(value, list):
+        return [int(entry) for entry in value]
+    repeated = re.sub(r"\[(\d+)\]\s*\*\s*(\d+)", lambda found: _repeat(found, num_layers), str(value))
+    entries = [int(digit) for digit in re.findall(r"\d+", repeated.rpartition(")")[0] or repeated)]
+    times = re.search(r"\)\s*\*\s*(\d+)$", str(value).strip())
+    flags = entries * (int(times[1]) if times and int(times[1]) <= num_layers else 1)
+    if len(flags) != num_layers:
+        raise ConfigError(f"the pattern {short_repr(value)} has not one entry for each of {num_layers} layers")
+    return flags
+
+
+def _repeat(found: re.Match[str], most: int) -> str:
+    return json.dumps([int(found[1])] * min(int(found[2]), most))
+
+
+def _more_layout(values: Values, fields: dict[str, Any]) -> dict[str, Any]:
+    layout: dict[str, Any] = {}
+    per_chunk = values.number("num_layers_per_virtual_pipeline_stage")
+    stages = values.number("pipeline_model_parallel_size", default=1)
+    if per_chunk and fields.get("num_layers"):
+        layout["virtual_pipeline"] = fields["num_layers"] // stages // per_chunk
+    chunks = values.get("pipeline_model_parallel_layout")
+    if chunks is not None:
+        layout["virtual_pipeline"] = (str(chunks).count("|") + 1) // stages
+    layout["sequence_parallel"] = values.flag("sequence_parallel")
+    layout["zero_stage"] = 1 if values.flag("use_distributed_optimizer") else 0
+    if values.flag("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"):
+        layout["zero_stage"] = 3
+    for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        layout[name] = values.flag(name)
+    world = values.number("world_size")
+    if world and values.number("data_parallel_size") is None:
+        degrees = [values.number(name, default=1) for name in tuple(_LAYOUT)[:3]]
+        layout["data_parallel"] = max(1, world // (degrees[0] * degrees[1] * degrees[2]))
+    if layout["sequence_parallel"] is False and values.number("tensor_model_parallel_size", default=1) == 1:
+        del layout["sequence_parallel"]
+    return layout
+
+
+def _workload(values: Values) -> dict[str, Any]:
+    has_fp8 = values.get("fp8_format", "fp8") is not None
+    dtype = "fp8" if has_fp8 else "bf16" if values.flag("bf16") else "fp16" if values.flag("fp16") else "fp32"
+    values.skip("bf16", "fp16")
+    workload = {**values.pick(_BATCH), "phase": "train", "dtype": dtype}
+    backend = values.get("attention_backend")
+    if backend is not None:
+        workload["attention"] = "unfused" if "unfused" in str(backend) else "flash"
+    workload["recompute"] = values.get("recompute_granularity", default="none")
+    modules = values.get("recompute_modules")
+    if workload["recompute"] == "selective":
+        words = modules if isinstance(modules, list) else str(modules or "").split()
+        workload["recompute_modules"] = ",".join(words) or CORE
+    if values.flag("no_bias_swiglu_fusion"):
+        workload["fused_activation"] = False
+    if values.flag("optimizer_cpu_offload"):
+        workload["offload_optimizer"] = True
+    return workload

@@ -1,0 +1,94 @@
+"""Find the format of a file, and read it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from shapewright.app.formats.readers.megatron import read_arguments
+from shapewright.app.formats.readers.reading import Reading
+from shapewright.app.formats.readers.runs import read_accelerate, read_deepspeed, read_sglang, read_vllm
+from shapewright.app.formats.readers.torchtitan import read_flavor, read_torchtitan
+from shapewright.app.formats.readers.trainers import read_litgpt, read_nanogpt, read_neox
+from shapewright.core.errors import ConfigError, short_path
+from shapewright.models.config_file import read_file
+
+READERS: dict[str, Callable[[str], Reading]] = {
+    "megatron-args": read_arguments,
+    "neox-yaml": read_neox,
+    "torchtitan-toml": read_torchtitan,
+    "nanogpt": read_nanogpt,
+    "litgpt-yaml": read_litgpt,
+    "deepspeed-json": read_deepspeed,
+    "accelerate-yaml": read_accelerate,
+    "vllm": read_vllm,
+    "sglang": read_sglang,
+}
+"""Function that reads each format, by name; most are formats that can be written too."""
+
+# What a file of each format has, in the order in which they are tried.
+_SIGNS: tuple[tuple[str, str], ...] = (
+    ("vllm", r"\bvllm serve\b|vllm\.entrypoints"),
+    ("sglang", r"sglang\.launch_server"),
+    ("nanogpt", r"^(n_embd|n_layer|block_size|gradient_accumulation_steps) *="),
+    ("torchtitan-toml", r"^\[(model|parallelism|training)\]"),
+    ("megatron-args", r"--num-layers|--tensor-model-parallel-size|\bnum_layers \.{3,}|\"ffn_hidden_size\""),
+    ("accelerate-yaml", r"^(distributed_type|compute_environment):"),
+    ("litgpt-yaml", r"^\s*(n_embd|n_layer|mlp_class_name|padded_vocab_size|model_config):"),
+    ("neox-yaml", r"\b(num[-_]layers|pipe[-_]parallel[-_]size|gpt[-_]j[-_]residual)[\"']?\s*:"),
+    ("deepspeed-json", r"\"(zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\""),
+)
+_FLAVOR = re.compile(r"(.+\.py)::(.+)")
+
+
+def find_format_of(text: str) -> str:
+    """Name of the format of a text; empty if it is none of READERS."""
+    return next((name for name, sign in _SIGNS if re.search(sign, text, re.MULTILINE)), "")
+
+
+def is_job_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a file that read_job reads; false for a config.json of Hugging Face.
+
+    Raises:
+        ConfigError: there is a file, but it cannot be read.
+    """
+    flavor = _FLAVOR.fullmatch(os.fspath(path))
+    file = Path(flavor[1] if flavor else path)
+    if not file.is_file():
+        return False
+    text = read_file(file).decode("utf-8", errors="replace")
+    if re.search(r"\"(model_type|architectures)\"\s*:", text):
+        return False
+    return bool(flavor) or (file.suffix == ".py" and "ModelArgs(" in text) or bool(find_format_of(text))
+
+
+def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
+    """Read the model, workload and layout that a file of a trainer or an inference engine describes.
+
+    Args:
+        path: The file; ``FILE.py::FLAVOR`` for a flavor of torchtitan.
+        format_name: A key of READERS; empty to find it out.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of no known format.
+    """
+    flavor = _FLAVOR.fullmatch(os.fspath(path))
+    file = flavor[1] if flavor else os.fspath(path)
+    text = read_file(Path(file)).decode("utf-8", errors="replace")
+    try:
+        if flavor or (file.endswith(".py") and "ModelArgs(" in text):
+            return read_flavor(text, flavor[2] if flavor else "")
+        return parse_job(text, format_name=format_name)
+    except ConfigError as error:
+        raise ConfigError(f"in {short_path(file)}: {error}") from None
+
+
+def parse_job(text: str, *, format_name: str = "") -> Reading:
+    """Read a text as read_job does a file."""
+    name = format_name or find_format_of(text)
+    if name not in READERS:
+        known = ", ".join(READERS)
+        raise ConfigError(f"the format {name or 'of the file'} is not known; known are {known}")
+    return READERS[name](text)

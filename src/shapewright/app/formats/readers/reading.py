@@ -1,0 +1,182 @@
+"""Reading: what a file of another project says, and the helpers that its readers share."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapewright.core.errors import ConfigError, MissingExtraError, short_repr
+
+_MAX_EXPONENT = 64
+_MAX_NESTING = 50
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Content of a file.
+
+    Attributes:
+        format: Name of the format.
+        fields: Fields of TransformerConfig; empty where the file describes no model.
+        model: Name or path of the model that the file starts; empty without one.
+        workload: Fields of Workload.
+        layout: Fields of ParallelLayout.
+        untimed: ``rotary_base`` and ``norm_epsilon``, which no prediction depends on.
+        unread: Keys of the file that were not read, by name.
+    """
+
+    format: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    untimed: Mapping[str, float] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+
+    def parts(self) -> dict[str, Any]:
+        """Keywords of ``shapewright.predict`` and the other functions: ``overrides``, ``workload`` and ``layout``."""
+        return {"overrides": dict(self.fields), "workload": dict(self.workload), "layout": dict(self.layout)}
+
+
+class Values:
+    """Values of a file by key, which remember those that were read.
+
+    Args:
+        values: Values by key; hyphens of keys become underscores.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {str(key).replace("-", "_"): value for key, value in values.items()}
+        self._read: set[str] = set()
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """Value of the first key that is there and not null."""
+        self._read.update(keys)
+        return next((self._values[key] for key in keys if self._values.get(key) is not None), default)
+
+    def number(self, *keys: str, default: Any = None) -> Any:
+        """The same as a number, also where the file has it as text.
+
+        Raises:
+            ConfigError: it is none, such as a variable of a shell script.
+        """
+        value = self.get(*keys, default=default)
+        if value is None or isinstance(value, int | float):
+            return value
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{keys[0]}={short_repr(value)} is not a number; write its value into the file, or give the field"
+            ) from None
+        return int(found) if found.is_integer() and "." not in str(value) and "e" not in str(value) else found
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """The same as a truth value."""
+        value = self.get(*keys, default=default)
+        return value.strip().lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
+
+    def pick(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Numbers by our names, of the keys that are there."""
+        pairs = [(ours, self.number(theirs)) for theirs, ours in names.items()]
+        return {name: value for name, value in pairs if value is not None}
+
+    def skip(self, *keys: str) -> None:
+        """Count keys as read whose values have no effect."""
+        self._read.update(keys)
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys that are there and were not read."""
+        return tuple(sorted(key for key, value in self._values.items() if key not in self._read and value is not None))
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Smallest multiple that is at least a value.
+
+    >>> round_up(10923, 256)
+    11008
+    """
+    return -(-value // multiple) * multiple
+
+
+def literal(node: ast.expr, depth: int = 0) -> Any:
+    """Value of an expression of literals and arithmetic on numbers, without running it.
+
+    >>> literal(ast.parse("5 * 8", mode="eval").body)
+    40
+
+    Raises:
+        ValueError: it has names, calls or anything else.
+    """
+    if depth > _MAX_NESTING:
+        raise ValueError("nested too deeply")
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = literal(node.left, depth + 1), literal(node.right, depth + 1)
+        if not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise ValueError("arithmetic on something else than numbers")
+        if isinstance(node.op, ast.Pow) and abs(right) > _MAX_EXPONENT:
+            raise ValueError("a power that is too large")
+        try:
+            return _OPERATORS[type(node.op)](left, right)
+        except ArithmeticError as error:
+            raise ValueError(str(error)) from None
+    return ast.literal_eval(node)
+
+
+def parse_python(text: str) -> ast.Module:
+    """Parse a Python file without running it.
+
+    Raises:
+        ConfigError: it is not valid Python.
+    """
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"the file is not valid Python: {short_repr(str(error))}; check its end") from None
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """Parse a YAML or JSON object; aliases, which can expand without end, are refused.
+
+    Raises:
+        ConfigError: it is none.
+        MissingExtraError: it is not JSON, and PyYAML is not installed.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = _load_yaml(text)
+    if not isinstance(found, dict):
+        raise ConfigError("the file does not hold an object with keys; give a config file")
+    return found
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtraError(
+            "reading YAML needs PyYAML, which is not installed; run pip install 'shapewright[yaml]'"
+        ) from None
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("the file has YAML aliases, which are not read; write the values out")
+        return yaml.load(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        words = " ".join(str(error).split())[:150]
+        raise ConfigError(f"the file is not valid YAML: {words}; check that it is complete") from None

@@ -1,0 +1,371 @@
+"""Files of trainers and launch lines of engines: what is written is read back, and what people have is understood."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shapewright
+from command_line import run
+from shapewright.app.formats import FORMATS, RUN_FORMATS, write_format
+from shapewright.app.formats.output_format import unused_fields
+from shapewright.app.formats.readers import READERS, parse_job, read_job
+from shapewright.core.errors import ConfigError, ShapewrightError
+from shapewright.models import TransformerConfig, list_presets, read_model, untimed_values
+from shapewright.workload import ParallelLayout, Workload
+
+pytest.importorskip("yaml", reason="YAML files need the yaml extra")
+
+# Which GEMMs are fused follows from the trainer; a config file names neither model nor type.
+IMPLEMENTATION = {"name", "model_type", "fused_qkv", "fused_gate_up"}
+# Fields that a file of the format does not say, so that reading it back loses them.
+LOST: dict[str, set[str]] = {
+    "megatron-args": {"data_parallel"},
+    "neox-yaml": {"data_parallel", "global_batch_size"},
+    "torchtitan-toml": set(),
+    "nanogpt": {"data_parallel"},
+    "litgpt-yaml": {"zero_stage"},
+    "deepspeed-json": {"seq_len"},
+    "accelerate-yaml": {"global_batch_size"},
+}
+# Forms of GELU that trainers run as one, at the same cost.
+GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_tanh", "gelu_pytorch_tanh")
+LAYOUTS = (
+    ParallelLayout(data_parallel=8),
+    ParallelLayout(tensor_parallel=2, pipeline_parallel=2, data_parallel=4, zero_stage=1, virtual_pipeline=2),
+    ParallelLayout(pipeline_parallel=2, data_parallel=4),
+    ParallelLayout(data_parallel=8, zero_stage=3),
+    ParallelLayout(tensor_parallel=4, data_parallel=2, context_parallel=2, zero_stage=2, sequence_parallel=True),
+)
+
+
+def differences(written: Any, read: dict[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
+    """Fields that differ: of those read, from what was written; of the others, from their defaults."""
+    found = {}
+    for spec in fields(written):
+        before = getattr(written, spec.name)
+        after = read.get(spec.name, spec.default)
+        if spec.name not in ignored and before != after and not (before in GELU and after in GELU):
+            found[spec.name] = (before, after)
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_models_are_read_back(name: str) -> None:
+    """Every field of every preset that a format can express is equal after writing and reading it."""
+    num_read = 0
+    for preset in [*list_presets(), "padded gpt2"]:
+        model = read_model("gpt2", {"vocab_size": 50304}) if preset == "padded gpt2" else read_model(preset)
+        try:
+            text = write_format(name, model.config, untimed=untimed_values(model))
+        except ShapewrightError:
+            continue
+        found = parse_job(text)
+        back = read_model(None, found.fields).config
+        read = {spec.name: getattr(back, spec.name) for spec in fields(TransformerConfig)}
+        ignored = IMPLEMENTATION | set(unused_fields(model.config))
+        assert differences(model.config, read, ignored) == {}, preset
+        assert found.format == name
+        values = untimed_values(model)
+        if model.config.position_embedding != "rotary":
+            values.pop("rotary_base", None)
+        assert name == "nanogpt" or found.untimed == pytest.approx(values), preset
+        num_read += 1
+
+    assert num_read > (0 if name == "nanogpt" else 15)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *RUN_FORMATS])
+def test_runs_are_read_back(name: str) -> None:
+    """Every field of workload and layout is equal, or named in LOST."""
+    config = read_model("gpt2", {"vocab_size": 50304}).config if name == "nanogpt" else read_model("llama-2-7b").config
+    seq_len = config.max_position_embeddings if name == "nanogpt" else 1024
+    num_read, seen = 0, set()
+    for recompute in ("none", "full", "selective"):
+        for layout in LAYOUTS:
+            workload = Workload(
+                seq_len=seq_len, micro_batch_size=2, global_batch_size=64, dtype="bf16", recompute=recompute
+            )
+            try:
+                found = parse_job(write_format(name, config, workload=workload, layout=layout))
+            except ShapewrightError:
+                continue
+            assert found.format == name
+            lost = {**differences(workload, dict(found.workload), set())}
+            lost |= differences(layout, dict(found.layout), set())
+            assert set(lost) <= LOST[name], (recompute, layout, lost)
+            seen |= set(lost)
+            num_read += 1
+
+    assert num_read >= 1
+    assert seen == LOST[name]
+
+
+MEGATRON_SCRIPT = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+TP=2
+GPT_MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096   # Llama 3 8B
+    --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --kv-channels 128 --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000
+    --normalization RMSNorm --norm-epsilon 1e-05 --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights --hidden-dropout 0.0 --attention-dropout 0.0
+    --vocab-size 128256 --make-vocab-size-divisible-by 128
+)
+MODEL_PARALLEL_ARGS=(
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size 4 --sequence-parallel
+    --use-distributed-optimizer
+)
+torchrun --nproc_per_node 8 pretrain_gpt.py ${GPT_MODEL_ARGS[@]} ${MODEL_PARALLEL_ARGS[@]} \\
+    --seq-length 8192 --micro-batch-size 1 --global-batch-size=128 --bf16 --lr 3e-4
+"""
+MEGATRON_LOG = """\
+------------------------ arguments ------------------------
+  add_bias_linear ................................. False
+  ffn_hidden_size ................................. 14336
+  hidden_size ..................................... 4096
+  num_layers ...................................... 32
+  num_attention_heads ............................. 32
+  num_query_groups ................................ 8
+  kv_channels ..................................... 128
+  max_position_embeddings ......................... 8192
+  padded_vocab_size ............................... 128256
+  position_embedding_type ......................... rope
+  normalization ................................... RMSNorm
+  swiglu .......................................... True
+  untie_embeddings_and_output_weights ............. True
+  hidden_dropout .................................. 0.0
+  attention_dropout ............................... 0.0
+  tensor_model_parallel_size ...................... 2
+  pipeline_model_parallel_size .................... 4
+  sequence_parallel ............................... True
+  use_distributed_optimizer ....................... True
+  world_size ...................................... 64
+  seq_length ...................................... 8192
+  micro_batch_size ................................ 1
+  global_batch_size ............................... 128
+  bf16 ............................................ True
+  recompute_granularity ........................... None
+-------------------- end of arguments ---------------------
+"""
+NEOX = """\
+# a comment
+{
+  "pipe-parallel-size": 1, "model-parallel-size": 2, "num-layers": 32, "hidden-size": 4096,
+  "intermediate_size": 32768, "num-attention-heads": 32, "max-position-embeddings": 4096, "pos-emb": "rotary",
+  "no-weight-tying": true, "norm": "rmsnorm", "rms_norm_epsilon": 1.0e-5, "use_bias_in_norms": false,
+  "use_bias_in_attn_linear": false, "use_bias_in_mlp": false, "activation": "swiglu", "mlp_multiple_of": 256,
+  "hidden-dropout": 0, "seq-length": 4096, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 1}, "optimizer": {"type": "Adam"},
+}
+"""
+LITGPT = """\
+name: pythia-6.9b
+hf_config: {org: EleutherAI, name: pythia-6.9b}
+block_size: 2048
+n_layer: 32
+n_embd: 4096
+n_head: 32
+vocab_size: 50254
+padding_multiple: 256
+"""
+TITAN_FLAVORS = """\
+from torchtitan.models.llama3 import TransformerModelArgs
+import os; os.abort()  # never run
+llama3_args = {
+    "debugmodel": TransformerModelArgs(dim=256, n_layers=6, n_heads=16, rope_theta=500000),
+    "8B": TransformerModelArgs(
+        dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=4 * 256, rope_theta=500000
+    ),
+}
+"""
+NANOGPT = """\
+# gpt2-124M on 8 GPUs
+wandb_log = True
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+n_layer = 24
+n_head = 16
+n_embd = 1024
+out_dir = os.path.join("out", "x")
+"""
+
+
+def fields_like(preset: str, found: dict[str, Any], **changes: Any) -> dict[str, tuple[Any, Any]]:
+    """Differences between what was read and a preset."""
+    config = read_model(preset, changes or None).config
+    back = read_model(None, found).config
+    read = {spec.name: getattr(back, spec.name) for spec in fields(TransformerConfig)}
+    return differences(config, read, IMPLEMENTATION | set(unused_fields(config)))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "preset", "changes", "workload", "layout"),
+    [
+        (
+            MEGATRON_SCRIPT, "megatron-args", "llama-3-8b", {},
+            {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 128, "dtype": "bf16"},
+            {"tensor_parallel": 2, "pipeline_parallel": 4, "sequence_parallel": True, "zero_stage": 1},
+        ),
+        (
+            MEGATRON_LOG, "megatron-args", "llama-3-8b", {},
+            {"seq_len": 8192, "recompute": "none"}, {"tensor_parallel": 2, "data_parallel": 8},
+        ),
+        (
+            NEOX, "neox-yaml", "llama-2-7b", {},
+            {"micro_batch_size": 4, "dtype": "bf16"}, {"tensor_parallel": 2, "zero_stage": 1},
+        ),
+        (LITGPT, "litgpt-yaml", "pythia-6.9b", {"vocab_size": 50432}, {}, {}),
+        (
+            NANOGPT, "nanogpt", "gpt2-medium",
+            {"vocab_size": 50304, "hidden_dropout": 0.0, "attention_dropout": 0.0, "norm_bias": False,
+             "qkv_bias": False, "attention_out_bias": False, "mlp_bias": False},
+            {"seq_len": 1024, "micro_batch_size": 12, "global_batch_size": 480}, {},
+        ),
+    ],
+)  # fmt: skip
+def test_files_that_people_have(
+    text: str, name: str, preset: str, changes: dict[str, Any], workload: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    """Hand-written files give the fields of published models, with other spellings, defaults and arithmetic."""
+    found = parse_job(text)
+    model = {**found.fields, **({"vocab_size": 32000} if name == "neox-yaml" else {})}
+
+    assert found.format == name
+    assert fields_like(preset, model, **changes) == {}
+    assert {key: found.workload[key] for key in workload} == workload
+    assert {key: found.layout[key] for key in layout} == layout
+
+
+def test_unread_keys_are_named() -> None:
+    """What has no place in a prediction is listed, not dropped in silence."""
+    assert "lr" in parse_job(MEGATRON_SCRIPT).unread
+    assert "optimizer" in parse_job(NEOX).unread
+    assert {"out_dir", "wandb_log"} <= set(parse_job(NANOGPT).unread)
+
+
+def test_flavors_are_data(tmp_path: Path) -> None:
+    """A flavor of torchtitan is found in its file, which is never run; a missing one is an error with those there."""
+    (tmp_path / "flavors.py").write_text(TITAN_FLAVORS, encoding="utf-8")
+    path = str(tmp_path / "flavors.py")
+    found = read_job(f"{path}::8B")
+
+    assert fields_like("llama-3-8b", {**found.fields, "max_position_embeddings": 8192}) == {}
+    assert found.untimed == {"rotary_base": 500000}
+    for wrong in (path, f"{path}::9B"):
+        with pytest.raises(ConfigError, match="debugmodel, 8B"):
+            read_job(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "workload", "layout"),
+    [
+        (
+            '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}, '
+            '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}',
+            {"phase": "train", "micro_batch_size": 4, "dtype": "bf16", "offload_optimizer": True},
+            {"zero_stage": 3},
+        ),
+        (
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 16\n"
+            "fsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_activation_checkpointing: true\n",
+            {"phase": "train", "dtype": "bf16", "recompute": "full"},
+            {"data_parallel": 16, "zero_stage": 2},
+        ),
+        (
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: 'no'\n"
+            "num_processes: 4\ndeepspeed_config: {zero_stage: 3}\n",
+            {"phase": "train", "dtype": "fp32"},
+            {"data_parallel": 4, "zero_stage": 3},
+        ),
+        (
+            "vllm serve meta-llama/Llama-3.1-70B -tp 4 --tensor-parallel-size 4 --pipeline-parallel-size=2 \\\n"
+            "  --max-model-len 8192 --max-num-seqs 64 --quantization fp8 --kv-cache-dtype fp8_e4m3\n",
+            {"phase": "decode", "context_len": 8192, "micro_batch_size": 64, "dtype": "fp8", "kv_cache_dtype": "fp8"},
+            {"tensor_parallel": 4, "pipeline_parallel": 2},
+        ),
+        (
+            "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 8 --enable-dp-attention "
+            "--ep-size 16 --context-length 4096 --max-running-requests 128 --dtype bfloat16",
+            {"phase": "decode", "context_len": 4096, "micro_batch_size": 128, "dtype": "bf16"},
+            {"tensor_parallel": 2, "data_parallel": 8, "expert_parallel": 16},
+        ),
+    ],
+)
+def test_files_of_runs(text: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
+    """DeepSpeed, both kinds of Accelerate, vLLM and SGLang say workload and layout, and no model."""
+    found = parse_job(text)
+
+    assert (found.fields, dict(found.workload), dict(found.layout)) == ({}, workload, layout)
+    assert found.model in text
+
+
+@pytest.mark.parametrize(("engine", "spare"), [("vllm", 0), ("sglang", 8)])
+def test_launch_lines_are_read_back(engine: str, spare: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that serve-plan writes gives its model, layout, lengths and formats back; the rest is named."""
+    question = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--gpus", "2"]
+    code, out, _ = run(["serve-plan", *question, "--tp", "2", "--pp", "1", "--format", engine], capsys)
+    found = parse_job(out)
+
+    assert code == 0
+    assert found.format == engine
+    assert found.model == "meta-llama/Meta-Llama-3-8B"
+    assert {"tensor_parallel": 2, "pipeline_parallel": 1}.items() <= found.layout.items()
+    assert (found.workload["context_len"], found.workload["dtype"]) == (1200 + spare, "bf16")
+    assert "port" in found.unread
+
+
+def test_command_line_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CONFIG may be such a file, --layout-from another one; flags come on top of both."""
+    monkeypatch.chdir(tmp_path)
+    Path("pretrain.sh").write_text(MEGATRON_SCRIPT, encoding="utf-8")
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 2}')
+    device = ["--device", "h100-sxm-80gb", "--json"]
+    code, out, err = run(["predict", "pretrain.sh", *device, "--tp", "4", "--dp", "2"], capsys)
+    facts = json.loads(out)
+    mixed = json.loads(run(["predict", "llama-3-8b", *device, "--layout-from", "ds.json", "--dp", "8"], capsys)[1])
+    plan = json.loads(run(["plan", "pretrain.sh", *device, "--gpus", "8", "--top", "1"], capsys)[1])
+
+    assert code == 0
+    assert err.startswith("note: read pretrain.sh as megatron-args, without ")
+    assert "lr" in err
+    assert (facts["config"]["hidden_size"], facts["config"]["name"]) == (4096, "pretrain")
+    assert [facts["layout"][name] for name in ("tensor_parallel", "pipeline_parallel", "data_parallel")] == [4, 4, 2]
+    assert facts["workload"]["global_batch_size"] == 128
+    assert (mixed["layout"]["zero_stage"], mixed["workload"]["micro_batch_size"]) == (3, 2)
+    assert plan["workload"]["global_batch_size"] == 128
+    assert plan["plans"][0]["layout"]["num_devices"] == 8
+    assert shapewright.read_job("pretrain.sh").parts()["layout"]["pipeline_parallel"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--num-layers $LAYERS --hidden-size 8", "not a number"),
+        ("--num-layers '4", "quotes"),
+        ("a: &x 1\nn_layer: *x", "aliases"),
+        ("[model]\nname = ", "TOML"),
+        ("n_layer = (", "Python"),
+        ("hello", "not known"),
+    ],
+)
+def test_broken_files_are_one_line(text: str, words: str) -> None:
+    """Each error says what is wrong in one line."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_job(text)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_every_format_has_a_reader() -> None:
+    """What can be written can be read, launch lines too."""
+    assert set(READERS) == {*FORMATS, *RUN_FORMATS, "vllm", "sglang"}
+    assert set(LOST) == {*FORMATS, *RUN_FORMATS}
