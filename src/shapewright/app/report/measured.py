@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ _COLUMNS = (
 )
 # Waiting for a core is reported above this share of a call.
 _REPORTED_WAIT_FRACTION = 0.02
+# Latest rounds of a calibration whose errors are printed.
+_SHOWN_ROUNDS = 6
 # Longer lists are cut; 'store show' lists all rows.
 MOST_SHOWN = 60
 
@@ -132,11 +135,23 @@ def summary_lines(summary: BenchOutput) -> Iterator[str]:
         )
     for dtype, rate in summary.best_flops_per_s.items():
         yield f"best rate of a GEMM in {dtype}: {rate / TERA:.4g} TFLOP/s"
+    yield from _calibration_lines(summary)
     timed = [entry.row for entry in rows if entry.row.median_s is not None]
     if not timed:
         return
     num_cold = sum(row.is_cold for row in timed)
     yield f"inputs rotate; in {num_cold} of {len(timed)} rows they exceed the cache, other rows may read from it"
+
+
+def _calibration_lines(summary: BenchOutput) -> Iterator[str]:
+    """Errors on GEMMs before they were measured, and what to do with the rows."""
+    rounds = summary.calibration_rounds
+    for dtype in dict.fromkeys(each.dtype for each in rounds):
+        own = [each for each in rounds if each.dtype == dtype]
+        errors = ", ".join(f"{format_percent(each.mean_error)} after {each.num_rows}" for each in own[-_SHOWN_ROUNDS:])
+        yield f"{dtype} GEMMs, predicted before they were measured: {errors} rows"
+    if rounds:
+        yield f"next: shapewright calibrate --store {shlex.quote(summary.store)} -o calibration.json"
 
 
 def step_line(rows: Sequence[BenchRow]) -> str:

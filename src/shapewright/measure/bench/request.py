@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
+from shapewright.measure.bench.calibration_search import CalibrationRound, measure_for_calibration
 from shapewright.measure.bench.run import DEFAULT_CI_FRACTION, Measurer, Outcome, make_run, run_cases, stored_rows
 from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes, shape_case
 from shapewright.measure.bench.suites.layers import ModelCases, largest_first, list_model_cases
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Shapes that the search for the best matmul rate suggests at once.
 _SUGGESTIONS_PER_ROUND = 8
+DEFAULT_TARGET_ERROR = 0.1
 _MODEL_DTYPES = ("bf16",)
 _MAX_DEFAULT_SEQ_LEN = 2048
 
@@ -48,6 +50,7 @@ class BenchRequest:
         seed: Seed of the order of the rows.
         ci_fraction: Half width of the median's confidence interval over the median at which sampling may stop.
         retry_failed: Whether to measure failed and wrong rows again.
+        target_error: Mean error on shapes not measured yet at which the suite ``calibration`` ends.
         engine: One of ``shapewright.core.ray_cluster.ENGINES``.
         address: Address of the Ray cluster; None to start one on this host.
         command: The command line, which the store records.
@@ -64,6 +67,7 @@ class BenchRequest:
     seed: int = 0
     ci_fraction: float = DEFAULT_CI_FRACTION
     retry_failed: bool = False
+    target_error: float = DEFAULT_TARGET_ERROR
     engine: str = "local"
     address: str | None = None
     command: str = ""
@@ -81,6 +85,7 @@ class SuiteResult:
         outcome: Counts and new rows of this run.
         rows: All rows of the suite in the store.
         model_cases: The measurable operations of the model; None for a suite.
+        rounds: Errors on shapes before they were measured, of the suite ``calibration``.
     """
 
     name: str
@@ -88,6 +93,7 @@ class SuiteResult:
     outcome: Outcome
     rows: list[Row]
     model_cases: ModelCases | None = None
+    rounds: tuple[CalibrationRound, ...] = ()
 
 
 def run_bench(request: BenchRequest, store_path: str | Path) -> list[SuiteResult]:
@@ -146,13 +152,13 @@ def _run_job(
     facts = measurer.facts
     dtypes, small = _choose_dtypes(job, request, facts), not facts.is_cuda
     run = make_run(facts, suite=job.name, command=request.command)
-    model_cases, cases = None, list[Case]()
+    model_cases, cases, rounds = None, list[Case](), list[CalibrationRound]()
     if job.suite is None:
         model_cases = _model_cases(request, dtypes)
         cases = largest_first(model_cases.cases)
     elif job.suite.needs_ranks:
         cases = collective_cases(request.options.num_ranks, dtypes, small=small, seed=request.seed)
-    elif not job.suite.searches_best_rate:
+    elif not (job.suite.searches_best_rate or job.suite.is_adaptive):
         cases = make_suite(job.name, dtypes, small=small, seed=request.seed)
     with Store(store_path) as store:
         # A cluster distributes the cases over its devices itself.
@@ -173,10 +179,23 @@ def _run_job(
 
         if job.suite is not None and job.suite.searches_best_rate:
             outcome, cases = _search_best_rate(dtypes, facts, store, run, measure, request.seed, budget_s)
+        elif job.suite is not None and job.suite.is_adaptive:
+            outcome, cases, rounds = measure_for_calibration(
+                dtypes,
+                facts,
+                store,
+                run,
+                measure,
+                seed=request.seed,
+                budget_s=budget_s,
+                target_error=request.target_error,
+            )
         else:
             outcome = measure(cases, budget_s)
         rows = stored_rows(cases, store, run)
-        return SuiteResult(name=job.name, facts=facts, outcome=outcome, rows=rows, model_cases=model_cases)
+        return SuiteResult(
+            name=job.name, facts=facts, outcome=outcome, rows=rows, model_cases=model_cases, rounds=tuple(rounds)
+        )
 
 
 def _choose_dtypes(job: _Job, request: BenchRequest, facts: DeviceFacts) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ def calibrate_rows(
     given = _given_device(device)
     name, used = good_rows(rows, given.name if given is not None else device)
     facts = next((run.device_facts for run in runs if run.device == name and run.device_facts), {})
-    described, remarks = (given, []) if given is not None else _device_of(name, used, facts)
+    described, remarks = (given, []) if given is not None else describe_measured_device(name, used, facts)
     today = datetime.now(UTC).date().isoformat()
     libraries = sorted({row.library for row in used})
     if len(libraries) > 1:
@@ -201,8 +201,13 @@ def _given_device(name: str) -> Device | None:
         return None
 
 
-def _device_of(name: str, rows: Sequence[Row], facts: Any) -> tuple[Device, list[str]]:
+def describe_measured_device(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) -> tuple[Device, list[str]]:
     """Return the device file of the measured device; describe a CPU by its rows.
+
+    Args:
+        name: Name of the device in the rows.
+        rows: Valid rows of it.
+        facts: Facts that the bench recorded about it.
 
     Raises:
         CalibrationError: a GPU without a device file was measured.

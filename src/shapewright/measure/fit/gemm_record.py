@@ -56,9 +56,9 @@ WORTHWHILE_RATIO = 1.03
 # Twice as many rows are worth measuring if they would bring the error below this share of it.
 _USEFUL_RATIO = 0.95
 _ROOFLINE, _TILED = "roofline with fitted rates", "tiles and waves"
-# The roofline as a special case of the formula: tiles so small that none is ever partly empty, no waves, no limit of
-# their operands. [row, column]
-_ROOFLINE_TILE = (16, 16)
+# The roofline as a special case of the formula: tiles of one element, none of which is ever partly empty, no waves, no
+# limit of their operands. [row, column]
+_ROOFLINE_TILE = (1, 1)
 _ROOFLINE_CONSTANTS = {
     "split_start_s": 0.0,
     "feed_ratio": 1e6,
@@ -66,6 +66,7 @@ _ROOFLINE_CONSTANTS = {
     "power_drop_fraction": 0.0,
     "power_half_flops": 1e12,
     "fill_k": 0.0,
+    "k_step": 1,
 }
 
 
@@ -140,7 +141,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
         train = judged = rest
         split = f"{NUM_FOLDS} folds of whole (n, k) shapes, each predicted by a fit on the others; fitted on all"
     measured = judged.latency_s.to_numpy()
-    forms = {form.name: form for form in _forms(rows, device, dtype, has_cache=bool(rates.l2_bytes))}
+    forms = {form.name: form for form in gemm_forms(rows, device, dtype, has_cache=bool(rates.l2_bytes))}
     predicted = {
         name: _predict_left_out(train, form, rates)
         if judged is train
@@ -205,11 +206,17 @@ def _predict_left_out(rows: pd.DataFrame, form: Form, rates: DeviceRates, num_fo
     return predicted
 
 
-def _forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool) -> list[Form]:
+def gemm_forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool) -> list[Form]:
     """Nested forms, the preferred one first: a roofline with fitted rates, and one with tiles and waves.
 
     A GPU has tiles and alignment even where few rows show them: it keeps both unless the roofline errs less, and
     alignment in either form. Elsewhere the roofline is preferred.
+
+    Args:
+        rows: GEMMs of one format, from ``gemm_table``.
+        device: The device.
+        dtype: The format.
+        has_cache: Whether rows may have found their operands in the cache.
     """
     known = device.architecture_facts
     tiles = known.gemm_tiles or (*COMMON_GEMM_TILES, *_SMALL_TILES)

@@ -36,6 +36,8 @@ INTERVAL_EDGES_S = (5e-6, 2e-5, 1e-4, 1e-3)
 
 # Formats to which activations are cast before the GEMM.
 NARROW = ("fp8", "fp4")
+# Granularity of the contraction loop. [element]
+_K_STEP = 32
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 
 # Role of single GEMMs whose factor a role falls back to.
@@ -148,7 +150,7 @@ class FitParameters:
             "splits": list(self.splits),
             **{name: v[name] for name, _, _ in self.SCALARS if name not in ("fill_k", "overlap_power")},
             "overlap_power": min(max(v["overlap_power"], 1.0), LARGEST_OVERLAP_POWER),
-            "k_step": 32,
+            "k_step": v.get("k_step", _K_STEP),
             "hot_cache_speedup": v.get("hot_cache_speedup", 1.0),
             "hot_cache_share": v.get("hot_cache_share", 0.0),
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),

@@ -30,7 +30,8 @@ _EPILOG = """\b
 Suites: smoke (a minute of everything), paper (the sweeps of arXiv 2401.14489), alignment (sizes around multiples of 1
 to 128 in three layouts), tiles (fine sweeps across wave ends), batched (GEMMs of unfused attention), random,
 attention, pointwise, experts; layer, compiled, model, decode and memory (decoder layers and steps); mamf (search
-for the best matmul rate); collectives (between --num-ranks). Several suites, comma-separated, share the budget.
+for the best matmul rate); calibration (random and chosen GEMMs); collectives (between --num-ranks). Several suites,
+comma-separated, share the budget.
 
 \b
 Examples:
@@ -38,6 +39,7 @@ Examples:
   shapewright bench alignment,model --dtype bf16 --budget 8m --store h200.sqlite
   shapewright bench collectives --num-ranks 8 --store h200.sqlite
   shapewright bench paper --engine ray --address auto --budget 30m --store cluster.sqlite
+  shapewright bench --for-calibration --cpu --budget 1s --store mine.sqlite
   shapewright bench pointwise --cpu --budget 1s --calibration cpu.json
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
 """
@@ -64,6 +66,16 @@ class Duration(FloatParam):
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("suite", required=False, metavar="[SUITE,...]")
 @click.option("--shapes-from", metavar="CONFIG", help="measure the operations of this model instead of a suite")
+@click.option(
+    "--for-calibration",
+    is_flag=True,
+    help="measure what 'shapewright calibrate' needs: GEMMs until --target-error, pointwise, attention",
+)
+@click.option(
+    "--target-error",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    help="with --for-calibration: mean error on shapes not measured yet at which GEMMs end  [default: 0.1]",
+)
 @click.option("--cpu", is_flag=True, help="measure the CPU, on smaller shapes")
 @click.option("--device-index", type=int, default=0, show_default=True, help="index of the GPU among the visible ones")
 @click.option("--num-ranks", type=click.IntRange(2), help="collectives: processes, on GPUs one each (default: 2)")
@@ -91,6 +103,8 @@ class Duration(FloatParam):
 def command(
     suite: str | None,
     shapes_from: str | None,
+    for_calibration: bool,
+    target_error: float | None,
     cpu: bool,
     device_index: int,
     num_ranks: int | None,
@@ -115,12 +129,18 @@ def command(
     Exit code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
     """
     from shapewright.core.dtypes import get_dtype
-    from shapewright.measure.bench.request import BenchRequest, run_bench
-    from shapewright.measure.bench.suites.registry import COLLECTIVES
+    from shapewright.measure.bench.request import DEFAULT_TARGET_ERROR, BenchRequest, run_bench
+    from shapewright.measure.bench.suites.registry import CALIBRATION, CALIBRATION_SUITES, COLLECTIVES
     from shapewright.measure.bench.worker import WorkerOptions
 
     given = {name: value for name, value in workload_fields.items() if value is not None}
+    if for_calibration and suite is None and shapes_from is None:
+        suite = ",".join(CALIBRATION_SUITES)
+    elif for_calibration:
+        raise click.UsageError("--for-calibration chooses the suites; leave out SUITE and --shapes-from")
     suites = _read_suites(suite, shapes_from, given)
+    if target_error is not None and CALIBRATION not in suites:
+        raise click.UsageError("--target-error has no effect here; use it with --for-calibration")
     if num_ranks and COLLECTIVES not in suites:
         raise click.UsageError("--num-ranks has no effect here; use it with the suite collectives")
     if kernel_names and cpu:
@@ -143,6 +163,7 @@ def command(
             seed=seed,
             ci_fraction=ci_fraction,
             retry_failed=retry_failed,
+            target_error=target_error or DEFAULT_TARGET_ERROR,
             engine=engine,
             address=address,
             command=shlex.join(["shapewright", *sys.argv[1:]]),
@@ -196,7 +217,14 @@ def _show(
         outcome = outcome.followed_by(result.outcome)
     outcome = replace(outcome, num_left=sum(result.outcome.num_left for result in results))
     first, together = results[0], [row for own in rows for row in own]
-    output = bench_output(outcome, together, suite=suite or first.name, measured=first.facts, store_path=store_path)
+    output = bench_output(
+        outcome,
+        together,
+        suite=suite or first.name,
+        measured=first.facts,
+        store_path=store_path,
+        rounds=[each for result in results for each in result.rounds],
+    )
     if as_json:
         print_json(output.to_json())
     else:

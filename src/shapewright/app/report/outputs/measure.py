@@ -14,6 +14,7 @@ from shapewright.measure.store.summary import RowGroup
 
 if TYPE_CHECKING:
     from shapewright.measure.accuracy.evaluate import Evaluation
+    from shapewright.measure.bench.calibration_search import CalibrationRound
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.bench.run import Outcome
     from shapewright.measure.fit.calibrate import CalibrationResult
@@ -38,6 +39,16 @@ class BenchRow:
     predicted_s: float | None = described("predicted time; null where the device is unknown or has no price for it")
     predicted_figures: Mapping[str, float] = described("predicted values of `figures`")
     repeats: int | None = optional("executions in a step; with `--shapes-from` only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRoundOutput(Output):
+    """Random shapes of one round, predicted from the rows before them."""
+
+    dtype: str = described("element format")
+    num_rows: int = described("GEMMs that the fit had")
+    num_shapes: int = described("random shapes of the round")
+    mean_error: float = described("mean of |predicted / measured - 1| of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,7 @@ class BenchOutput(Output):
     rows_per_min: float | None = described("rows measured per minute")
     repeatability: Repeatability | None = described("differences between repeated measurements; null without any")
     best_flops_per_s: dict[str, float] = described("highest rate of a GEMM by dtype")
+    calibration_rounds: list[CalibrationRoundOutput] = described("with `--for-calibration`: errors on new shapes")
     rows: list[BenchRow] = described("the rows")
 
 
@@ -200,7 +212,13 @@ def calibrate_output(result: CalibrationResult, path: str) -> CalibrateOutput:
 
 
 def bench_output(
-    outcome: Outcome, rows: list[BenchRow], *, suite: str, measured: DeviceFacts, store_path: str
+    outcome: Outcome,
+    rows: list[BenchRow],
+    *,
+    suite: str,
+    measured: DeviceFacts,
+    store_path: str,
+    rounds: Sequence[CalibrationRound] = (),
 ) -> BenchOutput:
     """Output of a call of the benchmark.
 
@@ -210,6 +228,7 @@ def bench_output(
         suite: Names of the suites, or of the model.
         measured: The device that was measured.
         store_path: Store of the rows.
+        rounds: Errors on new shapes of the suite ``calibration``.
     """
     stored = [entry.row for entry in rows]
     return take(
@@ -224,6 +243,10 @@ def bench_output(
         num_bad=sum(row.status != "ok" for row in outcome.measured),
         repeatability=repeatability(stored),
         best_flops_per_s=best_rates(stored),
+        calibration_rounds=[
+            take(CalibrationRoundOutput, each, num_shapes=len(each.errors), mean_error=each.mean_error)
+            for each in rounds
+        ],
         rows=rows,
     )
 

@@ -97,18 +97,41 @@ def random_suite(dtype: str, *, small: bool) -> list[list[Case]]:
 
     The half with an even hash of m, n and k is held out: it evaluates fits and is never fitted (see docs/measuring.md).
     """
+    octaves = (5.0, 9.0) if small else (5.0, 14.6)
+    return [_random_gemms("random", dtype, 60 if small else 2500, tokens=octaves, features=octaves)]
+
+
+def calibration_cases(dtype: str, *, small: bool) -> list[Case]:
+    """Random GEMMs from which a calibration takes its rows: from one token to more than a model's usual batch."""
+    tokens, features = ((0.0, 10.0), (5.0, 12.0)) if small else ((0.0, 14.6), (6.0, 15.0))
+    return _random_gemms("calibration", dtype, 1000 if small else 4000, tokens=tokens, features=features)
+
+
+def _random_gemms(
+    name: str, dtype: str, count: int, *, tokens: tuple[float, float], features: tuple[float, float]
+) -> list[Case]:
+    """GEMMs of linear layers in random layouts.
+
+    Args:
+        name: Name of the operations.
+        dtype: Element format.
+        count: Number of GEMMs.
+        tokens: Range of the logarithm of the tokens. [octave]
+        features: Range of the logarithms of input and output features. [octave]
+    """
     generator = random.Random(_RANDOM_SIZES_SEED)
-    sweep: list[Case] = []
+    spans = (tokens, features, features)
+    found: list[Case] = []
     multiple, layouts = _supported_sizes(dtype)
-    while len(sweep) < (60 if small else 2500):
-        tokens, fan_in, fan_out = (max(32, int(2 ** generator.uniform(5, 9 if small else 14.6))) for _ in range(3))
+    while len(found) < count:
+        t, fan_in, fan_out = (max(int(2**low), int(2 ** generator.uniform(low, high))) for low, high in spans)
         granularity = max(multiple, generator.choice((1, 1, 2, 4, 8, 8, 16, 32, 64, 64, 128, 256)))
         i, o = (max(granularity, size // granularity * granularity) for size in (fan_in, fan_out))
         layout = generator.choice(layouts)
-        m, n, k = _linear_sizes(layout, tokens, i, o)
+        m, n, k = _linear_sizes(layout, t, i, o)
         if 2.0 * m * n * k <= _MAX_RANDOM_FLOPS:
-            sweep.append(gemm_case("random", dtype, m, n, k, layout=layout))
-    return [sweep]
+            found.append(gemm_case(name, dtype, m, n, k, layout=layout))
+    return found
 
 
 def tiles_suite(dtype: str, *, small: bool) -> list[list[Case]]:

@@ -36,7 +36,10 @@ from shapewright.measure.bench.suites.layers import (
 )
 from shapewright.measure.store.record import Case
 
-MAMF, COLLECTIVES = "mamf", "collectives"
+MAMF, COLLECTIVES, CALIBRATION = "mamf", "collectives", "calibration"
+
+CALIBRATION_SUITES = (CALIBRATION, "pointwise", "attention")
+"""Suites that a calibration needs, which share a budget."""
 
 # Blocks are long enough to mix sweeps and short enough that coarse rows still come first.
 _SHUFFLE_BLOCK_ROWS = 32
@@ -58,12 +61,14 @@ class Suite:
         default_dtypes: Element formats measured by default on a GPU; None for every format of the device.
         needs_ranks: Whether each case runs on several communicating processes.
         searches_best_rate: Whether the suite is the search for the best matmul rate.
+        is_adaptive: Whether each round of cases depends on fits to the rows before it.
     """
 
     make_sweeps: MakeSweeps | None = None
     default_dtypes: tuple[str, ...] | None = ("bf16",)
     needs_ranks: bool = False
     searches_best_rate: bool = False
+    is_adaptive: bool = False
 
 
 SUITES: Mapping[str, Suite] = {
@@ -83,6 +88,7 @@ SUITES: Mapping[str, Suite] = {
     "memory": Suite(make_sweeps=memory_suite),
     MAMF: Suite(searches_best_rate=True),
     COLLECTIVES: Suite(needs_ranks=True),
+    CALIBRATION: Suite(is_adaptive=True),
 }
 
 
@@ -127,7 +133,7 @@ def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> l
     """List the cases of a suite in the order of measurement.
 
     Args:
-        name: One of suite_names(), other than MAMF and COLLECTIVES.
+        name: One of suite_names(), other than MAMF, COLLECTIVES and CALIBRATION.
         dtypes: Element formats.
         small: Whether to scale the sweeps down to shapes that a few CPU cores can measure.
         seed: Seed of the shuffle within blocks.
