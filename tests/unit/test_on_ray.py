@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.app.api import search
+from shapewright.app.api import search, serve_traffic
 from shapewright.core.errors import BenchError, ClusterError
 from shapewright.measure.store.database import Store
 from shapewright.optimize.search import engine as search_engine
@@ -161,3 +161,25 @@ def test_collectives_stay_on_one_node() -> None:
         open_cluster_measurer(WorkerOptions(cpu=True, num_ranks=2), None),
     ):
         pass
+
+
+def test_ray_simulates_the_same_traffic(cluster: Any) -> None:
+    """Two devices and two rates: every figure of every run is identical to a local simulation."""
+    given: dict[str, Any] = {
+        "device": "h100-sxm-80gb",
+        "devices": ["l40s"],
+        "arrivals": "1/s,2/s",
+        "prompt_len": "lognormal:300,200",
+        "output_len": "geometric:40",
+        "num_requests": 200,
+        "num_layouts": 1,
+        "ttft_p90_s": 0.5,
+        "layout": {"tensor_parallel": 1},
+    }
+    here = serve_traffic("llama-3-8b", **given)
+    there = serve_traffic("llama-3-8b", engine="ray", **given)
+
+    assert cluster.is_initialized()
+    assert len(here.runs) == 4
+    assert there.runs == here.runs
+    assert [one.largest_rate_per_s for one in there.servers] == [one.largest_rate_per_s for one in here.servers]
