@@ -104,6 +104,20 @@ def commands() -> str:
         "## Options of model, workload and layout",
         "One for each field; [notation](notation.md) has symbols and defaults.",
         markdown_table(["option", "meaning"], [record for parameter in shared if (record := option_row(parameter))]),
+        "## Defaults",
+        "Without `--device`, the device is that of the variable `SHAPEWRIGHT_DEVICE`, else of `[tool.shapewright]` in "
+        "the pyproject.toml of the repository (or of the working directory outside of one), else the first GPU that "
+        "nvidia-smi reports. The output says which. A name that several boards share is the usual one, with a note: "
+        "`h100` is the SXM board with 80 GB.",
+        '```toml\n[tool.shapewright]\ndevice = "h100-sxm-80gb"   # or the path of a device file\n'
+        "layout = { tp = 8, zero_stage = 1 }   # where the flags do not give them; not for plans\n"
+        'ignore = ["TC103"]   # rules that check ignores\n```',
+        "CONFIG `-` reads a config.json from standard input. `NO_COLOR` and `FORCE_COLOR` decide on colour in pipes.",
+        "## Completion",
+        "Names of commands, options, devices, presets, software and rules are completed in bash, zsh and fish:",
+        '```\neval "$(_SHAPEWRIGHT_COMPLETE=bash_source shapewright)"    # in ~/.bashrc\n'
+        'eval "$(_SHAPEWRIGHT_COMPLETE=zsh_source shapewright)"     # in ~/.zshrc\n'
+        "_SHAPEWRIGHT_COMPLETE=fish_source shapewright | source     # in ~/.config/fish/config.fish\n```",
         "## Exit codes",
         "0: success. 1: negative result: findings at or above `--fail-on`, no way to serve within the limits, a table "
         "that could not be evaluated, a damaged store. 2: bad input, one line on standard error. 130: interrupted.",

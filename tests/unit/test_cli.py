@@ -202,7 +202,7 @@ def test_exit_code_follows_severity(fail_on: str | None, expected: int, capsys: 
         (["check", "gpt2", "--device", "h100-sxm-80gb", "--json", "--format", "sarif"], ["cannot be combined"]),
         (["rule", "TC1O1"], ["TC1O1"]),
         (["models", "nonesuch"], ["nonesuch", "shapewright models"]),
-        (["devices", "show", "h100"], ["'h100'", "h100-sxm-80gb", "choose one"]),
+        (["devices", "show", "rtx"], ["'rtx'", "choose one"]),
         (["chek"], ["no command 'chek'; did you mean 'check'?; see 'shapewright --help'"]),
         (["xyzzy"], ["no command 'xyzzy'; see 'shapewright --help'"]),
         (["devices", "h100-sxm-80gb"], ["'devices show h100-sxm-80gb'"]),

@@ -11,5 +11,6 @@ from shapewright.hardware.loader import is_exact_name as is_exact_name
 from shapewright.hardware.loader import list_devices as list_devices
 from shapewright.hardware.loader import load_device as load_device
 from shapewright.hardware.loader import load_named_device as load_named_device
+from shapewright.hardware.loader import note_on_board as note_on_board
 from shapewright.hardware.loader import read_device_file as read_device_file
 from shapewright.hardware.nodes import with_nodes as with_nodes

@@ -144,6 +144,9 @@ def _load_named(folded: str) -> Device:
     aliases = find_aliases()
     if folded in aliases:
         return _load_named(aliases[folded])
+    usual = MEASURED_DEVICES.get(folded, "")
+    if usual.startswith(f"{folded}-"):
+        return _load_named(usual)
     raise UnknownDeviceError(_unknown_device_message(folded, aliases))
 
 
@@ -208,6 +211,20 @@ def find_measured_device(name: str) -> Device:
     return load_device(_find_name(name))
 
 
+def note_on_board(name: str) -> str:
+    """Say which board a name stands for that several devices share; empty for other names and for files.
+
+    >>> note_on_board("h100"), note_on_board("h100-sxm-80gb")
+    ('h100 is taken for h100-sxm-80gb; there are also h100-nvl-94gb, h100-pcie-80gb, h100-sxm-96gb', '')
+    """
+    folded = normalize_name(name)
+    usual = MEASURED_DEVICES.get(folded, "")
+    if not usual.startswith(f"{folded}-") or is_exact_name(folded):
+        return ""
+    others = [each for each in list_devices() if re.match(re.escape(folded) + r"(?![0-9])", each) and each != usual]
+    return f"{folded} is taken for {usual}" + (f"; there are also {', '.join(others)}" if others else "")
+
+
 def is_exact_name(name: str) -> bool:
     """Return whether a name is a canonical name or an alias of a device file."""
     folded = normalize_name(name)
@@ -249,12 +266,12 @@ def _distinguishing_words(name: str) -> frozenset[str]:
 MEMORY_TOLERANCE_FRACTION = 0.08
 
 
-def detect_device(gpu_name: str, num_sms: int, memory_bytes: float) -> Device:
+def detect_device(gpu_name: str, num_sms: int | None, memory_bytes: float) -> Device:
     """Find the device that matches the name, number of SMs and memory that a driver reports.
 
     Args:
         gpu_name: Name printed by ``nvidia-smi``, ``rocm-smi`` or torch.
-        num_sms: Streaming multiprocessors or compute units.
+        num_sms: Streaming multiprocessors or compute units; None where the driver does not say.
         memory_bytes: Memory. [byte]
 
     Raises:
@@ -269,11 +286,13 @@ def detect_device(gpu_name: str, num_sms: int, memory_bytes: float) -> Device:
     found = [
         device
         for device in map(load_device, named)
-        if device.num_sms == num_sms and abs(memory_bytes / device.memory_bytes - 1.0) <= MEMORY_TOLERANCE_FRACTION
+        if num_sms in (None, device.num_sms)
+        and abs(memory_bytes / device.memory_bytes - 1.0) <= MEMORY_TOLERANCE_FRACTION
     ]
     if len(found) == 1:
         return found[0]
-    seen = f"{gpu_name!r} with {num_sms} SMs and {memory_bytes / 1e9:.1f} GB"
+    seen = f"{gpu_name!r} with {'' if num_sms is None else f'{num_sms} SMs and '}"
+    seen += f"{memory_bytes / 1e9:.1f} GB"
     if found:
         raise UnknownDeviceError(
             f"{seen} could be any of {', '.join(device.name for device in found)}; choose one as the device"

@@ -13,7 +13,7 @@ from shapewright.core.errors import DeviceError, LayoutError, ShapewrightError, 
 from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
 from shapewright.core.ranges import check_text
-from shapewright.hardware import Device, load_device
+from shapewright.hardware import Device, load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import possible_degrees, validate_lengths
 from shapewright.models import Model, ModelLike, TransformerConfig, read_model
@@ -73,6 +73,7 @@ def build_scenario(
     software = TUNED if software is None else software
     model = read_model(source, overrides)
     found = find_device(device, uncalibrated=uncalibrated, physics_only=physics_only)
+    board = note_on_board(device) if isinstance(device, str) else ""
     if not isinstance(workload, Workload):
         _check_field_names(workload or {}, Workload, WorkloadError)
         remarks = _find_ignored_fields(model.config, workload or {}, software)
@@ -89,6 +90,7 @@ def build_scenario(
     validate_lengths(model.config, workload)
     degrees = possible_degrees(model.config, layout)
     check_allocation(layout.num_devices, found, words=_describe_devices(layout), allowed=degrees)
+    remarks += (Note(board, "device"),) if board else ()
     return Scenario(model=model, device=found, workload=workload, layout=layout, software=stack, remarks=remarks)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
+from shapewright.core.notes import Note
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import validate_lengths
 from shapewright.models import read_model
@@ -295,7 +296,20 @@ def plan(
         straggler_factor=straggler_factor,
         headroom_fraction=headroom_fraction,
     )
-    return plan_job(scenario, request, notes=notes, progress=progress)
+    return plan_job(scenario, request, notes=(*notes, *_note_on_shape(scenario)), progress=progress)
+
+
+def _note_on_shape(scenario: Scenario) -> tuple[Note, ...]:
+    """Point to check where a plan cannot make up for the shape: dimensions that are not aligned."""
+    from shapewright.lint import list_rules
+
+    rules = [rule for rule in list_rules() if rule.name.endswith("-not-aligned") and rule.code.startswith("TC")]
+    odd = [violation for rule in rules for violation in rule.check(scenario)]
+    if not odd:
+        return ()
+    named = ", ".join(f"{violation.field.rpartition('.')[2]}={violation.actual}" for violation in odd)
+    text = f"the shape has dimensions that are not aligned ({named}): 'shapewright check' says what they cost"
+    return (Note(text, "shape"),)
 
 
 @takes_scenario

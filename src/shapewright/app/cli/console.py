@@ -7,12 +7,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from errno import EISDIR
 from os import strerror
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -27,7 +27,7 @@ _COUNT_EVERY_S = 0.2
 
 
 def make_console() -> Console:
-    """Return a console on standard output; NO_COLOR and pipes turn colour off."""
+    """Return a console on standard output; NO_COLOR and pipes turn colour off, FORCE_COLOR turns it on."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -49,9 +49,10 @@ def make_console() -> Console:
         if is_terminal
         else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
     )
-    return PipeConsole(
-        width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False
-    )
+    # Variables of https://force-color.org and https://no-color.org; Rich itself obeys NO_COLOR.
+    is_forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    colors: Literal["auto", "standard"] | None = "auto" if is_terminal else "standard" if is_forced else None
+    return PipeConsole(width=width, color_system=colors, emoji=False, markup=False, highlight=False)
 
 
 def echo(text: str) -> None:
@@ -68,6 +69,19 @@ def _without_controls(text: str) -> str:
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as CSV under the names of their keys; lists are joined with ``x``, as sizes are."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(list(rows[0]) if rows else [])
+    for row in rows:
+        writer.writerow(["x".join(map(str, each)) if isinstance(each, list) else each for each in row.values()])
+    click.echo(text.getvalue(), nl=False)
 
 
 def refuse_unwritable(*paths: str | None) -> None:

@@ -7,10 +7,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shapewright.app.cli.defaults import add_note, device_callback
+from shapewright.app.cli.names import complete_device
+
 if TYPE_CHECKING:
     from shapewright.hardware import Device
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def device_option(command: Command) -> Command:
+    """Add --device; without it, the device of SHAPEWRIGHT_DEVICE, of pyproject.toml or of this machine is used."""
+    return click.option(
+        "--device",
+        metavar="NAME",
+        callback=device_callback,
+        shell_complete=complete_device,
+        help="device name, alias or TOML file; see 'shapewright devices'; default: that of SHAPEWRIGHT_DEVICE, of "
+        "[tool.shapewright] in pyproject.toml, or this machine's GPU",
+    )(command)
+
 
 # Keys of both in the context of a command.
 _NODE_SIZE, _NETWORK = "shapewright.node_size", "shapewright.network_gbit_per_s"
@@ -159,10 +175,13 @@ def named_device(name: str) -> Device:
         DeviceError: there is no such device.
         CalibrationError: the calibration cannot be read, or is of another device.
     """
-    path = given_calibration()
-    if not path:
-        from shapewright.hardware import load_device
+    from shapewright.hardware import load_device, note_on_board
 
+    path = given_calibration()
+    board = note_on_board(name)
+    if board:
+        add_note(board, "device")
+    if not path:
         return as_asked(load_device(name))
     from shapewright.pricing.calibration.file import calibrated_device
 
@@ -187,6 +206,10 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     Raises:
         CalibrationError: the calibration cannot be read, or none of them is the device it is of.
     """
+    from shapewright.hardware import note_on_board
+
+    for board in filter(None, map(note_on_board, names)):
+        add_note(board, "device")
     path = given_calibration()
     if not path:
         has_options = _is_given(_PHYSICS_ONLY) or _is_given(_UNCALIBRATED) or bool(given_nodes())

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from shapewright.app.cli.next_steps import describe_next
+
 SCREEN_LINES = 40
 """Lines of a page of --help, at most."""
 
@@ -59,6 +61,14 @@ class GroupedCommand(click.Command):
             ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=words
         )
         return [*super().get_params(ctx), option]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and name the next useful one where it printed text."""
+        code = super().invoke(ctx)
+        line = describe_next(ctx)
+        if line:
+            click.echo(line)
+        return code
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write general options first, then each group; CONFIG is explained in the text above."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from shapewright.app.cli.names import STANDARD_INPUT, complete_config, read_standard_input
+
+if TYPE_CHECKING:
+    from shapewright.models import Model
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,7 +33,7 @@ class _FileFields:
 
 def config_argument(command: Command) -> Command:
     """Add CONFIG to a command."""
-    return click.argument("config", required=False, callback=_read_config)(command)
+    return click.argument("config", required=False, callback=_read_config, shell_complete=complete_config)(command)
 
 
 def layout_from_option(command: Command) -> Command:
@@ -62,7 +67,9 @@ def fields_of_files(context: click.Context | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def _read_config(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
+def _read_config(context: click.Context, _: click.Parameter, value: str | None) -> str | Model | None:
+    if value in STANDARD_INPUT and not context.resilient_parsing:
+        return read_standard_input()
     if value is None or not Path(value.partition("::")[0]).is_file():
         return value
     from shapewright.app.formats.readers.read import is_job_file

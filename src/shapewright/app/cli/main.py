@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from shapewright import __version__
+from shapewright.app.cli.defaults import DEVICE_VARIABLE, take_notes
 from shapewright.app.report.flags import with_flags
 from shapewright.core.errors import ShapewrightError, close_names, plain_text
 
@@ -74,7 +75,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a closed pipe exits with 0, where click would exit with 1 (findings)."""
         try:
-            return super().invoke(ctx)
+            code = super().invoke(ctx)
+            for note in take_notes():  # of commands whose output has no place for them
+                click.echo(f"note: {with_flags(note)}", err=True)
+            return code
         except BrokenPipeError:
             _drop_output()
             raise click.exceptions.Exit(EXIT_FINE) from None
@@ -149,7 +153,7 @@ def _usage_words(error: click.ClickException) -> str:
     """Message of a click error in one line, with a pointer to the help."""
     words = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
-        return f"{words}; give the name of a device or a device file, 'shapewright devices' lists all"
+        return f"{words}; give a device or a device file ('shapewright devices' lists all), or set {DEVICE_VARIABLE}"
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"
     return f"{words}; see '{path} --help'"
 

@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
+from shapewright.app.cli.defaults import add_note, read_settings, take_notes
+from shapewright.app.cli.device_options import (
+    calibration_option,
+    device_option,
+    named_device,
+    node_options,
+    uncalibrated_option,
+)
 from shapewright.app.cli.help_pages import FINER, GroupedOption
 from shapewright.app.cli.job_files import config_argument, fields_of_files, layout_from_option
+from shapewright.app.cli.names import complete
 from shapewright.app.cli.param_types import FlagList, IntegerList, NameList
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
-from shapewright.pricing.software import TUNED
+from shapewright.pricing.software import TUNED, software_names
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
@@ -81,10 +89,7 @@ _TYPES: dict[str, Any] = {
 
 def question_options(command: Command) -> Command:
     """Add CONFIG, --device and every field of model, workload and layout to a command."""
-    command = node_options(calibration_option(job_options(command)))
-    return click.option(
-        "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
-    )(command)
+    return device_option(node_options(calibration_option(job_options(command))))
 
 
 def software_option(command: Command) -> Command:
@@ -94,6 +99,7 @@ def software_option(command: Command) -> Command:
         default=TUNED,
         show_default=True,
         metavar="NAME",
+        shell_complete=complete(software_names),
         help="training software: a tuned stack of today, or a generation such as nemo-2024, nemo-moe-2026 or fsdp-2024",
     )(command)
 
@@ -163,14 +169,25 @@ def field_named(word: str) -> str:
 def scenario_from_options(config: str | None, device: str, given: dict[str, Any], *, software: str = TUNED) -> Scenario:
     """Build the scenario that the options describe."""
     groups = group_options(given)
-    return build_scenario(
+    scenario = build_scenario(
         config,
         named_device(device),
         overrides=groups["model"],
         workload=groups["workload"],
-        layout=groups["layout"],
+        layout={**default_layout(groups["layout"]), **groups["layout"]},
         software=software,
     )
+    return scenario.replace(remarks=(*take_notes(), *scenario.remarks))
+
+
+def default_layout(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the layout that pyproject.toml sets and the command line does not, with a note."""
+    settings = read_settings()
+    chosen = {name: value for name, value in settings.layout.items() if name not in given}
+    if chosen:
+        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        add_note(f"{words}: [tool.shapewright] of {settings.where}", "layout")
+    return chosen
 
 
 def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:

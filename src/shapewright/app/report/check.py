@@ -51,7 +51,7 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
             # Shown even if the rule that explains it is ignored.
             console.print(f"cannot run: {report.refusal}", style=_STYLES["error"], soft_wrap=True)
     if report.num_suppressed:
-        console.print(f"{report.num_suppressed} findings suppressed by --ignore", style="dim")
+        console.print(f"{report.num_suppressed} findings suppressed by --ignore or [tool.shapewright]", style="dim")
     if prediction is not None:
         console.print()
         print_table(operation_columns(prediction, top=_OPERATIONS_SHOWN), console)

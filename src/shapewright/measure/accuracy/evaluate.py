@@ -302,11 +302,16 @@ def _decade_words(decade: int) -> str:
     return f"{least}-{10 * least} {unit}"
 
 
+_LONGEST_HEADER = 2**16
+
+
 def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
     """Return the files to evaluate, by table, and the stores."""
     _require_known("--table", wanted, (*TABLES, stores_module.TABLE))
+    if folder.is_file():
+        return ({}, [folder]) if stores_module.is_store(folder) else ({_table_of(folder): folder}, [])
     if not folder.is_dir():
-        raise MeasuredFileError(f"{folder} is not a folder; give one with measured files such as gemm.parquet")
+        raise MeasuredFileError(f"{folder} is not a folder; give a measured file such as gemm.parquet, or their folder")
     found = {
         name: path
         for name, table in TABLES.items()
@@ -325,6 +330,30 @@ def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], 
             f"'shapewright bench'"
         )
     return found, stores
+
+
+def _table_of(path: Path) -> str:
+    """Name the table that a file holds: by its name, else by its columns.
+
+    Raises:
+        MeasuredFileError: it has the columns of no table.
+    """
+    if path.stem in TABLES:
+        return path.stem
+    header: set[str] = set()
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            names = file.readline(_LONGEST_HEADER).strip().split(",")
+        header = {"latency_s" if name.startswith("latency_") else name for name in names}
+    formats = {name: table.columns for name, table in TABLES.items()}
+    needed = {name: {*form.numbers, *form.labels, *form.positive} for name, form in formats.items()}
+    fitting = [name for name, columns in needed.items() if columns <= header]
+    if not fitting:
+        raise MeasuredFileError(
+            f"{path} has the columns of no table; the smallest has device, library, kernel, dtype, m, n, k, latency_us "
+            f"(docs/measuring.md lists the others), or is named after its table, such as gemm.parquet"
+        )
+    return max(fitting, key=lambda name: len(needed[name]))
 
 
 def _find_table(folder: Path, file_name: str) -> Path | None:

@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _EPILOG = """\b
+A table of your own (others: docs/measuring.md):
+  device,library,kernel,dtype,m,n,k,latency_us
+  h100-sxm-80gb,torch 2.8,gemm,bf16,4096,4096,4096,230
+
+\b
 Examples:
   shapewright accuracy ./measured
   shapewright accuracy ./measured --table gemm --device h100-sxm-80gb --by device,dtype,size
   shapewright accuracy ./measured --table gemm --regret
+  shapewright accuracy ./gemms.csv
   shapewright accuracy ./measured --uncalibrated --json
 """
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR|FILE")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="only this device; may be repeated")
 @click.option("--table", "tables", multiple=True, metavar="TABLE", help="only this table; may be repeated")
 @click.option(
@@ -36,9 +42,9 @@ Examples:
     help="group by device, dtype, library, part (kernel, operation, ...), size (decade of the measured time)",
 )
 @click.option("--uncalibrated", is_flag=True, help="ignore the device's own calibration")
-@click.option("--regret", is_flag=True, help="ranking regret: slowdown of the chosen shape over the best of its size")
-@click.option("--calibration", metavar="FILE", help="your own calibration, written by 'shapewright calibrate'")
-@click.option("--physics-only", is_flag=True, help="ignore the learned residuals of GEMMs, attention and experts")
+@click.option("--regret", is_flag=True, help="slowdown of the chosen shape over the best of its size")
+@click.option("--calibration", metavar="FILE", help="file written by 'shapewright calibrate'")
+@click.option("--physics-only", is_flag=True, help="ignore learned residuals")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; notes go to standard error")
 def command(
     folder: str,
@@ -51,7 +57,7 @@ def command(
     physics_only: bool,
     as_json: bool,
 ) -> int:
-    """Price every row of the measured files in DIR and print the errors of the predictions.
+    """Price every row of FILE, or of the measured files in DIR, and print the errors of the predictions.
 
     Files are known by name (gemm.parquet, paper_gemm.csv, ...), stores of 'shapewright bench' by what is in them.
     Errors are |predicted / measured - 1|, the bias is the mean of ln(predicted / measured). With --regret, of the

@@ -41,7 +41,7 @@ Examples:
   shapewright bench paper --engine ray --address auto --budget 30m --store cluster.sqlite
   shapewright bench --for-calibration --cpu --budget 1s --store mine.sqlite
   shapewright bench pointwise --cpu --budget 1s --calibration cpu.json
-  shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
+  shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s
 """
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

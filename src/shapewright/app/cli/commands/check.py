@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json, write_json_file
+from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_rule
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.core.errors import ConfigError
 
@@ -17,6 +19,7 @@ Examples:
   shapewright check gpt3-2.7b --device a100-sxm-40gb
   shapewright check ./config.json --device h100-sxm-80gb --tp 8 --fail-on error
   shapewright check ./config.json --device h100-sxm-80gb --fix -o fixed.json
+  shapewright check - --device h100-sxm-80gb < ./config.json
   shapewright check llama-3-8b --device h100-sxm-80gb --format sarif > shapewright.sarif
 """
 
@@ -45,6 +48,7 @@ Examples:
     "--ignore",
     multiple=True,
     metavar="CODE",
+    shell_complete=complete_rule,
     help="ignore a rule, by code, name or family; comma-separated or repeated",
 )
 @click.option("--fix", is_flag=True, help="apply the exact suggestions; needs -o")
@@ -80,7 +84,8 @@ def command(
         raise ConfigError(
             "a model described by flags alone has no form to write back; start from a config.json or a preset"
         )
-    codes = [part for entry in ignore for part in entry.split(",") if part]
+    settings = read_settings()
+    codes = [*(part for entry in ignore for part in entry.split(",") if part), *settings.ignore]
     report = check_scenario(scenario, ignore=codes)
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
@@ -101,7 +106,8 @@ def command(
         from shapewright.app.integrations.sarif import to_sarif
         from shapewright.models import locate_fields
 
-        print_json(to_sarif(report, quote(config or "flags"), locate_fields(scenario.model, config or "")))
+        source = config if isinstance(config, str) else scenario.model.source
+        print_json(to_sarif(report, quote(source), locate_fields(scenario.model, source)))
     else:
         from shapewright.app.report.check import print_check
 

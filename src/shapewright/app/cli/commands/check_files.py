@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
-from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_named
 from shapewright.app.cli.param_types import Share
@@ -21,7 +21,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("files", nargs=-1)
-@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
+@device_option
 @click.option(
     "--fail-above",
     type=Share(),

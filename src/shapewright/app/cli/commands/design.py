@@ -15,7 +15,13 @@ from shapewright.app.cli.console import (
     write_json_file,
     write_text_file,
 )
-from shapewright.app.cli.device_options import calibration_option, loss_law_option, named_device, node_options
+from shapewright.app.cli.device_options import (
+    calibration_option,
+    device_option,
+    loss_law_option,
+    named_device,
+    node_options,
+)
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_options, group_options, software_option
 from shapewright.app.cli.param_types import Count, Share
@@ -41,7 +47,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @field_options({"workload": _WORKLOAD_FIELDS, "layout": (), "model": ()})
-@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
+@device_option
 @calibration_option
 @loss_law_option
 @node_options

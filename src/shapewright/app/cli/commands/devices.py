@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.defaults import add_note
+from shapewright.app.cli.next_steps import describe_next
 
 
 class DevicesGroup(click.Group):
@@ -40,6 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
         print_json(devices_output().to_json())
     else:
         print_table(device_columns(), make_console())
+        click.echo(describe_next(ctx))
     return 0
 
 
@@ -49,9 +52,12 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
 def show(name: str, as_json: bool) -> int:
     """Show one device: every number with its source."""
     from shapewright.app.report.catalogue import print_device
-    from shapewright.hardware import load_device
+    from shapewright.hardware import load_device, note_on_board
 
     device = load_device(name)
+    board = note_on_board(name)
+    if board:
+        add_note(board, "device")
     if as_json:
         from shapewright.app.report.outputs.catalogue import device_output
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.help_pages import GroupedCommand
 
 
 @click.command(
-    epilog="\b\nExamples:\n  shapewright models\n  shapewright models llama\n  shapewright models --json qwen3"
+    cls=GroupedCommand,
+    epilog="\b\nExamples:\n  shapewright models\n  shapewright models llama\n  shapewright models --json qwen3",
 )
 @click.argument("pattern", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")

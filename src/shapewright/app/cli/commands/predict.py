@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import make_console, print_csv, print_json
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import (
     field_named,
@@ -45,12 +45,14 @@ Examples:
     help="predict every value of a workload or layout field or of a size of the model, such as micro_batch_size=1,2,4 "
     "or =1..64 (doubles) or hidden_size=4096..4608:64 (adds); may be given for several fields",
 )
+@click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per operation, or per step of --sweep")
 @click.option("--all", "show_all", is_flag=True, help="list every operation")
 def command(
     config: str | None,
     device: str,
     software: str,
     as_json: bool,
+    as_csv: bool,
     explain: str | None,
     sweeps: tuple[str, ...],
     show_all: bool,
@@ -63,11 +65,13 @@ def command(
     """
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which list every operation anyway")
+    if as_csv and (as_json or explain or show_all):
+        raise click.UsageError("--csv cannot be combined with --json, --explain or --all; give one of them")
     scenario = scenario_from_options(config, device, given, software=software)
     if sweeps:
         if explain or show_all:
             raise click.UsageError("--explain and --all have no effect with --sweep, which prints one row per step")
-        _print_sweep(scenario, sweeps, as_json=as_json)
+        _print_sweep(scenario, sweeps, as_json=as_json, as_csv=as_csv)
         return 0
     prediction = scenario.predict()
     if explain:
@@ -79,6 +83,10 @@ def command(
             print_json(explain_output(each.facts for each in explanations).to_json())
         else:
             print_explanations(explanations, make_console())
+    elif as_csv:
+        from shapewright.app.report.outputs.predict import predict_output
+
+        print_csv(predict_output(prediction, scenario).to_json()["operations"])
     elif as_json:
         from shapewright.app.report.outputs.predict import predict_output
 
@@ -90,7 +98,7 @@ def command(
     return 0
 
 
-def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool) -> None:
+def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool, as_csv: bool) -> None:
     """Predict every combination and print a row for each."""
     from shapewright.app.report.outputs.predict import sweep_output
     from shapewright.app.report.predict import print_sweep
@@ -108,6 +116,9 @@ def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool) 
         notes=tuple(note for note in scenario.notes if note.field not in axes),
     )
     output = sweep_output(swept, scenario.model.source)
+    if as_csv:
+        print_csv([{**row.pop("values"), **row} for row in output.to_json()["rows"]])
+        return
     if as_json:
         print_json(output.to_json())
     else:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import click
 
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_rule
 
 
 @click.command(
-    epilog="\b\nExamples:\n  shapewright rule\n  shapewright rule TC101\n  shapewright rule wave-tail --json"
+    cls=GroupedCommand,
+    epilog="\b\nExamples:\n  shapewright rule\n  shapewright rule TC101\n  shapewright rule wave-tail --json",
 )
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=complete_rule)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(code: str | None, as_json: bool) -> int:
     """Print the page of a rule, by code or name, or list all rules."""

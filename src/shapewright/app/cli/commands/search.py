@@ -17,6 +17,7 @@ from shapewright.app.cli.console import (
     write_json_file,
     write_text_file,
 )
+from shapewright.app.cli.defaults import add_note, default_device
 from shapewright.app.cli.device_options import (
     calibration_option,
     compared_devices,
@@ -25,6 +26,7 @@ from shapewright.app.cli.device_options import (
     node_options,
 )
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import group_options, job_options, software_option
 from shapewright.app.cli.param_types import Share
 from shapewright.core.errors import ConfigError
@@ -221,7 +223,12 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @job_options
-@click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
+@click.option(
+    "--device",
+    metavar="NAME",
+    shell_complete=complete_device,
+    help="device name, alias or TOML file; see 'shapewright devices'",
+)
 @click.option("--devices", metavar="NAME,...", help="several devices: shapes are ranked by worst regret")
 @calibration_option
 @loss_law_option
@@ -330,7 +337,10 @@ def command(
     if device is not None and devices is not None:
         raise click.UsageError("--device and --devices cannot be combined; give one of them")
     if device is None and devices is None:
-        raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
+        device, origin = default_device()
+        if device is None:
+            raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
+        add_note(f"device {device}: {origin}", "device")
     if verify_budget is not None and verify is None:
         raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:

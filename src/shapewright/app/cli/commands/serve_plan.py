@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.app.cli.defaults import device_callback
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import field_options, group_options
 from shapewright.app.cli.param_types import RequestRate, Seconds
 from shapewright.app.cli.traffic_options import (
@@ -60,8 +62,9 @@ _FIELDS = {
 @node_options
 @click.option(
     "--device",
-    required=True,
     metavar="NAME",
+    callback=device_callback,
+    shell_complete=complete_device,
     help="device name, alias or TOML file; with --arrivals or --trace several",
 )
 @click.option(

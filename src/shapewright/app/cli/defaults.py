@@ -1,0 +1,190 @@
+"""Defaults of the command line: the device, layout and ignored rules of SHAPEWRIGHT_DEVICE and pyproject.toml.
+
+``[tool.shapewright]`` is read from the pyproject.toml of the working directory, or of a folder above it up to the root
+of its repository. It is data: names, numbers and a path of a device file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shapewright.core.errors import ShapewrightError, UnknownDeviceError, short_path
+from shapewright.core.notes import Note
+
+DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
+_NOTES = "shapewright.notes"
+_KEYS = ("device", "layout", "ignore")
+_MAX_FILE_BYTES = 2**20
+_GPU_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_GPU_QUERY_LIMIT_S = 5.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The table [tool.shapewright] of a pyproject.toml.
+
+    Attributes:
+        device: Device name, or path of a device file.
+        layout: Fields of ParallelLayout.
+        ignore: Rules that check ignores.
+        where: The file, for notes and messages; empty where there is none.
+    """
+
+    device: str | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    ignore: Sequence[str] = ()
+    where: str = ""
+
+
+def read_settings(folder: Path | None = None) -> Settings:
+    """Read the settings of a folder: those of its repository, or of the folder itself outside of one.
+
+    Raises:
+        ShapewrightError: a setting is unknown or malformed.
+    """
+    start = Path.cwd() if folder is None else folder
+    above = [start, *start.parents]
+    depth = next((index for index, each in enumerate(above) if (each / ".git").exists()), 0)
+    for each in above[: depth + 1]:
+        path = each / "pyproject.toml"
+        table = _read_table(path)
+        if table is not None:
+            return _check(table, path)
+    return Settings()
+
+
+def _read_table(path: Path) -> Mapping[str, Any] | None:
+    """Return the table of a file; None where there is none."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MAX_FILE_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    if "shapewright" not in text:
+        return None
+    import tomllib
+
+    try:
+        table = tomllib.loads(text).get("tool", {}).get("shapewright")
+    except (tomllib.TOMLDecodeError, AttributeError):
+        return None  # of another tool's making: its own tools complain
+    return table if isinstance(table, dict) else None
+
+
+def _check(table: Mapping[str, Any], path: Path) -> Settings:
+    where = f"[tool.shapewright] of {short_path(str(path))}"
+    for name in table:
+        if name not in _KEYS:
+            raise ShapewrightError(f"{where} has no setting {name!r}; it has {', '.join(_KEYS)}")
+    device, layout, ignore = table.get("device"), table.get("layout", {}), table.get("ignore", [])
+    if device is not None and not isinstance(device, str):
+        raise ShapewrightError(f"{where}: device={device!r} must be a device name or the path of a device file")
+    if isinstance(ignore, str):
+        ignore = [part.strip() for part in ignore.split(",")]
+    if not isinstance(ignore, list) or not all(isinstance(each, str) for each in ignore):
+        raise ShapewrightError(f'{where}: ignore={ignore!r} must be a list of rules such as ["TC103", "WQ"]')
+    if device is not None and device.endswith(".toml") and not Path(device).is_absolute():
+        device = str(path.parent / device)
+    return Settings(device=device, layout=_check_layout(layout, where), ignore=ignore, where=short_path(str(path)))
+
+
+def _check_layout(layout: Any, where: str) -> Mapping[str, Any]:
+    from shapewright.app.report.flags import SHORT_FLAGS
+    from shapewright.core.fields import documented_fields
+    from shapewright.workload import ParallelLayout
+
+    if not isinstance(layout, dict):
+        raise ShapewrightError(f"{where}: layout={layout!r} must be a table such as {{tp = 8, zero_stage = 1}}")
+    known = [spec.name for spec, _ in documented_fields(ParallelLayout)]
+    short = {flag.lstrip("-"): name for name, flag in SHORT_FLAGS.items()}
+    fields: dict[str, Any] = {short.get(str(name), str(name)): value for name, value in layout.items()}
+    for name in fields:
+        if name not in known:
+            raise ShapewrightError(f"{where}: layout has no field {name!r}; it has {', '.join(known)}")
+    return fields
+
+
+def device_callback(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the device of a command: the one given, else the default, which a note names.
+
+    Raises:
+        MissingParameter: none is given and there is no default.
+    """
+    if value is not None or context.resilient_parsing:
+        return value
+    found, origin = default_device()
+    if found is None:
+        raise click.MissingParameter(ctx=context, param=parameter)
+    add_note(f"device {found}: {origin}", "device")
+    return found
+
+
+def default_device() -> tuple[str | None, str]:
+    """Find the device to use where none is given, and where it comes from.
+
+    Raises:
+        ShapewrightError: a setting is malformed, or names no device.
+    """
+    named = os.environ.get(DEVICE_VARIABLE, "").strip()
+    origin = DEVICE_VARIABLE
+    if not named:
+        settings = read_settings()
+        named, origin = settings.device or "", f"[tool.shapewright] of {settings.where}"
+    if not named:
+        return _present_device(), "the GPU of this machine"
+    from shapewright.hardware import load_device
+
+    try:
+        load_device(named)
+    except ShapewrightError as error:
+        raise ShapewrightError(f"{origin}: {error}") from None
+    return named, origin
+
+
+def _present_device() -> str | None:
+    """Name of the first GPU of this machine; None where there is none, or its data sheet is not known."""
+    import shutil
+    import subprocess
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        printed = subprocess.run(
+            [program, *_GPU_QUERY], capture_output=True, text=True, timeout=_GPU_QUERY_LIMIT_S, check=False
+        ).stdout
+        name, memory_mib = printed.splitlines()[0].rsplit(",", 1)
+        memory_bytes = float(memory_mib) * _MIB
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    from shapewright.hardware import detect_device
+
+    try:
+        return detect_device(name.strip(), None, memory_bytes).name
+    except UnknownDeviceError:
+        return None
+
+
+def add_note(text: str, code: str = "note", name: str = "") -> None:
+    """Keep a note for the output of the running command."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        notes = context.meta.setdefault(_NOTES, [])
+        if text not in notes:
+            notes.append(Note(text, code, name))
+
+
+def take_notes() -> tuple[Note, ...]:
+    """Return the notes kept for the running command, and forget them."""
+    context = click.get_current_context(silent=True)
+    notes = context.meta.pop(_NOTES, []) if context is not None else []
+    return tuple(notes)

@@ -1,0 +1,70 @@
+"""Names on the command line: completion in a shell, and CONFIG from standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from shapewright.models import Model
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+STANDARD_INPUT = ("-", "/dev/stdin")
+"""Values of CONFIG that stand for standard input."""
+
+
+def complete(list_names: Callable[[], Iterable[str]]) -> Completion:
+    """Return a completion of names, of the last one in a list with commas."""
+
+    def names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, word = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in list_names() if name.startswith(word)]
+
+    return names
+
+
+def complete_device(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a device, or the path of a device file."""
+    from shapewright.hardware import list_devices
+
+    return _names_or_file(list_devices(), incomplete)
+
+
+def complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a preset, or a path."""
+    from shapewright.models import list_presets
+
+    return _names_or_file(list_presets(), incomplete)
+
+
+def complete_rule(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the code or the name of a rule."""
+    from shapewright.lint import list_rules
+
+    rules = list_rules()
+    return complete(lambda: [*(rule.code for rule in rules), *(rule.name for rule in rules)])(
+        context, parameter, incomplete
+    )
+
+
+def _names_or_file(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def read_standard_input() -> Model:
+    """Read a config.json from standard input.
+
+    Raises:
+        ConfigError: it is not a config.json.
+    """
+    from shapewright.models.config_file import MAX_FILE_BYTES, parse_json_object
+    from shapewright.models.read import read_object
+
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    return read_object(parse_json_object(content, "standard input"), where="standard input")
