@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from command_line import run as run_command
 from shapewright.app.formats.servers import ENGINES, choose_expressible, find_engine, write_launch
 from shapewright.app.formats.servers.flags import layout_problem
 from shapewright.core.errors import ConfigError, WorkloadError
-from shapewright.optimize.serving import ServingPlan
+from shapewright.optimize.serving import Adapters, ServingPlan
 from shapewright.pricing.servers import server_names
 from shapewright.workload import ParallelLayout
 
@@ -34,6 +35,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fp8": ("llama-3-70b", "h200-sxm-141gb", {"num_devices": 8, "workload": {"dtype": "fp8"}, "cached_len": 200}),
     "int4": ("llama-3-70b", "h100-sxm-80gb", {"num_devices": 2, "workload": {"weight_dtype": "int4"}}),
     "drafts": ("llama-3.1-8b", "h100-sxm-80gb", {"num_devices": 2, "speculation": SPECULATION}),
+    "adapters": ("llama-3-8b", "h100-sxm-80gb", {"num_devices": 2, "adapters": {"rank": 20, "num_resident": 4}}),
     "experts": ("mixtral-8x7b", "h100-sxm-80gb", {"num_devices": 8}),
     "nodes": ("deepseek-v3", "h100-sxm-80gb", {"num_devices": 16, "workload": {"dtype": "fp8"}}),
 }
@@ -203,6 +205,21 @@ def test_differences_from_the_plan_are_warnings(job: str, engine: str, words: st
     launch = write_launch(plan, engine, next(point for point in plan.points if point.prefill_layout is None))
     assert any(words in each for each in launch.warnings)
     assert not any("checkpoint" in each for each in write_launch(make_plan("nodes"), "trtllm").warnings)
+
+
+def test_adapters_are_in_the_lines_of_every_engine() -> None:
+    """Rank and number of adapters; vLLM has ranks in steps, SGLang needs the modules, TensorRT-LLM a YAML key."""
+    plan = make_plan("adapters")
+    (vllm,) = read_commands("vllm", write_launch(plan, "vllm", plan.points[0]).text)
+    (sglang,) = read_commands("sglang", write_launch(plan, "sglang", plan.points[0]).text)
+    (trtllm,) = check_settings(write_launch(plan, "trtllm", plan.points[0]).text)
+
+    assert (vllm["enable_lora"], vllm["max_loras"], vllm["max_lora_rank"]) == (True, 4, 32)
+    assert (sglang["max_loras_per_batch"], sglang["max_lora_rank"], len(sglang["lora_target_modules"])) == (4, 20, 7)
+    assert trtllm["lora_config"] == {"max_lora_rank": 20, "max_loras": 4, "max_cpu_loras": 4}
+    large = replace(plan, request=replace(plan.request, adapters=Adapters(rank=1024, num_resident=1)))
+    with pytest.raises(WorkloadError, match="adapters of rank 512 at most, not 1024"):
+        write_launch(large, "vllm", plan.points[0])
 
 
 def test_fleet_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shapewright.models import Model, ModelLike
     from shapewright.optimize.plan import PlanResult
     from shapewright.optimize.search import SearchRequest, SearchResult
-    from shapewright.optimize.serving import ServingFormat, ServingPlan, Speculation
+    from shapewright.optimize.serving import Adapters, ServingFormat, ServingPlan, Speculation
     from shapewright.prediction.build import DeviceLike
 
 # Batch and context of a served model, for the cost of a generated token: a loaded server and an average conversation.
@@ -328,6 +328,7 @@ def serve_plan(
     speculation: Mapping[str, Any] | None = None,
     usd_per_hour: float | None = None,
     requests_per_s: float | None = None,
+    adapters: Mapping[str, Any] | None = None,
     server: str | Server | None = None,
     **parts: Unpack[ScenarioParts],
 ) -> ServingPlan:
@@ -351,6 +352,7 @@ def serve_plan(
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
         usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
         requests_per_s: Load to carry, for the number of instances; None without. [1/s]
+        adapters: rank and num_resident of LoRA adapters, and optionally their targets; None without.
         server: Inference engine and version, such as ``trtllm-1.0``; None for what current engines share.
         parts: See ScenarioParts.
 
@@ -374,6 +376,7 @@ def serve_plan(
         speculation=_read_speculation(speculation),
         usd_per_hour=usd_per_hour,
         requests_per_s=requests_per_s,
+        adapters=_read_adapters(adapters),
         **{name: value for name, value in given.items() if value is not None},
     )
     layout = given_fields(parts.pop("layout", None))
@@ -427,6 +430,21 @@ def find_server(server: str | Server | None) -> Server:
     if isinstance(server, Server):
         return server
     return load_server(server) if server else CURRENT_SERVER
+
+
+def _read_adapters(given: Mapping[str, Any] | None) -> Adapters | None:
+    """Build Adapters from a mapping of its fields."""
+    from shapewright.optimize.serving import Adapters
+
+    if not given:
+        return None
+    wanted, known = {"rank", "num_resident"}, {"rank", "num_resident", "targets"}
+    if not wanted <= set(given) <= known:
+        raise WorkloadError(
+            f"adapters has {', '.join(map(str, given))}; give rank and num_resident, and targets if not all-linear",
+            field="adapters",
+        )
+    return Adapters(**given)
 
 
 def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:

@@ -1,5 +1,6 @@
 """Serving plans: sequences that fit, latency and throughput by layout, format, batch and way to prefill."""
 
+from shapewright.optimize.serving.adapters import Adapters as Adapters
 from shapewright.optimize.serving.plan import ServingPlan as ServingPlan
 from shapewright.optimize.serving.plan import plan_serving as plan_serving
 from shapewright.optimize.serving.point import OperatingPoint as OperatingPoint

@@ -19,6 +19,7 @@ from shapewright.lowering.operations import Attention, CausalConv, Scan
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
+    from shapewright.optimize.serving.adapters import Adapters
     from shapewright.prediction.scenario import Scenario
     from shapewright.workload import ParallelLayout, Workload
 
@@ -131,9 +132,11 @@ class Passes:
 
     Args:
         scenario: Model, device and layout, and a workload with formats and kind of attention.
+        adapters: LoRA adapters; None without.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, adapters: Adapters | None = None) -> None:
+        self._adapters = adapters
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._workload, self._layout = scenario.workload, scenario.layout
         self._lowered: dict[tuple[object, ...], Pass] = {}
@@ -159,12 +162,23 @@ class Passes:
             operations = lower(spread, workload, self._layout, node_size=self._node_size)
             if query_len > 1:
                 operations = tuple(_share_cache(operation, query_len) for operation in operations)
+            operations = self._adapt(operations, batch_size)
             self._lowered[key] = Pass(operations, workload, self._layout, key, batch_size)
         return self._lowered[key]
 
-    def prefill(self, batch_size: int, num_tokens: int, context_len: int = 0) -> Pass:
-        """Return a pass over ``num_tokens`` of each of some prompts, after ``context_len`` cached tokens."""
-        key = ("prefill", batch_size, num_tokens, context_len)
+    def prefill(
+        self, batch_size: int, num_tokens: int, context_len: int = 0, *, num_sequences: int | None = None
+    ) -> Pass:
+        """Return a pass over ``num_tokens`` of each of some prompts, after ``context_len`` cached tokens.
+
+        Args:
+            batch_size: Prompts.
+            num_tokens: New tokens of each.
+            context_len: Tokens that each has in the cache.
+            num_sequences: Sequences whose adapters are used; by default the prompts.
+        """
+        sequences = batch_size if num_sequences is None or self._adapters is None else num_sequences
+        key = ("prefill", batch_size, num_tokens, context_len, sequences)
         if key not in self._lowered:
             workload = replace(
                 self._workload,
@@ -173,7 +187,8 @@ class Passes:
                 seq_len=num_tokens,
                 context_len=context_len,
             )
-            self._lowered[key] = Pass(self._lower(workload), workload, self._layout, key)
+            operations = self._adapt(self._lower(workload), sequences)
+            self._lowered[key] = Pass(operations, workload, self._layout, key)
         return self._lowered[key]
 
     def mixed(self, decode: Pass, prefill: Pass) -> Pass:
@@ -183,7 +198,8 @@ class Passes:
         """
         prompts = prefill.workload.micro_batch_size
         new_tokens = decode.workload.micro_batch_size
-        together = self.prefill(1, new_tokens + prompts * prefill.workload.seq_len)
+        num_tokens = new_tokens + prompts * prefill.workload.seq_len
+        together = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts)
         operations = [
             *(operation for operation in together.operations if not is_core(operation) and operation.stage != "last"),
             *(operation for operation in decode.operations if is_core(operation)),
@@ -198,6 +214,11 @@ class Passes:
         if key not in self._spread_configs:
             self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
         return self._spread_configs[key]
+
+    def _adapt(self, operations: tuple[Operation, ...], num_sequences: int) -> tuple[Operation, ...]:
+        if self._adapters is None:
+            return operations
+        return self._adapters.add_to(operations, num_sequences, self._config, self._layout)
 
     def _lower(self, workload: Workload) -> tuple[Operation, ...]:
         return lower(self._config, workload, self._layout, node_size=self._node_size)

@@ -275,6 +275,8 @@ def plan_serving(
         raise WorkloadError(
             f"a serving plan needs a decoder, and this model is an {config.stack}; predict its prefill instead"
         )
+    if request.adapters:
+        request.adapters.check(config)
     given = {name: value for name, value in (layout or {}).items() if value is not None}
     check_given(config, given)
     found_notes = list(scenario.notes if notes is None else notes)
@@ -287,6 +289,8 @@ def plan_serving(
         is_own = workload.expert_kernel == "as-16-bit"
         kernels = dict.fromkeys(describe_expert_kernel(record, one.dtype, is_own=is_own) for one in kept)
         found_notes += [note for note in kernels if note]
+    if request.adapters and config.is_moe:
+        found_notes.append("routed experts have no LoRA adapters, as in vLLM 0.10 and SGLang 0.5")
     if request.total_len > config.max_position_embeddings:
         found_notes.append(
             f"prompt_len + output_len = {request.total_len} tokens exceed the model's max_position_embeddings="

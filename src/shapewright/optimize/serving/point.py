@@ -228,7 +228,7 @@ class Instance:
     def passes(self) -> Passes:
         """The passes of the instance with the projections that the server fuses, lowered when first used."""
         model = replace(self.scenario.model, config=settle_model(self.scenario.config, self.request.server))
-        return Passes(self.scenario.replace(model=model, workload=self.base))
+        return Passes(self.scenario.replace(model=model, workload=self.base), self.request.adapters)
 
     def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
         """Return a plain decode pass in the middle of the answers, and the one that runs (it may verify drafts)."""
@@ -254,9 +254,15 @@ class Instance:
         workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
         return tuple(stage.kv_cache_bytes for stage in estimate_stages(self.scenario.config, workload, self.layout))
 
+    @cached_property
+    def adapters_bytes(self) -> float:
+        """Resident LoRA adapters on one device. [byte]"""
+        adapters = self.request.adapters
+        return adapters.weights_bytes(self.scenario.config, self.layout) if adapters else 0.0
+
     def free_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the memory left for the cache on one device of each stage in a pass over some tokens. [byte]"""
-        budget_bytes = self.request.memory_fraction * self.scenario.device.memory_bytes
+        budget_bytes = self.request.memory_fraction * self.scenario.device.memory_bytes - self.adapters_bytes
         return tuple(
             budget_bytes - (stage.total_bytes - stage.kv_cache_bytes) for stage in self.stage_estimates(num_tokens)
         )

@@ -24,6 +24,7 @@ from shapewright.pricing.servers import CURRENT_SERVER, Server
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
+    from shapewright.optimize.serving.adapters import Adapters
 
 _MOST_DRAFT_TOKENS = 64
 
@@ -160,6 +161,7 @@ class ServingRequest:
         speculation: Speculative decoding; None without.
         usd_per_hour: Price of one device; None if unknown. [USD/h]
         requests_per_s: Load to carry; None without one. [1/s]
+        adapters: LoRA adapters; None without.
 
     Raises:
         WorkloadError: a value is out of range.
@@ -177,6 +179,7 @@ class ServingRequest:
     speculation: Speculation | None = None
     usd_per_hour: float | None = None
     requests_per_s: float | None = None
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         check_price(self.usd_per_hour)

@@ -35,6 +35,7 @@ Examples:
   shapewright serve-plan deepseek-v3 --device h200-sxm-141gb --dtype fp8 --isl 4000 --osl 1000 --gpus 32 --ep 32
   shapewright serve-plan llama-3.1-70b --device h200-sxm-141gb --dtype fp8 --isl 1000 --osl 1000 --server trtllm-1.0
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 1000 --osl 200 --lora-rank 16 --lora-adapters 32
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --tpot 15ms --load 20/s
@@ -114,6 +115,11 @@ _FIELDS = {
     metavar="F",
     help="speculative decoding: time of a draft step as a fraction of a decode step",
 )
+@click.option("--lora-rank", type=int, metavar="N", help="LoRA adapters: rank")
+@click.option("--lora-adapters", type=int, metavar="N", help="LoRA adapters: number resident in memory")
+@click.option(
+    "--lora-targets", metavar="NAMES", help="LoRA adapters: modules such as q_proj,v_proj or mlp (default: all-linear)"
+)
 @click.option(
     "--load",
     type=RequestRate(),
@@ -147,6 +153,9 @@ def command(
     draft_tokens: int | None,
     acceptance: float | None,
     draft_cost: float | None,
+    lora_rank: int | None,
+    lora_adapters: int | None,
+    lora_targets: str | None,
     load: float | None,
     usd_per_hour: float | None,
     format_name: str | None,
@@ -170,8 +179,17 @@ def command(
     groups = group_options(given)
     if traffic is not None:
         speculation = {"draft_tokens": draft_tokens, "acceptance": acceptance, "draft_cost": draft_cost}
+        adapters = {"lora_rank": lora_rank, "lora_adapters": lora_adapters, "lora_targets": lora_targets}
         refuse_closed_form_options(
-            {"ttft": ttft, "tpot": tpot, "formats": formats, "load": load, "format": format_name, **speculation}
+            {
+                "ttft": ttft,
+                "tpot": tpot,
+                "formats": formats,
+                "load": load,
+                "format": format_name,
+                **speculation,
+                **adapters,
+            }
         )
         return simulate_traffic(
             config,
@@ -204,6 +222,7 @@ def command(
         memory_fraction=memory_fraction,
         block_tokens=block_tokens,
         speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
+        adapters=_read_adapters(lora_rank, lora_adapters, lora_targets),
         usd_per_hour=usd_per_hour,
         requests_per_s=load,
         server=server or (engine.server_name if engine else None),
@@ -238,6 +257,15 @@ def command(
 
         print_serving(output, make_console())
     return 0 if output.keeps_limits else 1
+
+
+def _read_adapters(rank: int | None, num_resident: int | None, targets: str | None) -> Mapping[str, Any] | None:
+    """Parameters of LoRA adapters: rank and number, and optionally targets."""
+    if rank is None and num_resident is None and targets is None:
+        return None
+    if rank is None or num_resident is None:
+        raise click.UsageError("--lora-rank and --lora-adapters belong together: give both")
+    return {"rank": rank, "num_resident": num_resident, **({"targets": targets} if targets is not None else {})}
 
 
 def _read_engine(format_name: str | None, server: str | None) -> Engine | None:

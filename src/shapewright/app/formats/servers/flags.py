@@ -15,6 +15,7 @@ from shapewright.app.formats.servers.instance import CHECKPOINT, format_key
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance
+    from shapewright.optimize.serving import Adapters
 
 _VLLM_GRAPH_SEQUENCES = 512
 """Largest batch with a CUDA graph if vLLM is not told otherwise (vllm/config/scheduler.py)."""
@@ -24,8 +25,13 @@ _PORTS = {"both": 8000, "prefill": 8100, "decode": 8200}
 _DRAFT_MODEL = "DRAFT_MODEL"
 
 
+_LORA_MODULES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
+_LORA_MODULES |= {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+"""Modules with adapters as SGLang names them, by role."""
+
+
 class Flag(NamedTuple):
-    """A flag and its value; None for a switch."""
+    """A flag and its value; None for a switch, a list for several."""
 
     name: str
     value: object = None
@@ -103,6 +109,10 @@ def _vllm_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
             "num_speculative_tokens": request.speculation.num_draft_tokens,
         }
         yield Flag("--speculative-config", json.dumps(draft))
+    if request.adapters:
+        yield Flag("--enable-lora")
+        yield Flag("--max-loras", request.adapters.num_resident)
+        yield Flag("--max-lora-rank", next((rank for rank in engine.lora_ranks if rank >= request.adapters.rank), 0))
     if one.role != "both":
         yield Flag("--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"}))
 
@@ -157,8 +167,18 @@ def _sglang_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
         yield Flag("--speculative-num-steps", drafted)
         yield Flag("--speculative-eagle-topk", 1)
         yield Flag("--speculative-num-draft-tokens", drafted + 1)
+    if request.adapters:
+        yield Flag("--enable-lora")
+        yield Flag("--max-loras-per-batch", request.adapters.num_resident)
+        yield Flag("--max-lora-rank", request.adapters.rank)
+        yield Flag("--lora-target-modules", _lora_modules(request.adapters))
     if one.role != "both":
         yield Flag("--disaggregation-mode", one.role)
+
+
+def _lora_modules(adapters: Adapters) -> list[str]:
+    blocks = {role: "mlp" if role in ("gate", "up", "down") else "attention" for role in _LORA_MODULES}
+    return [name for role, name in _LORA_MODULES.items() if adapters.adapts(blocks[role], role)]
 
 
 def trtllm_command(engine: Engine, one: LaunchedInstance) -> Command:
@@ -192,6 +212,13 @@ def trtllm_command(engine: Engine, one: LaunchedInstance) -> Command:
             "decoding_type": "DraftTarget",
             "max_draft_len": request.speculation.num_draft_tokens,
             "speculative_model_dir": _DRAFT_MODEL,
+        }
+    if request.adapters:
+        settings["enable_lora"] = True
+        settings["lora_config"] = {
+            "max_lora_rank": request.adapters.rank,
+            "max_loras": request.adapters.num_resident,
+            "max_cpu_loras": request.adapters.num_resident,
         }
     launcher = ""
     if one.num_nodes > 1:

@@ -180,7 +180,7 @@ def launched_instance(
         batch_size=batch_size,
         prefill_tokens=prefill_tokens,
         pass_tokens=pass_tokens,
-        static_fraction=(stages[tightest].weights_bytes + free[tightest]) / memory_bytes,
+        static_fraction=(stages[tightest].weights_bytes + instance.adapters_bytes + free[tightest]) / memory_bytes,
         free_fraction=free[tightest] / (free[tightest] + unused_bytes),
         node_size=device.node_size,
         is_quantized=bool(raw.get("quantization_config")) or plan.scenario.model.has_block_scales,

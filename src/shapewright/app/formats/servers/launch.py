@@ -118,6 +118,7 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
             f"tpot_limit_s, or give more num_devices"
         )
     _check_format(engine, chosen)
+    _check_adapters(engine, plan)
     model, remark = _checkpoint_of(plan.scenario.model)
     roles: list[Role] = ["both"] if chosen.prefill_layout is None else ["prefill", "decode"]
     lines = [f"# {plan.config.title}, {chosen.format.name}, on {plan.device.title}: {engine.heading}"]
@@ -151,6 +152,16 @@ def _check_format(engine: Engine, point: OperatingPoint) -> None:
         known = ", ".join(engine.cache_formats)
         raise WorkloadError(
             f"{engine.heading} does not know kv_cache_dtype={cache!r}; give bf16 or {known}", field="kv_cache_dtype"
+        )
+
+
+def _check_adapters(engine: Engine, plan: ServingPlan) -> None:
+    adapters = plan.request.adapters
+    if adapters and engine.lora_ranks and adapters.rank > max(engine.lora_ranks):
+        raise WorkloadError(
+            f"{engine.heading} has adapters of rank {max(engine.lora_ranks)} at most, not {adapters.rank}; give a "
+            f"smaller rank or choose another format",
+            field="adapters",
         )
 
 
@@ -198,6 +209,8 @@ def _instance_lines(command: Command, one: LaunchedInstance, count: str) -> list
 def _flag_words(flag: Flag) -> str:
     if flag.value is None:
         return flag.name
+    if isinstance(flag.value, list):
+        return " ".join([flag.name, *map(shlex.quote, flag.value)])
     text = str(flag.value)
     return f"{flag.name} " + (f'"{text}"' if text.startswith("$") else shlex.quote(text))
 

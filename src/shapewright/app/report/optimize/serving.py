@@ -59,6 +59,16 @@ def print_serving(output: ServePlanOutput, console: Console) -> None:
     console.print()
     console.print(f"capacity of one instance, {output.formats[0].name}", style="bold")
     print_table(capacity_columns(output, _CAPACITY_ROWS), console)
+    if output.adapters:
+        console.print()
+        print_facts(
+            {
+                "LoRA adapters": f"{output.adapters.num_resident} resident",
+                "rank": str(output.adapters.rank),
+                "on": output.adapters.targets,
+            },
+            console,
+        )
     speculation = output.speculation
     if speculation:
         console.print()
@@ -228,6 +238,8 @@ ASSUMPTIONS = (
     "prefix.",
     "Speculation: E = (1 - a^(g+1)) / (1 - a) tokens per pass; the verifying pass is priced, the draft costs g times "
     "its share of a decode step.",
+    "LoRA: sequences use the resident adapters with equal chance; their GEMMs are priced as batched GEMMs. Not "
+    "compared with measurements.",
     "Not modelled: varying lengths, bursts of arrivals, uneven expert load, tokenization, sampling, a slow host.",
 )
 """Assumptions of a serving plan, one line each."""

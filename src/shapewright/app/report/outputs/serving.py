@@ -64,6 +64,15 @@ class SpeculationOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptersOutput:
+    """LoRA adapters."""
+
+    rank: int = described("rank of each")
+    num_resident: int = described("adapters in the memory of each device at once")
+    targets: str = described("modules that have adapters")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FormatOutput:
     """Element formats of the model."""
 
@@ -148,7 +157,7 @@ class InstanceCapacityOutput:
     format: str = described("name of the format")
     instance: str = described("degrees of the instance as text, such as `TP 4, PP 2`")
     layout: InstanceLayout = described("degrees of the instance")
-    weights_bytes: float = described("weights on one device of the fullest stage")
+    weights_bytes: float = described("weights and resident adapters on one device of the fullest stage")
     free_bytes: float = described("memory left there for the KV cache")
     cache_bytes_per_token: float = described("KV cache of one token there")
     cache_tokens: int = described("tokens that the caches of the instance hold")
@@ -174,6 +183,7 @@ class ServePlanOutput(Output):
     request: ServingRequestOutput = described("lengths, limits and devices")
     server: ServerOutput = described("inference engine whose kernels, host and defaults are priced")
     speculation: SpeculationOutput | None = described("speculative decoding; null without it")
+    adapters: AdaptersOutput | None = described("LoRA adapters; null without")
     attention: str = described("kind of attention")
     expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
     formats: list[FormatOutput] = described("element formats, that of the request first")
@@ -234,6 +244,7 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
         request=take(ServingRequestOutput, found.request),
         server=take(ServerOutput, found.request.server, sources=dict(found.request.server.sources)),
         speculation=None if speculation is None else take(SpeculationOutput, speculation),
+        adapters=None if found.request.adapters is None else take(AdaptersOutput, found.request.adapters),
         attention=found.workload.attention,
         expert_kernel=found.workload.expert_kernel,
         formats=[take(FormatOutput, one) for one in found.formats],

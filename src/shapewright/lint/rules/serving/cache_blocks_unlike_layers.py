@@ -2,8 +2,10 @@
 
 ## What it does
 
-Fires in prefill and decode with a paged cache in models that mix layers with and without attention windows:
+Fires in prefill and decode with a paged cache in models that mix kinds of layers:
 
+- when a block holds less than the state of a layer of linear attention or of a state space: vLLM has one block size for
+  all layers and raises it until the keys and values of a block are as large as a state;
 - when blocks are so large that windowed layers keep over a quarter more tokens than their window: a window of W tokens
   touches up to ceil((W - 1) / B) + 1 blocks of B tokens;
 - when the kinds of layers do not divide evenly into groups: vLLM groups layers of one kind by the number of the rarest
@@ -45,15 +47,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import ceil
 from typing import TYPE_CHECKING
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.lint.rule import Fix, Rule, Violation
+from shapewright.memory.estimate import estimate_layer_state
+from shapewright.models.layers import ATTENTION
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
 MOST_WASTE_FRACTION = 0.25
 """Tokens in blocks beyond a window that are tolerated. A judgment: a quarter more than needed."""
+_STATE_BLOCK_STEP = 16
+"""Multiple that vLLM rounds such a block up to (model_executor/models/config.py)."""
 MOST_PADDING_FRACTION = 0.05
 """Padding layers beside the model's that are tolerated. A judgment."""
 
@@ -61,6 +69,8 @@ MOST_PADDING_FRACTION = 0.05
 def check(scenario: Scenario) -> Iterator[Violation]:
     """Compare blocks with windows, and the counts of kinds of layers with each other."""
     config, workload = scenario.config, scenario.workload
+    if not workload.is_training and workload.kv_block_tokens > 1 and config.is_hybrid:
+        yield from _check_states(scenario)
     windows = Counter(config.window_of_layer(index) for index in range(config.num_layers))
     block = workload.kv_block_tokens
     if workload.is_training or block == 1 or len(windows) < 2:
@@ -97,6 +107,31 @@ def check(scenario: Scenario) -> Iterator[Violation]:
         )
 
 
+def _check_states(scenario: Scenario) -> Iterator[Violation]:
+    """Compare a block of keys and values with the largest state of a layer."""
+    config, workload, t = scenario.config, scenario.workload, scenario.layout.tensor_parallel
+    states = {name: estimate_layer_state(config, workload, name, t) for name in set(config.layer_types)}
+    if ATTENTION not in states:
+        return
+    element_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).bits / 8.0
+    per_token = -(-config.num_kv_heads // t) * (config.head_dim + config.v_head_dim) * element_bytes
+    needed = -(-ceil(max(states.values()) / per_token) // _STATE_BLOCK_STEP) * _STATE_BLOCK_STEP
+    block = workload.kv_block_tokens
+    if block < needed:
+        yield Violation(
+            field="workload.kv_block_tokens",
+            actual=block,
+            wanted=f"at least {needed}",
+            problem=(
+                f"is smaller than a state, which is as large as the keys and values of {needed} tokens: vLLM raises it "
+                f"to that, and sequences waste half a block"
+            ),
+            fixes=(Fix(kind="runtime", title=f"use {needed}", changes={"kv_block_tokens": needed}),),
+            severity="info",
+            has_cost=False,
+        )
+
+
 def kept_tokens(window: int, block_tokens: int) -> int:
     """Return the tokens of the blocks that a window can touch.
 
@@ -125,6 +160,12 @@ RULE = Rule(
     code="SV103",
     name="cache-blocks-unlike-layers",
     since="0.1.0",
-    reads=("config.attention_windows", "config.num_layers", "workload.kv_block_tokens", "workload.phase"),
+    reads=(
+        "config.attention_windows",
+        "config.layer_types",
+        "config.num_layers",
+        "workload.kv_block_tokens",
+        "workload.phase",
+    ),
     check=check,
 )
