@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: study demo test lint types drift pytest docs site figure bench clean
+.PHONY: study demo test lint types drift pytest docs site figure image space bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -53,6 +53,17 @@ figure: .venv-test/installed
 # Some minutes: every row of docs/study.md anew.
 study: .venv-test/installed
 	$(TEST) scripts/write_study.py --refresh
+
+# The explorer as a container: docker run -p 7860:7860 shapewright, then http://localhost:7860
+image:
+	docker build --tag shapewright .
+
+# The folder to push to a Space of the Hugging Face hub, which builds the same container.
+space:
+	rm -rf build/space && mkdir -p build/space
+	cp -r Dockerfile .dockerignore pyproject.toml LICENSE src build/space/
+	find build/space -name __pycache__ -prune -exec rm -r {} +
+	cp space/README.md build/space/
 
 bench: .venv-test/installed
 	$(TEST) benchmarks/run.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ from shapewright.app.explorer.requests import (
     build_job_scenario,
     read_job_model,
 )
-from shapewright.app.explorer.search_jobs import SearchQueue, SearchRun
+from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
 from shapewright.app.explorer.views import answers, catalogue, figures
 from shapewright.app.explorer.views.answers import Answer
 
@@ -65,6 +65,8 @@ def create_app(
     queue: SearchQueue | None = None,
     measured: Measurements | None = None,
     devices: DeviceLookup | None = None,
+    public_names: Collection[str] = (),
+    frame_origins: Collection[str] = (),
 ) -> FastAPI:
     """Create the application.
 
@@ -74,9 +76,11 @@ def create_app(
         queue: Queue of searches; None for a default one.
         measured: Measurements to show with predictions.
         devices: Devices that requests can name; None for those of the package.
+        public_names: Host names of a public server, which needs no token and has short searches.
+        frame_origins: Origins whose pages may show the page in a frame.
     """
     devices = devices or DeviceLookup()
-    searches = queue or SearchQueue(calibration=devices.calibration)
+    searches = queue or SearchQueue(PUBLIC_RUN_S if public_names else MAX_RUN_S, calibration=devices.calibration)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -106,7 +110,7 @@ def create_app(
     _add_search_routes(app, searches, devices)
     _add_page_routes(app)
     describe_problems(app)
-    app.add_middleware(Guard, host=host, token=token)
+    app.add_middleware(Guard, host=host, token=token, public_names=public_names, frame_origins=frame_origins)
     return app
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
+from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -49,12 +50,34 @@ SECURITY_HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that rejects invalid requests and adds security headers to every response."""
+    """ASGI middleware that rejects invalid requests and adds security headers to every response.
 
-    def __init__(self, app: ASGIApp, *, host: str = "127.0.0.1", token: str | None = None) -> None:
+    Args:
+        app: The application.
+        host: Name or address of the server.
+        token: Token that every request must carry; None for loopback and for public servers.
+        public_names: Host names of a public server, which needs no token.
+        frame_origins: Origins whose pages may show this one in a frame, such as ``https://huggingface.co``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        public_names: Collection[str] = (),
+        frame_origins: Collection[str] = (),
+    ) -> None:
         self._app = app
         self._token = token
         self._names = LOOPBACK_NAMES if token is None else LOOPBACK_NAMES | {host, *_own_names()}
+        self._names |= {name.casefold() for name in public_names}
+        self._headers = dict(SECURITY_HEADERS)
+        if frame_origins:
+            allowed = f"frame-ancestors {' '.join(frame_origins)}"
+            self._headers["Content-Security-Policy"] = _POLICY.replace("frame-ancestors 'none'", allowed)
+            del self._headers["X-Frame-Options"]  # has no form for several origins, and the policy replaces it
         self._allows_ip_addresses = token is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +94,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 has_started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
+                for name, value in self._headers.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
             with anyio.fail_after(_SEND_LIMIT_S):

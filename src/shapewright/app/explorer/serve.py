@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -74,21 +74,29 @@ def serve(
     say: Callable[[str], None],
     store_path: str = "",
     calibration: str = "",
+    public_names: Sequence[str] = (),
+    frame_origins: Sequence[str] = (),
 ) -> None:
     """Serve until interrupted.
 
     Args:
-        host: Address to listen on; addresses other than loopback require a token.
+        host: Address to listen on; addresses other than loopback require a token, unless the server is public.
         port: Port; 0 for any free one.
         open_browser: Whether to open the page.
         say: Called with every line to print.
         store_path: Store whose measurements are shown with predictions; empty for none.
         calibration: Path of a calibration file whose device is priced with its records; empty for none.
+        public_names: Host names under which everyone may use the server, without a token; it then reads no files.
+        frame_origins: Origins whose pages may show the page in a frame.
 
     Raises:
-        ShapewrightError: the address is not available, or the store or calibration file cannot be read.
+        ShapewrightError: the address is not available, the store or calibration file cannot be read, or a public server
+            is given files.
     """
     import uvicorn
+
+    if public_names and (store_path or calibration):
+        raise ShapewrightError("a public server shows no files of its machine; omit the store and the calibration")
 
     from shapewright.app.explorer.app import create_app
     from shapewright.app.explorer.device_lookup import DeviceLookup
@@ -97,10 +105,17 @@ def serve(
 
     measured = read_measurements(store_path) if store_path else None
     devices = DeviceLookup(calibration)
-    token = make_token(host)
+    token = None if public_names else make_token(host)
     listener = open_socket(host, port)
     address = page_address(host, listener.getsockname()[1], token)
-    app = create_app(host=host, token=token, measured=measured, devices=devices)
+    app = create_app(
+        host=host,
+        token=token,
+        measured=measured,
+        devices=devices,
+        public_names=public_names,
+        frame_origins=frame_origins,
+    )
     say(f"Shapewright explorer at {address}")
     if measured is not None:
         say(f"{len(measured):,} measured GEMMs and steps of {store_path} are shown for identical shapes")

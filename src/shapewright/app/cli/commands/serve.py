@@ -30,7 +30,29 @@ Examples:
     "--store", "store_path", default="", metavar="PATH", help="store of measurements to show with predictions"
 )
 @click.option("--calibration", default="", metavar="FILE", help="your own calibration of a device")
-def command(port: int, no_browser: bool, host: str, store_path: str, calibration: str) -> int:
+@click.option(
+    "--public",
+    "public_names",
+    multiple=True,
+    metavar="NAME",
+    help="serve everyone who opens it under this host name, without a token: no files, searches of at most 20 s",
+)
+@click.option(
+    "--frame-origin",
+    "frame_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="site that may show the page in a frame, such as https://huggingface.co",
+)
+def command(
+    port: int,
+    no_browser: bool,
+    host: str,
+    store_path: str,
+    calibration: str,
+    public_names: tuple[str, ...],
+    frame_origins: tuple[str, ...],
+) -> int:
     """Open the explorer in the browser: shapes, waves, memory, plans; with a JSON API.
 
     Sliders for every field, predicted at each move; local maxima to click, findings to apply, a search to run. It
@@ -46,5 +68,14 @@ def command(port: int, no_browser: bool, host: str, store_path: str, calibration
         ) from None
     from shapewright.app.explorer.serve import serve
 
-    serve(host, port, open_browser=not no_browser, say=click.echo, store_path=store_path, calibration=calibration)
+    serve(
+        host,
+        port,
+        open_browser=not no_browser,
+        say=click.echo,
+        store_path=store_path,
+        calibration=calibration,
+        public_names=public_names,
+        frame_origins=frame_origins,
+    )
     return 0
