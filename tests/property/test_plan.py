@@ -53,10 +53,11 @@ def jobs(draw: st.DrawFn) -> PlanJob:
         "seq_len": draw(st.sampled_from((2048, 8192))),
         "global_batch_size": draw(st.sampled_from((16, 24, 64))),
         "attention": draw(st.sampled_from(("flash", "unfused"))),
-        "optimizer": draw(st.sampled_from(("adamw", "muon"))),
+        "optimizer": draw(st.sampled_from(("adamw", "muon", "galore-8bit"))),
     }
     name = draw(st.sampled_from(MODELS))
-    workload |= draw(st.sampled_from((*FINETUNING, *([LAST_LAYERS] if name in UNIFORM else []))))
+    choices = (*FINETUNING, *([LAST_LAYERS] if name in UNIFORM else []))
+    workload |= draw(st.sampled_from(choices if workload["optimizer"] != "galore-8bit" else choices[:1]))
     longer = {"max_position_embeddings": 8192} if name.startswith("gpt3") else None
     question = build_scenario(name, device, workload=workload, overrides=longer)
     objective = draw(st.sampled_from(("time", "cost", "memory")))

@@ -17,7 +17,8 @@ from shapewright.lowering.collectives import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
 from shapewright.lowering.offload import lower_host_step
 from shapewright.lowering.operations import Gemm, GroupedGemm, Pointwise
-from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
+from shapewright.workload.optimizers import OPTIMIZERS
+from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -212,7 +213,7 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int
     weight: 16 bytes read and 14 written per weight in bf16. Other optimizers move their own states.
     """
     operations: list[Operation] = []
-    recipe = find_recipe(shard.workload.optimizer, shard.workload.dtype)
+    recipe = training_recipe(shard.config, shard.workload)
     extra_embedding_bytes = 0.0  # additional state bytes per weight of embeddings and logits
     if recipe.embedding_optimizer_bytes is not None:
         extra_embedding_bytes = recipe.embedding_optimizer_bytes - recipe.optimizer_bytes
@@ -248,16 +249,19 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int
 
 
 def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stage: int) -> list[Operation]:
-    """Lower the Newton-Schulz iteration of an optimizer that orthogonalizes updates: three GEMMs a step per matrix.
+    """Lower the GEMMs that an optimizer runs on each matrix: a Newton-Schulz iteration, or projections of gradients.
+
+    Orthogonalized updates take three GEMMs a step of the iteration. Projected gradients take two GEMMs, and an SVD
+    every few steps, whose share of one step is a GEMM of equal time (workload.projection).
 
     For a matrix X of s x l, s the smaller: A = X X^T, B = A A, X + B X, without the cheap sums. Each tensor-parallel
     shard is orthogonalized separately, and from ZeRO stage 1 on the replicas divide the matrices among them.
 
     Source: arXiv 2502.16982, section 2.1 (five steps in bf16).
     """
-    steps = OPTIMIZERS[shard.workload.optimizer].newton_schulz_steps
+    optimizer = OPTIMIZERS[shard.workload.optimizer]
     operations: list[Operation] = []
-    if not steps:
+    if not optimizer.works_on_matrices:
         return operations
     replicas = num_ranks_of(shard.layout, "data")
     for layer in layers:
@@ -268,26 +272,40 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
         short, long = min(layer.n, layer.k), max(layer.n, layer.k)
         matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch
         copies = shard.layout.num_expert_replicas if isinstance(layer, GroupedGemm) else replicas
+        steps = max(optimizer.newton_schulz_steps, 1)
         repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // (copies if zero_stage else 1))
-        for role, m, n, k in (
-            ("square", short, short, long),
-            ("power", short, short, short),
-            ("turn", short, long, short),
-        ):
+        for part, dtype, m, n, k in _matrix_gemms(shard, short, long):
+            method = "newton_schulz" if optimizer.newton_schulz_steps else "galore"
             operations.append(
                 Gemm(
-                    name=f"newton_schulz.{layer.name}.{role}",
+                    name=f"{method}.{layer.name}.{part}",
                     block=layer.block,
-                    role=f"newton_schulz_{role}",
+                    role=f"{method}_{part}",
                     pass_name="step",
                     repeats=repeats,
-                    dtype=shard.dtype,
+                    dtype=dtype,
                     m=m,
                     n=n,
                     k=k,
                 )
             )
     return operations
+
+
+def _matrix_gemms(shard: Shard, short: Count, long: Count) -> Iterable[tuple[str, str, Any, Any, Any]]:
+    """Yield name, dtype, m, n and k of the GEMMs that the optimizer runs on one matrix of sides short and long."""
+    workload = shard.workload
+    optimizer = OPTIMIZERS[workload.optimizer]
+    if optimizer.newton_schulz_steps:
+        yield "square", shard.dtype, short, short, long
+        yield "power", shard.dtype, short, short, short
+        yield "turn", shard.dtype, short, long, short
+        return
+    rank = min(projection_rank(shard.config, workload), short)
+    interval = workload.galore_interval or DEFAULT_INTERVAL
+    yield "project", shard.dtype, rank, long, short
+    yield "expand", shard.dtype, short, long, rank
+    yield "svd", "fp32", short, long, svd_depth(short, long, interval, optimizer.svd_fraction)
 
 
 def _stride(shard: Shard, group: WeightGroup) -> int:

@@ -21,6 +21,7 @@ from shapewright.memory.states import Stage, count_stage_parameters, estimate_st
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters
+from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
     from shapewright.models.layers import LayerKind
@@ -175,6 +176,8 @@ def _estimate_stage(
 ) -> MemoryEstimate:
     """Estimate the memory of one device of one stage."""
     config, layout = stage.config, stage.layout
+    if recipe is None and workload.is_training:
+        recipe = training_recipe(config, workload)
     states = estimate_states(count_stage_parameters(stage, counts, workload), workload, layout, recipe)
     logits_bytes = estimate_logits(stage, workload)
     host_bytes = states.host_bytes

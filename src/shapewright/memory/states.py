@@ -304,6 +304,9 @@ def estimate_states(
     if used.embedding_optimizer_bytes is not None:
         outside = parameters.outside_layers / (replicas if stage >= 1 else 1)
         optimizer_bytes += (used.embedding_optimizer_bytes - used.optimizer_bytes) * outside
+    gradients = sharded if stage >= 2 else everything
+    if not used.keeps_gradients:
+        gradients = parameters.largest_layer
     gathered = parameters.largest_layer * (_GATHERED_LAYERS * used.weight_bytes + used.gradient_bytes)
     host_bytes = 0.0
     if workload.offload_optimizer:
@@ -314,7 +317,7 @@ def estimate_states(
     return StateBytes(
         host_bytes=host_bytes,
         weights_bytes=copies * used.weight_bytes * (sharded if stage >= 3 else everything),
-        gradients_bytes=copies * used.gradient_bytes * (sharded if stage >= 2 else everything),
+        gradients_bytes=copies * used.gradient_bytes * gradients,
         optimizer_bytes=optimizer_bytes,
         gathered_bytes=gathered if stage >= 3 and replicas > 1 else 0.0,
     )

@@ -27,6 +27,8 @@ class TrainingRecipe:
         embedding_optimizer_bytes: The same for embeddings and logits if another optimizer updates them; None if not.
             [byte]
         has_master: Whether there is an fp32 master weight, which is part of optimizer_bytes.
+        keeps_gradients: Whether all gradients exist at once; otherwise those of one layer, which is updated in the
+            backward pass.
     """
 
     weight_bytes: float
@@ -34,6 +36,7 @@ class TrainingRecipe:
     optimizer_bytes: float
     embedding_optimizer_bytes: float | None = None
     has_master: bool = True
+    keeps_gradients: bool = True
 
     @property
     def step_read_bytes(self) -> float:
@@ -64,6 +67,10 @@ class Optimizer:
         gradient_bytes: Gradient in mixed precision. [byte]
         keeps_master: Whether mixed precision keeps an fp32 master weight; otherwise weights exist in 16 bits only.
         newton_schulz_steps: Steps of the Newton-Schulz iteration that orthogonalizes the updates of matrices.
+        projection_bytes: Element width of the projections of gradients, whose moments it keeps; 0 without. [byte]
+        svd_fraction: Share of the projections that are updated when it is their time.
+        weight_bytes: Weights in mixed precision. [byte]
+        keeps_gradients: Whether all gradients exist at once; without it there is no gradient accumulation.
     """
 
     name: str
@@ -74,6 +81,15 @@ class Optimizer:
     gradient_bytes: float = _FP32_BYTES
     keeps_master: bool = True
     newton_schulz_steps: int = 0
+    projection_bytes: float = 0.0
+    svd_fraction: float = 1.0
+    weight_bytes: float = _NARROW_BYTES
+    keeps_gradients: bool = True
+
+    @property
+    def works_on_matrices(self) -> bool:
+        """Whether a step runs GEMMs on each matrix of the layers."""
+        return self.newton_schulz_steps > 0 or self.projection_bytes > 0.0
 
 
 OPTIMIZERS = {
@@ -84,6 +100,18 @@ OPTIMIZERS = {
             title="two fp32 moments",
             state_bytes=8.0,
             source="arXiv 1910.02054, section 3.1; NVIDIA/Megatron-LM, distributed optimizer: 18 bytes in all",
+        ),
+        Optimizer(
+            name="adam",
+            title="two fp32 moments, as adamw",
+            state_bytes=8.0,
+            source="arXiv 1412.6980, algorithm 1; weight decay has no state",
+        ),
+        Optimizer(
+            name="lora-plus",
+            title="two fp32 moments, as adamw: LoRA+ differs in the learning rates of A and B alone",
+            state_bytes=8.0,
+            source="arXiv 2402.12354, section 1",
         ),
         Optimizer(
             name="adamw-narrow-gradients",
@@ -141,6 +169,37 @@ OPTIMIZERS = {
             newton_schulz_steps=5,
             source="arXiv 2502.16982, section 2; AdamW of norms and biases is left out",
         ),
+        Optimizer(
+            name="galore",
+            title="two bf16 moments of gradients projected to galore_rank, bf16 projections, no master",
+            state_bytes=4.0,
+            gradient_bytes=_NARROW_BYTES,
+            keeps_master=False,
+            projection_bytes=_NARROW_BYTES,
+            source="arXiv 2403.03507, algorithm 2",
+        ),
+        Optimizer(
+            name="galore-8bit",
+            title="two 8-bit moments of projected gradients, 8-bit projections, no master, gradients layer by layer",
+            state_bytes=2.0,
+            gradient_bytes=_NARROW_BYTES,
+            keeps_master=False,
+            projection_bytes=1.0,
+            keeps_gradients=False,
+            source="arXiv 2403.03507, sections 4.3 and 5.5; one byte per projection reproduces its 82.5 %",
+        ),
+        Optimizer(
+            name="q-galore",
+            title="two 8-bit moments of projected gradients, INT4 projections, INT8 weights, gradients layer by layer",
+            state_bytes=2.0,
+            gradient_bytes=_NARROW_BYTES,
+            keeps_master=False,
+            projection_bytes=0.5,
+            svd_fraction=0.4,
+            weight_bytes=1.0,
+            keeps_gradients=False,
+            source="arXiv 2407.08296, section 3; over 60 % of the SVDs are saved",
+        ),
     )
 }
 """Optimizers by name."""
@@ -176,9 +235,10 @@ def find_recipe(name: str, dtype: str) -> TrainingRecipe:
     master_bytes = _FP32_BYTES if optimizer.keeps_master and not is_wide else 0.0
     embedding = optimizer.embedding_state_bytes
     return TrainingRecipe(
-        weight_bytes=_FP32_BYTES if is_wide else _NARROW_BYTES,
+        weight_bytes=_FP32_BYTES if is_wide else optimizer.weight_bytes,
         gradient_bytes=_FP32_BYTES if is_wide else optimizer.gradient_bytes,
         optimizer_bytes=master_bytes + optimizer.state_bytes,
         embedding_optimizer_bytes=None if embedding is None else master_bytes + embedding,
         has_master=master_bytes > 0.0,
+        keeps_gradients=optimizer.keeps_gradients,
     )

@@ -132,6 +132,8 @@ class Workload:
         "probability of dropout before the adapters, which is a kernel and a saved copy of their inputs", default=0.0
     )
     last_layers: int | None = doc_field("number of layers that last-layers trains")
+    galore_rank: int | None = doc_field("rank of GaLore's projections; default: a quarter of the hidden size")
+    galore_interval: int | None = doc_field("steps between updates of GaLore's projections by an SVD; default: 200")
     packed: str | None = doc_field(
         "documents packed into each training sequence, which attend to themselves only: their lengths, such as "
         "512,1536 or 8x256, or mean:700"
@@ -205,9 +207,9 @@ class Workload:
         for name in ("offload_activations", "offload_optimizer", "narrow_inputs", "deterministic_attention"):
             if getattr(self, name) and not self.is_training:
                 raise WorkloadError(f"{name} has no effect in {self.phase}; omit it or use phase='train'")
-        if self.offload_optimizer and OPTIMIZERS[self.optimizer].newton_schulz_steps:
+        if self.offload_optimizer and OPTIMIZERS[self.optimizer].works_on_matrices:
             raise WorkloadError(
-                f"offload_optimizer does not support optimizer={self.optimizer!r}, whose matrix iteration is too slow "
+                f"offload_optimizer does not support optimizer={self.optimizer!r}, whose GEMMs are too slow "
                 f"on a host and which no framework offloads; use optimizer='adamw' or omit offload_optimizer"
             )
 
@@ -240,16 +242,32 @@ class Workload:
             ("lora_rank", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
             ("lora_targets", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
             ("lora_dropout", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
+            *(
+                (
+                    name,
+                    OPTIMIZERS[self.optimizer].projection_bytes > 0.0,
+                    "optimizer='galore', 'galore-8bit' or 'q-galore'",
+                )
+                for name in ("galore_rank", "galore_interval")
+            ),
             ("last_layers", self.finetune == "last-layers", "finetune='last-layers'"),
         ):
             if getattr(self, name) not in (None, 0.0) and not needed:
                 raise WorkloadError(
-                    f"{name}={getattr(self, name)!r} requires {words}, not {self.finetune!r}", field=name
+                    f"{name}={getattr(self, name)!r} requires {words}, not "
+                    f"{self.optimizer if 'galore' in name else self.finetune!r}",
+                    field=name,
                 )
         if self.finetune == "last-layers" and self.last_layers is None:
             raise WorkloadError(
                 "finetune='last-layers' requires the number of layers that it trains; set last_layers",
                 field="last_layers",
+            )
+        if self.has_adapters and OPTIMIZERS[self.optimizer].projection_bytes:
+            raise WorkloadError(
+                f"optimizer={self.optimizer!r} projects gradients of whole matrices and does not combine with "
+                f"finetune={self.finetune!r}; use finetune='full', or another optimizer",
+                field="optimizer",
             )
         if self.finetune == "qlora" and self.weight_dtype is None:
             object.__setattr__(self, "weight_dtype", QUANTIZED_DTYPE)

@@ -23,6 +23,7 @@ from shapewright.memory import (
 from shapewright.models import count_parameters
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 from shapewright.workload import ParallelLayout
+from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -155,6 +156,7 @@ class SplitMemoryEstimator:
                 parameters,
                 replace(self._workload, offload_optimizer=sharding.offload_optimizer),
                 replace(stage.layout, zero_stage=sharding.zero_stage),
+                training_recipe(self._config, self._workload),
             )
             for sharding in self._shardings
         ]

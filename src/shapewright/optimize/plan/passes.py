@@ -139,7 +139,7 @@ class LayerPassPricer:
     def __init__(self, job: PlanJob) -> None:
         self._job = job
         self._policies = list_activation_policies(job.request)
-        self._has_matrix_optimizer = OPTIMIZERS[job.scenario.workload.optimizer].newton_schulz_steps > 0
+        self._has_matrix_optimizer = OPTIMIZERS[job.scenario.workload.optimizer].works_on_matrices
         self._passes: dict[LayerPassKey, LayerPass] = {}
         self.kinds = find_layer_kinds(job.scenario.config)
 

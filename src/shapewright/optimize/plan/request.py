@@ -182,7 +182,7 @@ def offload_choices(kept: Mapping[str, tuple[Any, ...]], workload: Workload) -> 
 
     No stack offloads the states of optimizers that work on whole matrices (docs/decisions/0005).
     """
-    names = OFFLOADS if not OPTIMIZERS[workload.optimizer].newton_schulz_steps else OFFLOADS[:1]
+    names = OFFLOADS if not OPTIMIZERS[workload.optimizer].works_on_matrices else OFFLOADS[:1]
     return {**dict.fromkeys(names, (False, True)), **kept}
 
 

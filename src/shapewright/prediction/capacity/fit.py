@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.lowering import describe_long_sequence, max_sequence_length, num_microbatches, validate_layout
-from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages, find_recipe
+from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT
 from shapewright.prediction.capacity.fit_options import MOST_DEVICES, FitOption, find_fit_options
 from shapewright.prediction.capacity.offload import Offload, estimate_offload
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.software import TUNED
+from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -128,7 +129,7 @@ def estimate_capacity(
     options, closest = ((), None) if fits else find_fit_options(scenario)
     found_notes = [
         *(scenario.notes if notes is None else notes),
-        *_describe_optimizer(workload),
+        *_describe_optimizer(config, workload),
         *_describe_saved_tensors(config, workload),
         *describe_long_sequence(config, workload),
     ]
@@ -160,16 +161,16 @@ def estimate_capacity(
     )
 
 
-def _describe_optimizer(workload: Workload) -> list[Note]:
+def _describe_optimizer(config: TransformerConfig, workload: Workload) -> list[Note]:
     """Describe the states of the optimizer, or note that it has no effect."""
     optimizer = workload.optimizer
     if not workload.is_training:
         text = f"optimizer={optimizer} has no effect in {workload.phase}"
         return [Note(text, "no-effect", "optimizer")] if optimizer != "adamw" else []
     chosen = OPTIMIZERS[optimizer]
-    recipe = find_recipe(optimizer, workload.dtype)
+    recipe = training_recipe(config, workload)
     total = recipe.weight_bytes + recipe.gradient_bytes + recipe.optimizer_bytes
-    text = f"{optimizer}: {chosen.title}; {total:g} bytes per parameter with weights and gradients ({chosen.source})"
+    text = f"{optimizer}: {chosen.title}; {total:.3g} bytes per parameter with weights and gradients ({chosen.source})"
     return [Note(text, "optimizer", "optimizer")]
 
 
@@ -222,6 +223,8 @@ def _largest_seq_len(scenario: Scenario) -> int:
 
 
 def _fits(scenario: Scenario, **changes: int) -> bool:
+    if scenario.workload.packed is not None:  # which changes no memory, and contradicts shorter sequences
+        scenario = scenario.replace(packed=None)
     return scenario.replace(**changes).estimate_memory().total_bytes <= scenario.device.memory_bytes
 
 
