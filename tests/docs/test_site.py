@@ -81,7 +81,8 @@ def blocks() -> list[tuple[str, str, str]]:
 
 def parse_command(line: str) -> None:
     """Let the command line read a line, without running it; raises click's error where it would refuse."""
-    words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)[1:]
+    words = shlex.split(re.split(r" [|<>] ", line)[0], comments=True)[1:]
+    words = ["config.json" if word == "-" else word for word in words]  # a config on standard input
     with cli.make_context("shapewright", words) as context:
         command = cli.get_command(context, words[0])
         assert command is not None, f"no command {words[0]}"
@@ -98,7 +99,7 @@ def test_block_rows_equal_their_operations(page: str, language: str, text: str) 
     """Commands parse, data parses, results of the guides are run again by make docs; nothing else is shown as code."""
     if language == "console":
         assert page.startswith("docs/guides/"), "console blocks are run again only on guides"
-    elif language == "python":
+    elif language in {"python", "py"}:  # py: shown and not run
         compile(text, page, "exec")
     elif language == "json":
         json.loads(text)
