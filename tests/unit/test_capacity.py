@@ -208,7 +208,7 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--optimizer", "adam"], "unknown optimizer 'adam'"),
+        (["--optimizer", "adamx"], "unknown optimizer 'adamx'"),
         (["--tp", "5"], "tensor_parallel=5"),
         (["--micro-batch-size", "0"], "micro_batch_size=0"),
     ],

@@ -199,6 +199,22 @@ def test_mfu_counts_frozen_weights() -> None:
     assert 0.66 < lora / full < 0.70
 
 
+@pytest.mark.parametrize("convention", ["megatron", "megatron-causal", "torchtitan", "llm-foundry", "6n"])
+def test_every_convention_counts_frozen_weights(convention: str) -> None:
+    """Each convention loses the same FLOPs of weight gradients, and gains the same of adapters."""
+    common: dict[str, Any] = {"device": "h100-sxm-80gb", "seconds": 1.0, "num_devices": 8, "global_batch_size": 64}
+    full, lora = (
+        next(
+            result.flops.model_flops
+            for result in shapewright.mfu("llama-3-8b", workload={"finetune": method}, **common).conventions
+            if result.name == convention
+        )
+        for method in ("full", "lora")
+    )
+    weights = 8_030_261_248 - 128256 * 4096 - 65 * 4096  # without embedding and norms
+    assert full - lora == pytest.approx(64 * 2048 * (2 * weights - 6 * 41_943_040), rel=1e-9)
+
+
 def test_documents_attend_to_themselves() -> None:
     """Attention FLOPs of packed documents are the sum of their squares, forward and backward."""
     config = config_of("llama-3-8b")

@@ -237,13 +237,17 @@ def count_convention_flops(
         return _count_causal(config, step, num_sequences, again)
     num_tokens = num_sequences * workload.seq_len
     parameters = count_parameters(config).active
+    # Conventions count 6 FLOPs per weight; frozen weights have no gradient, and adapters are computed in addition.
+    change = 0.0
+    if not workload.trains_all:
+        change = count_model_flops(config, step) - count_model_flops(config, step.with_all_trained())
     if convention == "6n":
         without, whole = (
             count_rule_of_thumb_flops(parameters, num_tokens, recompute=mode) for mode in ("none", "full")
         )
-        return StepFlops(without, without + again * (whole - without))
+        return StepFlops(without + change, without + change + again * (whole - without))
     core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * config.num_layers * config.num_heads * config.head_dim
-    model_flops = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
+    model_flops = change + num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     if convention == "torchtitan":
         return StepFlops(model_flops, None)
     return StepFlops(model_flops, model_flops * (1.0 + again * _FORWARD_SHARE))

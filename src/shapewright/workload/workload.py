@@ -308,6 +308,18 @@ class Workload:
             return stop - first
         return max(0, stop - max(first, num_layers - self.last_layers))
 
+    def with_all_trained(self) -> Workload:
+        """Return the training step that updates every weight."""
+        return replace(
+            self,
+            finetune="full",
+            lora_rank=None,
+            lora_targets=None,
+            lora_dropout=0.0,
+            last_layers=None,
+            weight_dtype=None,
+        )
+
     def with_recompute(self, mode: str) -> Workload:
         """Return the step with another recomputation mode; recompute_layers is dropped if the mode changes."""
         return replace(self, recompute=mode, recompute_layers=self.recompute_layers if mode == self.recompute else None)

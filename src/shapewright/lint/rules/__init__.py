@@ -19,6 +19,7 @@ from shapewright.lint.rules.parallel import (
 )
 from shapewright.lint.rules.serving import block_scale_split, cache_blocks_unlike_layers, vocab_split_unevenly
 from shapewright.lint.rules.tensor_core import (
+    adapter_rank_not_aligned,
     dtype_unsupported,
     fp32_outside_matrix_units,
     fused_attention_unsupported,
@@ -61,4 +62,5 @@ MODULES = (
     block_scale_split,
     vocab_split_unevenly,
     cache_blocks_unlike_layers,
+    adapter_rank_not_aligned,
 )
