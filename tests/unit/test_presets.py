@@ -38,7 +38,8 @@ _PROMISED = _words(
     deepseek-v2-lite deepseek-v3 olmo-7b olmo-2-13b smollm-135m smollm2-1.7b smollm3-3b stablelm-2-1.6b starcoder2-3b
     starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
     flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t dbrx grok-1 olmoe-1b-7b glm-4.5 glm-4.5-air
-    glm-4.7-flash minimax-m2 olmo-3-7b olmo-3-32b seed-oss-36b
+    glm-4.7-flash minimax-m2 olmo-3-7b olmo-3-32b seed-oss-36b qwen3-next-80b-a3b kimi-linear-48b-a3b minimax-text-01
+    nemotron-h-8b granite-4.0-h-small jamba-1.5-large lfm2-1.2b falcon-h1-34b mamba2-2.7b
     """
 )
 
@@ -47,23 +48,31 @@ _HUB_KEYS = _words(
     """
     activation_function alibi apply_residual_connection_post_layernorm attention_bias attention_chunk_size
     attention_dropout attention_out_bias attention_probs_dropout_prob attention_types attn_config
-    attn_logit_softcapping attn_pdrop bias d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout
-    dropout_rate emb_pdrop embd_pdrop embed_dropout embedding_dropout enable_bias expansion_ratio feed_forward_proj
-    ffn_config ffn_dim final_logit_softcapping first_k_dense_replace head_dim hidden_act hidden_activation
-    hidden_dropout hidden_dropout_prob hidden_size initial_context_length interleave_moe_layer_step intermediate_size
-    intermediate_size_mlp is_encoder_decoder kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb
-    lm_head_bias logit_scale max_position_embeddings max_seq_len mlp_bias mlp_only_layers model_type
-    moe_intermediate_size moe_k moe_layer_end_index moe_layer_freq moe_layer_interval moe_layer_start_index
-    moe_num_experts moe_num_shared_experts multi_query n_embd n_group n_head n_heads n_layer n_layers n_positions
-    n_routed_experts n_shared_experts new_decoder_architecture no_bias no_rope_layer_interval norm_eps norm_epsilon
-    norm_topk_prob norm_type num_attention_heads num_decoder_layers num_experts num_experts_per_tok num_heads
+    attn_layer_indices attn_layer_offset attn_layer_period attn_logit_softcapping attn_pdrop bias
+    block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of conv_L_cache conv_bias
+    conv_kernel d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout dropout_rate emb_pdrop
+    embd_pdrop embed_dropout embedding_dropout enable_bias expand expansion_ratio expert_layer_offset
+    expert_layer_period feed_forward_proj ffn_config ffn_dim final_logit_softcapping first_k_dense_replace
+    full_attention_interval full_attn_idxs head_dim hidden_act hidden_activation hidden_dropout hidden_dropout_prob
+    hidden_size hybrid_override_pattern initial_context_length interleave_moe_layer_step intermediate_size
+    intermediate_size_mlp is_encoder_decoder kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types
+    learned_pos_emb linear_conv_kernel_dim linear_head_dim linear_key_head_dim linear_num_heads
+    linear_num_key_heads linear_num_value_heads linear_value_head_dim lm_head_bias logit_scale mamba_conv_bias
+    mamba_d_conv mamba_d_head mamba_d_ssm mamba_d_state mamba_dt_rank mamba_expand mamba_head_dim mamba_n_groups
+    mamba_n_heads mamba_num_heads mamba_proj_bias mamba_rms_norm max_position_embeddings max_seq_len mlp_bias
+    mlp_hidden_act mlp_only_layers model_max_length model_type moe_intermediate_size moe_k moe_layer_end_index
+    moe_layer_freq moe_layer_interval moe_layer_start_index moe_num_experts moe_num_shared_experts multi_query
+    n_embd n_group n_groups n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts
+    new_decoder_architecture no_bias no_rope_layer_interval norm_eps norm_epsilon norm_topk_prob norm_type
+    num_attention_heads num_decoder_layers num_experts num_experts_per_tok num_experts_per_token num_heads
     num_hidden_layers num_key_value_heads num_kv_heads num_layers num_local_experts num_mtp_modules
-    num_nextn_predict_layers original_max_position_embeddings parallel_attn partial_rotary_factor
-    position_embedding_type q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim quantization_config
-    query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop residual_dropout rms_norm_eps
-    rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct routed_scaling_factor
-    scoring_func shared_expert_intermediate_size shared_intermediate_size sliding_window sliding_window_pattern
-    swiglu_limit tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_mtp use_parallel_residual
+    num_nextn_predict_layers num_shared_experts original_max_position_embeddings parallel_attn
+    partial_rotary_factor position_embedding_type q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim
+    quantization_config query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop
+    residual_dropout rms_norm_eps rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base
+    rotary_pct routed_scaling_factor scoring_func shared_expert_intermediate_size shared_intermediate_size
+    sliding_window sliding_window_pattern ssm_state_size state_size swiglu_limit tie_embedding tie_word_embeddings
+    time_step_rank topk_group topk_method type_vocab_size use_bias use_conv_bias use_mtp use_parallel_residual
     use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
     """
 )
@@ -134,11 +143,12 @@ def test_keys_of_a_preset(name: str) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_configs_have_hub_keys(name: str) -> None:
-    """A config has a type, a vocabulary, and one width, depth and head count, under the hub's keys only."""
+    """A config has a type, a vocabulary, a width, a depth and (but for Mamba-1) heads, under the hub's keys only."""
     config = _PRESETS[name]["config"]
 
     assert {"model_type", "vocab_size"} <= set(config) <= _HUB_KEYS
-    for spellings in (_WIDTH_KEYS, _DEPTH_KEYS, _HEAD_KEYS):
+    has_heads = config["model_type"] not in ("mamba", "falcon_mamba")
+    for spellings in (_WIDTH_KEYS, _DEPTH_KEYS, *([_HEAD_KEYS] if has_heads else [])):
         assert len(spellings & set(config)) == 1
 
 

@@ -33,6 +33,16 @@ def mixers_of(layer_type: str) -> tuple[str, ...]:
     return () if layer_type == NO_MIXER else tuple(layer_type.split("+"))
 
 
+def describe_pattern(layer_types: tuple[str, ...]) -> str:
+    """Return the share of layers with attention.
+
+    >>> describe_pattern(("mamba2", "mamba2", "mamba2", "attention")), describe_pattern(())
+    ('attention in 1 of 4', 'attention in all')
+    """
+    with_attention = sum(ATTENTION in mixers_of(each) for each in layer_types)
+    return f"attention in {with_attention} of {len(layer_types)}" if layer_types else "attention in all"
+
+
 class LayerGroup(NamedTuple):
     """Layers of one stack with the same operations.
 

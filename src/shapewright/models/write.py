@@ -10,6 +10,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, hf_keys_of, read_hf_config
+from shapewright.models.layers import ATTENTION
 from shapewright.models.read import Model
 from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.validate import shortest_period
@@ -44,6 +45,8 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
     changed = _differing(original.config, new_config)
     if "num_layers" in changed:
         _resize_layer_lists(part, original.config, new_config)
+    if "layer_types" in changed and original.config.model_type != NATIVE_MODEL_TYPE:
+        _write_layer_types(part, new_config)
     keys = hf_keys_of(original.family)
     # First pass: keys that are present with a value. Second pass: fields that still differ get a new key, such as a
     # head_dim that was derived from the other sizes before.
@@ -150,6 +153,14 @@ def _resize_layer_lists(part: dict[str, Any], old: TransformerConfig, new: Trans
         part["moe_layer_end_index"] = new.num_layers - 1
     if isinstance(part.get("moe_layers"), list):  # llama4: indices of the layers with experts
         part["moe_layers"] = [index for index in range(new.num_layers) if new.is_moe_layer(index)]
+
+
+def _write_layer_types(part: dict[str, Any], new: TransformerConfig) -> None:
+    """Name the mixer of every layer as transformers does, where the config can list them."""
+    names = {ATTENTION: "full_attention", "short_convolution": "conv"}
+    kinds = [new.kind_of_layer(index).layer_type for index in range(new.num_layers)]
+    key = "layers_block_type" if "layers_block_type" in part else "layer_types"
+    part[key] = [names.get(kind, "linear_attention") for kind in kinds]
 
 
 def _resize(entries: list[Any], length: int) -> list[Any]:

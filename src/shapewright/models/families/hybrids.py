@@ -130,7 +130,6 @@ QWEN3_5_MOE = Family(
     defaults={
         **_QWEN3_5_DEFAULTS,
         "hidden_size": 2048,
-        "intermediate_size": None,
         "num_hidden_layers": 40,
         "num_key_value_heads": 2,
         "moe_intermediate_size": 512,
@@ -138,7 +137,7 @@ QWEN3_5_MOE = Family(
         "num_experts_per_tok": 8,
         "num_experts": 256,
     },
-    keys=QWEN3_NEXT.keys,
+    keys={**QWEN3_NEXT.keys, "intermediate_size": ()},  # no layer is dense
     fixed={**QWEN3_5.fixed, "shared_expert_gate": True},
     derive=_derive_gated_delta_net,
     notes=note_omitted_mtp,

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.lowering import num_microbatches, validate_layout
+from shapewright.models import to_config_json
+from shapewright.models.layers import ATTENTION
 from shapewright.optimize.search.request import ffn_field
 from shapewright.workload.workload import RECOMPUTE_MODES
 
@@ -29,12 +32,25 @@ if TYPE_CHECKING:
 
     PerShape = Int[np.ndarray, " shapes"]
 
-CHANGES = ("width", "depth", "heads", "kv_heads", "ffn", "vocab", "micro_batch", "experts", "layout", "recompute")
-"""Fields that may change, in the order of the bits of a code; the last three are those of a branch."""
+CHANGES = (
+    "width",
+    "depth",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "micro_batch",
+    "experts",
+    "layout",
+    "recompute",
+    "layer_types",
+)
+"""Fields that may change, in the order of the bits of a code; the last four are those of a branch."""
 
 # An MLP width this close to the baseline's ratio to the hidden size counts as unchanged. [element]
 _UNCHANGED_FFN_WITHIN = 64
 
+_PERIODS_OF_ATTENTION = (2, 3, 4, 6, 8, 12)
 _EXPERT_UNIT = 64  # elements: a multiple of it keeps the rows of an expert aligned to a cache line
 _MOST_SPLITS, _MOST_MERGES = 4, 4  # up to so many times as many, or as few, experts as the baseline
 _MOST_SHARED_EXPERTS = 4
@@ -48,7 +64,7 @@ class Branch:
 
     Attributes:
         changes: Fields of the baseline's scenario that differ, as Scenario.replace takes them.
-        changed: What differs, of ``experts``, ``layout`` and ``recompute``.
+        changed: What differs, of ``experts``, ``layout``, ``recompute`` and ``layer_types``.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -82,13 +98,15 @@ def list_branches(scenario: Scenario, request: SearchRequest) -> list[Branch]:
         if not config.is_moe:
             raise ConfigError("vary=experts needs a mixture of experts, and this model is dense; leave it out")
         experts += _other_experts(config, request.tolerance_fraction)
+    ratios: list[dict[str, Any]] = [{}]
+    if request.guard == "free":
+        ratios += [{"layer_types": pattern} for pattern in _other_ratios(scenario)]
     branches = []
-    for expert_fields in experts:
-        for layout_fields in layouts:
-            for mode_fields in modes:
-                parts = {"experts": expert_fields, "layout": layout_fields, "recompute": mode_fields}
-                changed = tuple(name for name, fields in parts.items() if fields)
-                branches.append(Branch(changes={**expert_fields, **layout_fields, **mode_fields}, changed=changed))
+    for fields in product(experts, layouts, modes, ratios):
+        parts = dict(zip(("experts", "layout", "recompute", "layer_types"), fields, strict=True))
+        changed = tuple(name for name, values in parts.items() if values)
+        changes = {name: value for values in fields for name, value in values.items()}
+        branches.append(Branch(changes=changes, changed=changed))
     return [branch for branch in branches if not branch.changed or _divides_batch(scenario, branch)]
 
 
@@ -123,6 +141,27 @@ def other_layouts(scenario: Scenario) -> Iterator[ParallelLayout]:
             continue
         if other != layout:
             yield other
+
+
+def _other_ratios(scenario: Scenario) -> Iterator[tuple[str, ...]]:
+    """List other patterns of a hybrid: attention in every second to twelfth layer, its other layers between.
+
+    Only for models whose layers are attention or one other mixer, each with an MLP, in a form that can hold a pattern.
+    """
+    config, model = scenario.config, scenario.model
+    kinds = set(config.layer_types)
+    if len(kinds) != 2 or ATTENTION not in kinds or config.mlp_layers:
+        return
+    (linear,) = kinds - {ATTENTION}
+    for period in _PERIODS_OF_ATTENTION:
+        pattern = (*[linear] * (period - 1), ATTENTION)
+        if pattern == config.layer_types or period > config.num_layers:
+            continue
+        try:
+            to_config_json(model, replace(config, layer_types=pattern))
+        except ConfigError:
+            continue
+        yield pattern
 
 
 def _divides_batch(scenario: Scenario, branch: Branch) -> bool:

@@ -72,7 +72,7 @@ class DeviceSearch:
         objective: What is minimized.
         spaces: Shapes of each branch.
         own: Prediction of the baseline.
-        train_tokens: Tokens that it is trained on; None for a model that the loss law does not describe.
+        train_tokens: Tokens that it is trained on; None for one that the loss law does not describe.
         ranking: Ranks shapes by loss and time together; None for speed at equal size.
         baseline: The baseline as a candidate.
     """
@@ -206,8 +206,9 @@ class DeviceSearch:
         )
 
     def _judge(self, prediction: Prediction, speedup: Speedup) -> LossEffect | None:
-        """Return the effect of a shape on the loss; None for a model that the loss law does not describe."""
-        if self.train_tokens is None:
+        """Return the effect of a shape on the loss; None for one that the loss law does not describe."""
+        is_other_hybrid = prediction.config.layer_types != self.own.config.layer_types
+        if self.train_tokens is None or is_other_hybrid:  # no law knows the ratio of layers
             return None
         return judge_change(
             self.own.config,
@@ -298,7 +299,7 @@ def _shape_key(candidate: Candidate) -> tuple[Any, ...]:
 def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the fields that differ, with the old and the new value."""
     owners = {
-        **dict.fromkeys((*VARIED.values(), *_EXPERT_FIELDS), "config"),
+        **dict.fromkeys((*VARIED.values(), *_EXPERT_FIELDS, "layer_types"), "config"),
         **dict.fromkeys(("micro_batch_size", "recompute"), "workload"),
         **dict.fromkeys((spec.name for spec, _ in documented_fields(ParallelLayout)), "layout"),
     }

@@ -29,7 +29,7 @@ VARIED = {
 }
 """What can be varied on an axis of the grid, and the field that holds it."""
 
-VARIED_IN_BRANCHES = ("experts", "layout", "recompute")
+VARIED_IN_BRANCHES = ("experts", "layout", "recompute", "layer_types")
 """What can be varied in addition, with a grid for each combination; see search.branches."""
 
 DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
@@ -77,6 +77,11 @@ class SearchRequest:
                 choices = ", ".join((*VARIED, *VARIED_IN_BRANCHES))
                 raise ConfigError(f"vary={name!r} is not known; {_hint(name)}choose among {choices}")
         check_guard(self.guard)
+        if "layer_types" in self.vary and self.guard != "free":
+            raise ConfigError(
+                "vary='layer_types' changes the ratio of attention to other layers, whose effect on the loss no law "
+                f"knows; it needs guard='free', not {self.guard!r}"
+            )
         if self.num_parameters is not None:
             check_num_parameters(self.num_parameters)
         hint = "give a fraction such as 0.02 or 2%"

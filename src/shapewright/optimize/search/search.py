@@ -48,6 +48,12 @@ _EXPERTS_NOTE = (
 )
 
 
+_RATIO_NOTE = (
+    "the ratio of attention to other layers varies as well (--free); no loss law knows its effect, so such shapes have "
+    "no net speed-up"
+)
+
+
 def search_shapes(
     scenario: Scenario,
     request: SearchRequest,
@@ -84,6 +90,8 @@ def search_shapes(
     if "experts" in request.free_fields() and scenario.config.is_moe:
         notes += (_EXPERTS_NOTE,)
     branches = list_branches(places[0], request)
+    if any("layer_types" in branch.changed for branch in branches):
+        notes += (_RATIO_NOTE,)
     searches = [DeviceSearch(branches, place, request, objective, serving=serving) for place in places]
     first = searches[0]
     notes += _describe_run(request.goal, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.result import Verdict
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def describe_change(candidate: Judged) -> str:
     if "num_heads" in changes:
         changes.pop("head_dim", None)
     changes.pop("v_head_dim", None)
+    if "layer_types" in changes:
+        old, new = changes["layer_types"]
+        changes["layer_types"] = (describe_pattern(old), describe_pattern(new))
     words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
     ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
     return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)

@@ -12,6 +12,7 @@ from shapewright.app.report.outputs.measure import VerificationOutput, verificat
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
 from shapewright.models import TransformerConfig
+from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.gains import Gain
 from shapewright.optimize.search.verdict import VERDICTS
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
@@ -368,6 +369,9 @@ def describe_changes(candidate: ChangedShape) -> str:
         changes.pop("num_kv_heads", None)
     if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
         changes.pop("intermediate_size", None)  # follows from moe_intermediate_size
+    if "layer_types" in changes:
+        old, new = changes["layer_types"]
+        changes["layer_types"] = (describe_pattern(tuple(old)), describe_pattern(tuple(new)))
     return ", ".join(f"{FIELD_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
 
 

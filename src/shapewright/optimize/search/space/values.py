@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from shapewright.optimize.search.request import ffn_field
@@ -179,6 +179,9 @@ class FieldValues:
             return [config.num_layers]
         low, high = (config.num_layers * factor for factor in _DEPTH_RANGE)
         unit = self.layout.pipeline_parallel * self.layout.virtual_pipeline
+        if config.is_hybrid and self.request.guard != "free":
+            # Whole periods keep the ratio of the kinds of layers.
+            unit = lcm(unit, len(config.layer_types), len(config.mlp_layers) or 1)
         while (high - low) / unit > _MOST_DEPTHS:
             unit *= 2
         ends = sum(self.layout.ends_as_layers)

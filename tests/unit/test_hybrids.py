@@ -1,0 +1,176 @@
+"""Hybrids: layers with linear attention, state spaces and short convolutions beside attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import shapewright
+from shapewright.core.errors import ConfigError, LayoutError
+from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.operations import Attention, CausalConv, Gemm, Scan
+from shapewright.memory import estimate_memory
+from shapewright.memory.states import Stage, count_stage_parameters
+from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
+from shapewright.models.write import to_config_json
+from shapewright.workload import ParallelLayout, Workload
+
+HYBRIDS = [name for name in list_presets() if load_preset(name).config.get("model_type") in {
+    "qwen3_next", "qwen3_5_moe_text", "kimi_linear", "nemotron_h", "granitemoehybrid", "jamba", "lfm2", "minimax",
+    "falcon_h1", "bamba", "mamba2", "mamba", "falcon_mamba", "olmo_hybrid",
+} and name != "granite-4.0-micro"]  # fmt: skip
+ONE = ParallelLayout()
+
+
+def small(**fields: object) -> TransformerConfig:
+    """Build a small model of three gated delta nets for each attention layer."""
+    sizes = {
+        "hidden_size": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 1000, "head_dim": 64, "gated_mlp": True,
+        "layer_types": ("gated_delta_net",) * 3 + ("attention",), "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64, "norm": "rmsnorm",
+    }  # fmt: skip
+    return TransformerConfig(**{**sizes, **fields})  # type: ignore[arg-type]
+
+
+def config_of(name: str) -> TransformerConfig:
+    """Read a preset."""
+    return read_model(name).config
+
+
+def test_there_are_presets_of_every_kind_of_layer() -> None:
+    """Published hybrids cover all mixers but none of them alone."""
+    kinds = {kind for name in HYBRIDS for kind in config_of(name).linear_layers}
+
+    assert kinds == {
+        "gated_delta_net", "kimi_delta_attention", "lightning_attention", "mamba2", "mamba", "short_convolution",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+def test_every_preset_is_predicted(name: str, phase: str) -> None:
+    """Each phase has a time inside its interval; scans and convolutions run once for each of their layers."""
+    prediction = shapewright.predict(name, device="h100-sxm-80gb", workload={"phase": phase, "context_len": 512})
+    scans = Counter[str]()
+    for entry in prediction.operations:
+        operation = entry.operation
+        if isinstance(operation, Scan | CausalConv) and operation.pass_name == "forward":
+            scans[operation.rule if isinstance(operation, Scan) else "convolution"] += int(operation.repeats)
+    config = config_of(name)
+    counts = Counter(
+        kind
+        for index in range(config.num_layers)
+        for kind in config.kind_of_layer(index).layer_type.split("+")
+        if kind in config.linear_layers
+    )
+
+    assert 0.0 < prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s
+    counts.pop("short_convolution", None)
+    assert {rule: count for rule, count in scans.items() if rule != "convolution"} == dict(counts)
+
+
+def test_sizes_that_are_left_out_follow_from_attention() -> None:
+    """Heads and widths of linear attention are those of attention unless given; the convolution spans four tokens."""
+    config = small(linear_num_key_heads=0, linear_num_value_heads=0, linear_key_head_dim=0, linear_value_head_dim=0)
+
+    assert (config.linear_num_value_heads, config.linear_num_key_heads) == (4, 4)
+    assert (config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_width) == (64, 64, 4)
+
+
+def test_parameters_of_a_gated_delta_net_by_hand() -> None:
+    """Qwen3-Next's form: two input GEMMs, a convolution, an output GEMM, and three small vectors."""
+    key, value, heads, h = 2 * 32, 4 * 64, 4, 256
+    by_hand = h * (2 * key + 2 * value) + h * 2 * heads + (2 * key + value) * 4 + value * h + 2 * heads + 64
+    linear = count_parameters(small()).by_component["linear"]
+
+    assert linear == 6 * by_hand
+
+
+def test_states_replace_the_cache_and_do_not_grow() -> None:
+    """The cache of attention layers alone grows with the context; states of the others are 4 bytes an element."""
+    config = small(num_kv_heads=2)
+    short, long = (
+        estimate_memory(config, Workload(phase="decode", context_len=length, micro_batch_size=1), ONE).kv_cache_bytes
+        for length in (1023, 2047)
+    )
+    state = 6 * (4 * 4 * 32 * 64 + 2 * 3 * (2 * 64 + 256))
+
+    assert long - short == 2 * 1024 * 2 * 2 * 64 * 2  # two layers, two heads of keys and values in 2 bytes
+    assert short - (long - short) == state
+
+
+def test_layers_run_the_operations_of_their_kind() -> None:
+    """Six scans and convolutions, two attention calls, eight MLPs; tensor parallelism splits heads and channels."""
+    job = Workload(phase="prefill", micro_batch_size=2, seq_len=128)
+    whole, half = ({each.name: each for each in lower(small(), job, ParallelLayout(tensor_parallel=t))} for t in (1, 2))
+    scan, conv, projection = (whole[f"gated_delta_net.{role}"] for role in ("scan", "convolution", "qkvz"))
+
+    assert isinstance(scan, Scan)
+    assert isinstance(conv, CausalConv)
+    assert isinstance(projection, Gemm)
+    assert (scan.repeats, scan.num_v_heads, scan.num_k_heads, scan.seq_len, scan.has_cache) == (6, 4, 2, 128, True)
+    assert (conv.channels, conv.width) == (2 * 64 + 256, 4)
+    assert (projection.m, projection.n, projection.k) == (256, 2 * 64 + 2 * 256, 256)
+    assert (whole["attention.fused"].repeats, whole["mlp.down"].repeats, whole["residual"].repeats) == (2, 8, 16)
+    assert half["gated_delta_net.scan"].num_v_heads == 2  # type: ignore[union-attr]
+    assert half["gated_delta_net.out"].k == 128  # type: ignore[union-attr]
+    assert half["gated_delta_net.all_reduce"].repeats == 6
+
+
+def test_flops_of_training_are_three_times_those_of_a_prompt() -> None:
+    """Scans count the products of a token with the state, whatever the length; attention counts all pairs."""
+    linear = small(layer_types=("gated_delta_net",))
+    train, prompt = (Workload(phase=phase, micro_batch_size=1, seq_len=512) for phase in ("train", "prefill"))
+    scans = 8 * 512 * 6 * 4 * 32 * 64
+
+    ops = lower(linear, prompt, ONE)
+    assert sum(float(each.flops) * each.repeats for each in ops if isinstance(each, Scan)) == scans
+    logits = 2 * 511 * 256 * 1000  # of the tokens before the last, which a prompt does not compute
+    assert count_model_flops(linear, train) == pytest.approx(3 * (count_model_flops(linear, prompt) + logits))
+    assert not any(isinstance(each, Attention) for each in ops)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-h-8b", "falcon-h1-7b", "jamba-v0.1"])
+def test_pipeline_stages_hold_the_whole_model(name: str) -> None:
+    """Parameters of the stages of a pipeline add up to the model's, whatever kinds of layers each has."""
+    config, layout = config_of(name), ParallelLayout(pipeline_parallel=4)
+    counts, job = count_parameters(config), Workload(micro_batch_size=1)
+    stages = [count_stage_parameters(Stage(config, layout, index), counts, job) for index in range(4)]
+
+    assert sum(stage.dense + stage.experts for stage in stages) == pytest.approx(counts.total)
+
+
+def test_scans_pass_through_all_tokens_in_order() -> None:
+    """A context axis would split a scan, which is an error that names the kind of layer."""
+    with pytest.raises(LayoutError, match="context_parallel=2 is not supported for gated_delta_net layers"):
+        lower(small(), Workload(micro_batch_size=1, seq_len=128), ParallelLayout(context_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layer_types": ("attention", "rwkv")}, r"layer_types\[1\]='rwkv' is not known"),
+        ({"layer_types": ()}, "needs layers without softmax attention; set layer_types"),
+        ({"linear_num_key_heads": 3}, "linear_num_key_heads=3 must divide linear_num_value_heads=4"),
+        ({"layer_types": ("mamba",)}, "mamba layers have one group and heads of width 1"),
+        ({"stack": "encoder"}, "needs stack='decoder'"),
+    ],
+)
+def test_contradictions_are_errors(fields: dict[str, object], words: str) -> None:
+    """Each states the field, its value and what is allowed."""
+    with pytest.raises(ConfigError, match=words):
+        small(**fields)
+
+
+def test_a_changed_pattern_is_written_in_the_form_that_was_read() -> None:
+    """Kinds of layers go back into layer_types, in the names of transformers."""
+    model = read_model("olmo-hybrid-7b")
+    changed = replace(model.config, layer_types=("gated_delta_net", "attention"))
+
+    written = to_config_json(model, changed)
+    assert written["layer_types"][:3] == ["linear_attention", "full_attention", "linear_attention"]
+    jamba = read_model("jamba-v0.1")
+    with pytest.raises(ConfigError, match="cannot express layer_types"):
+        to_config_json(jamba, replace(jamba.config, layer_types=("mamba", "attention")))
