@@ -372,3 +372,31 @@ def test_outputs_end_with_the_next_command(path: str, capsys: pytest.CaptureFixt
     assert last.split()[2] in COMMANDS
     _, out, _ = run([path, *arguments.get(path, []), "--json"], capsys)
     assert "next: " not in out
+
+
+@pytest.mark.parametrize(
+    ("width", "command"),
+    [
+        ("140", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
+        ("100", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
+        ("100", "serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500"),
+        ("100", "search gpt3-2.7b --device a100-sxm-40gb --top 3"),
+        ("80", "compare llama-3-8b --devices a100-sxm-80gb,h100-sxm-80gb --tp 8"),
+    ],
+)
+def test_intervals_are_dropped_last(
+    width: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow table keeps an interval, says which columns it leaves out, and explains none of those."""
+    monkeypatch.setenv("COLUMNS", width)
+    _, out, _ = run(command.split(), capsys)
+    assert "90 % interval  " in out
+    left_out = {
+        name.strip()
+        for line in out.splitlines()
+        if line.startswith(f"not shown at {width} columns: ")
+        for name in line.partition(": ")[2].split(",")
+    }
+    assert left_out
+    legend = next((line for line in out.splitlines() if line.startswith("letters: ")), "")
+    assert not any(f"; {name}: " in legend for name in left_out)

@@ -103,6 +103,7 @@ def test_prediction_fits_the_terminal(question: Scenario, num_characters: int) -
     text, console = paper(num_characters)
     print_prediction(question.predict(), console)
     table = text.getvalue().partition("operation ")[2].partition("more operations")[0].splitlines()
+    table = [line for line in table if not line.startswith("not shown at ")]
 
     assert len(table) == 22
     assert max(map(len, table[:-1])) <= num_characters

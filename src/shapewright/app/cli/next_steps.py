@@ -13,7 +13,7 @@ _NEXT = {
     "predict": "check {job}",
     "check": "search {job}",
     "memory": "plan {job} --gpus 8 --global-batch 64",
-    "compare": "plan {model} --device NAME --gpus 8 --global-batch 64",
+    "compare": "plan {job} --gpus 8 --global-batch 64",
     "mfu": "check {job}",
     "design": "report ./config.json --device {device} -o review.html",
     "plan": "check {job}",

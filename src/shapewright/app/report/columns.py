@@ -1,4 +1,7 @@
-"""Text tables: on a narrow terminal columns are dropped by rank instead of wrapped."""
+"""Text tables: on a narrow terminal columns are dropped by rank instead of wrapped, and named below the table.
+
+An interval has rank 1: of the columns that can be dropped it goes last.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,14 @@ class Column:
         cells: One text per row; empty before columns_of fills it.
         rank: Order in which columns of a table that is too wide are dropped: highest first, 0 never.
         is_text: Whether the column is left-aligned, as text is, or right-aligned, as numbers are.
+        short_cells: Shorter texts, for tables that are too wide with the columns of rank 0 and 1; empty for none.
     """
 
     name: str
     cells: tuple[str, ...] = ()
     rank: int = 0
     is_text: bool = False
+    short_cells: tuple[str, ...] = ()
 
     @property
     def num_characters(self) -> int:
@@ -59,6 +64,8 @@ def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
     >>> [column.name for column in fit(wide, 80)], [column.name for column in fit(wide, 12)]
     (['name', 'time', 'why'], ['name', 'time'])
     """
+    if _total([column for column in columns if column.rank <= 1 and any(column.cells)]) > num_characters:
+        columns = [replace(column, cells=column.short_cells or column.cells) for column in columns]
     kept = [column for column in columns if column.rank == 0]
     for column in sorted(columns, key=lambda column: column.rank):
         if column.rank and any(column.cells) and _total([*kept, column]) <= num_characters:
@@ -76,8 +83,14 @@ def print_columns(columns: Sequence[Column], console: Console) -> None:
 
 
 def print_table(columns: Sequence[Column], console: Console) -> None:
-    """Print the columns of a table that fit the width of the console."""
-    print_columns(fit(columns, console.width), console)
+    """Print the columns of a table that fit the width of the console, and name the others."""
+    shown = fit(columns, console.width)
+    print_columns(shown, console)
+    names = {column.name for column in shown}
+    left_out = [column.name.strip() for column in columns if column.name not in names and any(column.cells)]
+    if left_out:
+        words = ", ".join(dict.fromkeys(name for name in left_out if name))
+        console.print(f"not shown at {console.width} columns: {words}", style="dim", soft_wrap=True)
 
 
 def print_facts(facts: dict[str, str], console: Console) -> None:

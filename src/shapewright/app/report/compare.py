@@ -24,7 +24,7 @@ _COLUMNS = (
     Column("device", is_text=True),
     Column("format", rank=5, is_text=True),
     Column("step"),
-    Column("90 % interval", rank=4),
+    Column("90 % interval", rank=1),
     Column("tokens/s"),
     Column("speed"),
     Column("MFU", rank=1),

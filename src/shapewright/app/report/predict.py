@@ -219,7 +219,7 @@ def _percent(fraction: float) -> str:
 
 _SWEEP_COLUMNS = (
     Column("time"),
-    Column("90 % interval", rank=3),
+    Column("90 % interval", rank=1),
     Column("tokens/s/device"),
     Column("tokens/s/sequence", rank=2),
     Column("MFU", rank=1),

@@ -187,7 +187,7 @@ def _alternatives(review: Review) -> list[Section]:
         words = Words("Faster shapes of the same size", [f"None: {describe_space(output)}."])
         return [*sections, *verdict, words]
     shown = output.candidates[:_CANDIDATES_LISTED]
-    note = f"{describe_letters(shown)}. {describe_space(output)}."
+    note = f"{describe_letters(shown, candidate_columns(shown))}. {describe_space(output)}."
     return [*sections, *verdict, table_of("Faster shapes of the same size", candidate_columns(shown), note=note)]
 
 

@@ -25,7 +25,7 @@ _PLAN_COLUMNS = (
     Column("rank"),
     Column("plan", is_text=True),
     Column("step"),
-    Column("90 % interval", rank=3),
+    Column("90 % interval", rank=1),
     Column("tokens/s", rank=2),
     Column("MFU"),
     Column("HFU", rank=6),

@@ -44,7 +44,7 @@ def search_sections(result: SearchResult) -> list[Section]:
         sections.append(table_of(front_heading(found), candidate_columns(found.pareto)))
         sections.append(Words("Best by number of changed fields", _best_words(found)))
     listed = [*found.candidates, *found.pareto]
-    legend = [describe_letters(listed)] if found.candidates else []
+    legend = [describe_letters(listed, candidate_columns(listed))] if found.candidates else []
     sections.append(Words("Notes", [*legend, describe_space(found), *found.notes]))
     return sections
 

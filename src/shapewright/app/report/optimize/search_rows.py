@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of
@@ -18,10 +20,10 @@ _CANDIDATE_COLUMNS = (
     Column("rank"),
     Column("changes", is_text=True),
     Column("net"),
-    Column("90 % interval", rank=2),
-    Column("better", rank=1),
-    Column("loss (nats)", rank=1, is_text=True),
-    Column("speed-up"),
+    Column("90 % interval", rank=1),
+    Column("better", rank=2),
+    Column("loss (nats)", rank=2, is_text=True),
+    Column("speed-up", rank=1),
     Column("90 % interval of speed", rank=3),
     Column("faster", rank=4),
     Column("at equal size", rank=4),
@@ -48,29 +50,36 @@ _PERCENT_AT_EDGE = 5.0
 def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
     """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
     columns = columns_of((_row(candidate) for candidate in candidates), _CANDIDATE_COLUMNS)
-    return [column for column in columns if any(column.cells) or not candidates]
+    filled = [column for column in columns if any(column.cells) or not candidates]
+    if "net" not in [column.name for column in filled]:
+        # Without a law of loss the speed-up is the result, and its interval the one that counts.
+        ranks = {"speed-up": 0, "90 % interval of speed": 1}
+        filled = [replace(column, rank=ranks.get(column.name, column.rank)) for column in filled]
+    return [
+        replace(column, short_cells=tuple(re.sub(r" \S+ -> ", "=", cell) for cell in column.cells))
+        if column.name == "changes"
+        else column
+        for column in filled
+    ]
 
 
-def describe_letters(candidates: Sequence[CandidateOutput]) -> str:
-    """Legend: fields of the symbols in the changes, and the meaning of the columns."""
+def describe_letters(candidates: Sequence[CandidateOutput], columns: Sequence[Column]) -> str:
+    """Legend: fields of the symbols in the changes, and the meaning of the columns that are shown."""
+    names = {column.name for column in columns}
     shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
     letters = ", ".join(
         f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name
     )
-    known = [
-        ("net", "speed-up to the same loss", any(shape.effect.net_speedup is not None for shape in candidates)),
-        (
-            "better",
-            "probability that net is above 1",
-            any(shape.effect.chance_better is not None for shape in candidates),
-        ),
-        ("faster", "probability of being faster per step", True),
-        ("at equal size", "speed-up per active parameter", True),
-    ]
-    words = [f"{name}: {meaning}" for name, meaning, is_shown in known if is_shown]
-    if any(shape.effect.loss_difference_nats is not None for shape in candidates):
+    meanings = {
+        "net": "speed-up to the same loss",
+        "better": "probability that net is above 1",
+        "faster": "probability of being faster per step",
+        "at equal size": "speed-up per active parameter",
+    }
+    words = [f"{name}: {meaning}" for name, meaning in meanings.items() if name in names]
+    if "loss (nats)" in names:
         words.append(_LOSS_WORDS)
-    return f"letters: {letters}; {'; '.join(words)}"
+    return "; ".join([f"letters: {letters}", *words])
 
 
 def _row(shape: CandidateOutput) -> list[str]:

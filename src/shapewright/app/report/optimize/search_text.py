@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, fit, print_notes, print_table
 from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
 from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
 from shapewright.app.report.predict import print_verdict
@@ -47,7 +47,8 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(f"{front_heading(found)}, {_front_words(found)}", style="bold", soft_wrap=True)
         print_table(candidate_columns(front), console)
         console.print()
-        console.print(describe_letters([*found.candidates, *front]), style="dim", soft_wrap=True)
+        shown = fit(candidate_columns(found.candidates), console.width)
+        console.print(describe_letters([*found.candidates, *front], shown), style="dim", soft_wrap=True)
     console.print(describe_space(found), style="dim", soft_wrap=True)
     print_notes(found.notes, console)
 

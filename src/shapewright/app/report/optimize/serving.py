@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,15 +25,15 @@ _GIVES, _COSTS = "tokens/s/GPU", "USD/1M tokens"
 _POINT_COLUMNS = (
     Column("", is_text=True),
     Column("instances", is_text=True),
-    Column("GPUs"),
-    Column("sequences"),
+    Column("GPUs", rank=2),
+    Column("sequences", rank=2),
     Column("first token"),
-    Column("90 % interval", rank=5),
+    Column("90 % interval", rank=1),
     Column("per token"),
-    Column("90 % interval ", rank=6),
+    Column("90 % interval ", rank=1),
     Column(_GIVES),
-    Column(_COSTS, rank=1),
-    Column("tokens/s/user", rank=1),
+    Column(_COSTS, rank=2),
+    Column("tokens/s/user", rank=2),
     Column("requests/s", rank=3),
     Column("prefill load", rank=2),
     Column("limited by", is_text=True, rank=4),
@@ -165,8 +166,12 @@ def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
     """Columns of a table; with a price, a narrow terminal keeps the cost and drops the throughput."""
     columns = columns_of(rows, _POINT_COLUMNS)
     has_price = any(any(column.cells) for column in columns if column.name == _COSTS)
-    ranks = {_COSTS: 0, _GIVES: 1} if has_price else {}
-    return [replace(column, rank=ranks.get(column.name, column.rank)) for column in columns]
+    ranks = {_COSTS: 0, _GIVES: 2} if has_price else {}
+    short = {"instances": tuple(re.sub(r"\((.*?)\)(?: prefill| decode)?", r"\1", cell) for cell in columns[1].cells)}
+    return [
+        replace(column, rank=ranks.get(column.name, column.rank), short_cells=short.get(column.name, ()))
+        for column in columns
+    ]
 
 
 def capacity_columns(output: ServePlanOutput, most: int | None = None) -> list[Column]:
