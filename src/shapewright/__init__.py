@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shapewright.app.api import serve_plan as serve_plan
     from shapewright.app.api import serve_traffic as serve_traffic
     from shapewright.app.api import sweep as sweep
+    from shapewright.app.api import trace as trace
     from shapewright.app.formats.readers import read_job as read_job
     from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
     from shapewright.app.integrations.measured_steps import explain_step as explain_step
@@ -63,6 +64,7 @@ _HOMES = {
     "serve_plan": "shapewright.app.api",
     "serve_traffic": "shapewright.app.api",
     "sweep": "shapewright.app.api",
+    "trace": "shapewright.app.api",
     "using_loss_law": "shapewright.prediction.loss.law_file",
     "with_nodes": "shapewright.hardware",
 }
@@ -89,6 +91,7 @@ __all__ = [
     "serve_plan",
     "serve_traffic",
     "sweep",
+    "trace",
     "using_loss_law",
     "with_nodes",
 ]

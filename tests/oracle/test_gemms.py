@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,20 +13,21 @@ from hf_models import HYBRID_CONFIGS, TINY_CONFIGS, build_on_meta, model_type_of
 from traced_gemms import (
     Trace,
     TracedGemm,
+    count_gemms,
     trace_decode,
     trace_prefill,
     trace_training,
-    turn,
     without_groups,
     without_layout,
 )
 
 from shapewright.lowering import count_model_flops, lower
-from shapewright.lowering.operations import Gemm, GroupedGemm
 from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from shapewright.models import TransformerConfig
 
 pytestmark = pytest.mark.oracle
@@ -87,14 +87,7 @@ def training_workload() -> Workload:
 
 def lowered_gemms(config: TransformerConfig, workload: Workload, *passes: str) -> Counter[TracedGemm]:
     """Count our GEMMs in the form of the trace."""
-    gemms: Counter[TracedGemm] = Counter()
-    for operation in lower(config, workload, ParallelLayout()):
-        if operation.pass_name not in passes or not isinstance(operation, Gemm | GroupedGemm):
-            continue
-        batch, groups = (1, operation.groups) if isinstance(operation, GroupedGemm) else (operation.batch, 1)
-        gemm = turn(batch, operation.m, operation.n, operation.k, groups=groups, layout=operation.layout)
-        gemms[gemm] += operation.repeats
-    return gemms
+    return count_gemms(lower(config, workload, ParallelLayout()), *passes)
 
 
 @pytest.mark.parametrize("key", TRAINED)

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the trace extra (torch)")
 
-from traced_gemms import GemmRecorder, TracedGemm, turn
+from traced_gemms import TracedGemm, record_gemms, turn
 
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Attention, Gemm
@@ -61,9 +61,9 @@ def test_a_training_step_runs_the_lowered_gemms(key: str) -> None:
     workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused", dtype="fp32")
     model = Decoder(config, workload, make)
     tokens = torch.zeros(BATCH_SIZE, SEQ_LEN + 1, dtype=torch.long, device="meta")
-    with GemmRecorder() as recorder:
+    with record_gemms() as recorder:
         loss = model.loss(tokens, model.pass_context())
-        forward = recorder.gemms.copy()
+        forward = recorder.gemms
         loss.backward()
     operations = lower(config, workload, ParallelLayout())
 
@@ -89,7 +89,7 @@ def test_prefill_and_decode_run_the_lowered_gemms(key: str, phase: str) -> None:
     workload = Workload(phase=phase, micro_batch_size=BATCH_SIZE, attention="unfused", dtype="fp32", **lengths)
     model = Decoder(config, workload, make)
     tokens = torch.zeros(BATCH_SIZE, workload.query_len, dtype=torch.long, device="meta")
-    with torch.no_grad(), GemmRecorder() as recorder:
+    with torch.no_grad(), record_gemms() as recorder:
         logits = model.run(tokens, model.pass_context(), model.make_cache())
     expected = lowered(lower(config, workload, ParallelLayout()), "forward")
 
@@ -105,7 +105,7 @@ def test_a_layer_runs_the_gemms_of_one_layer(key: str) -> None:
     workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused", dtype="fp32")
     x = torch.empty(BATCH_SIZE, SEQ_LEN, config.hidden_size, device="meta", requires_grad=True)
     weights = make_layer(config, make)
-    with GemmRecorder() as recorder:
+    with record_gemms() as recorder:
         run_layer(weights, x, make_pass_context(config, workload, x)).backward(torch.empty_like(x))
 
     assert recorder.gemms == lowered(layer_run(config, workload).operations(), "forward", "backward")

@@ -1,37 +1,33 @@
-"""Record the GEMMs of a Hugging Face model on the meta device, forward and backward.
+"""GEMMs of a Hugging Face model on the meta device, forward and backward, as the tracer records them.
 
-What PyTorch calls mm, addmm, bmm, baddbmm and _grouped_mm is written down in BLAS letters, C[m,n] = A[m,k] B[k,n], with
-the layout that the strides of A and B tell. PyTorch may compute C transposed (B^T A^T), so every product is turned such
-that m <= n: comparing recorded products cannot see such a swap, and needs not, for the work is the same.
-
-Traps that this file goes around:
-
-- Masks ask for the value of a tensor (``.item()``), which meta tensors have not: answered with True or 1.
-- Rotary positions are made by a batched product of frequencies and positions, an outer product (bmm with k = 1): not a
-  GEMM of the model, left out of the products and of the FLOPs.
-- scaled_dot_product_attention is decomposed into products on the meta device; ``eager`` attention is recorded instead.
-- Grouped products exist in bf16 alone, and PyTorch's FLOP counter does not count them: it is taught their formula.
+PyTorch may compute C transposed (B^T A^T), so every GEMM is turned such that m <= n: a comparison of recorded GEMMs
+cannot see such a swap, and does not need to, since the work is the same. FLOPs are those of PyTorch's own counter,
+which does not count grouped GEMMs and counts the outer products of rotary positions: it gets formulas for both.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.torch_trace.recorder import Recorder
+from shapewright.lowering.torch_trace.run import recording, trace_module
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from transformers import PreTrainedModel
 
+    from shapewright.lowering.operations import Operation
+
 aten = torch.ops.aten
 
-_SINGLE_GEMMS = (aten.mm.default, aten.addmm.default)
-_BATCHED_GEMMS = (aten.bmm.default, aten.baddbmm.default)
-# Layout of the transposed product: C^T = B^T A^T.
+# Layout of the transposed GEMM: C^T = B^T A^T.
 _TRANSPOSED = {"NN": "TT", "TT": "NN", "NT": "NT", "TN": "TN"}
 
 
@@ -39,11 +35,11 @@ class TracedGemm(NamedTuple):
     """One GEMM, transposed if necessary so that m <= n.
 
     Attributes:
-        batch: Independent products of one call.
+        batch: Independent GEMMs of one call.
         m: Smaller dimension of the result.
         n: Larger dimension of the result.
         k: Contracted dimension.
-        groups: Weight matrices of a grouped product, 1 for all others.
+        groups: Weight matrices of a grouped GEMM, 1 for all others.
         layout: How the operands lie in memory, as Gemm has it; empty where it is not compared.
     """
 
@@ -62,26 +58,16 @@ def turn(batch: int, m: int, n: int, k: int, *, groups: int = 1, layout: str = "
     return TracedGemm(batch, min(m, n), max(m, n), k, groups, layout)
 
 
-class GemmRecorder(TorchDispatchMode):
-    """Count every dispatched GEMM, and separately the FLOPs of outer products, which are not part of the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gemms: Counter[TracedGemm] = Counter()
-        self.outer_product_flops = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Record a call, then run it."""
-        if func is aten._local_scalar_dense.default and args[0].is_meta:
-            return True if args[0].dtype == torch.bool else 1
-        gemm = _gemm_of(func, args)
-        if gemm is not None and func in _BATCHED_GEMMS and gemm.k == 1:
-            self.outer_product_flops += 2 * gemm.batch * gemm.m * gemm.n
-        elif gemm is not None:
-            self.gemms[gemm] += 1
-        return func(*args, **(kwargs or {}))
+def count_gemms(operations: Iterable[Operation], *passes: str) -> Counter[TracedGemm]:
+    """Count the GEMMs of some passes."""
+    gemms: Counter[TracedGemm] = Counter()
+    for operation in operations:
+        if operation.pass_name not in passes or not isinstance(operation, Gemm | GroupedGemm):
+            continue
+        batch, groups = (1, operation.groups) if isinstance(operation, GroupedGemm) else (operation.batch, 1)
+        gemm = turn(batch, operation.m, operation.n, operation.k, groups=groups, layout=operation.layout)
+        gemms[gemm] += operation.repeats
+    return gemms
 
 
 def without_layout(gemms: Counter[TracedGemm]) -> Counter[TracedGemm]:
@@ -100,34 +86,26 @@ def without_groups(gemms: Counter[TracedGemm]) -> Counter[TracedGemm]:
     return merged
 
 
-def _gemm_of(func: Any, args: Sequence[Any]) -> TracedGemm | None:
-    """Read a dispatched GEMM in BLAS letters; None for other operators."""
-    if func in _SINGLE_GEMMS or func in _BATCHED_GEMMS:
-        first, second = args[-2:]
-        m, k = first.shape[-2:]
-        batch = first.shape[0] if func in _BATCHED_GEMMS else 1
-        return turn(batch, m, second.shape[-1], k, layout=_letter_of(first) + _letter_of(second))
-    if func is aten._grouped_mm.default:
-        first, second = args[0], args[1]
-        m, k = first.shape
-        # Rows are split over the groups, or for the gradient of weights (two matrices) the contraction.
-        groups = second.shape[0] if second.dim() == 3 else args[2].shape[0]
-        return turn(1, m, second.shape[-1], k, groups=groups, layout=_letter_of(first) + _letter_of(second))
-    return None
-
-
-def _letter_of(matrix: torch.Tensor) -> str:
-    """N where rows lie in memory one after another, T where columns do."""
-    return "N" if matrix.stride(-1) == 1 else "T"
-
-
 def _grouped_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
     """FLOPs of a grouped GEMM: rows x columns x contraction, whichever dimension is grouped."""
     return 2 * first[0] * first[1] * second[-1]
 
 
+def _batched_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
+    """FLOPs of a batched GEMM; outer products are not part of the model."""
+    return 2 * first[0] * first[1] * first[2] * second[-1] if first[2] > 1 else 0
+
+
+def count_flops(*, has_convolutions: bool = True) -> FlopCounterMode:
+    """PyTorch's counter of FLOPs; its formula of the gradient of a convolution does not know groups."""
+    formulas: dict[Any, Any] = {aten._grouped_mm: _grouped_flops, aten.bmm: _batched_flops}
+    if not has_convolutions:
+        formulas |= dict.fromkeys((aten.convolution, aten.convolution_backward), lambda *_, **__: 0)
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
 class Trace(NamedTuple):
-    """GEMMs of a forward pass and of a whole training step, with PyTorch's own FLOP counts."""
+    """GEMMs of a forward pass and of a whole training step, with FLOP counts; that of the step is PyTorch's own."""
 
     forward: Counter[TracedGemm]
     whole: Counter[TracedGemm]
@@ -137,35 +115,52 @@ class Trace(NamedTuple):
 
 def trace_training(model: PreTrainedModel, batch_size: int, seq_len: int) -> Trace:
     """Run forward and backward on meta tensors."""
-    ids = torch.zeros(batch_size, seq_len, dtype=torch.long, device="meta")
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
+    ids = f"int64[{batch_size},{seq_len}]"
+    inputs = f"input_ids={ids}" + (f",decoder_input_ids={ids}" if model.config.is_encoder_decoder else "")
     model.config.use_cache = False
-    model.train()
-    counter = FlopCounterMode(display=False, custom_mapping={aten._grouped_mm: _grouped_flops})
-    with counter, GemmRecorder() as recorder:
-        logits = model(**inputs).logits
-        forward = recorder.gemms.copy()
-        forward_flops = counter.get_total_flops() - recorder.outer_product_flops
-        logits.float().sum().backward()
-    whole_flops = counter.get_total_flops() - recorder.outer_product_flops
-    return Trace(forward, recorder.gemms, forward_flops, whole_flops)
+    with count_flops() as counter:
+        found = trace_module(model, inputs, assumes_values=True)
+    return Trace(
+        count_gemms(found.operations, "forward"),
+        count_gemms(found.operations, "forward", "backward"),
+        int(sum(one.flops * one.repeats for one in found.operations if one.pass_name == "forward")),
+        counter.get_total_flops(),
+    )
+
+
+class RecordedGemms:
+    """GEMMs of what ran so far under ``record_gemms``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def gemms(self) -> Counter[TracedGemm]:
+        """Their counts."""
+        return count_gemms((call.work for call in self._recorder.calls), "forward")
+
+
+@contextmanager
+def record_gemms() -> Iterator[RecordedGemms]:
+    """Record the GEMMs of what runs inside."""
+    recorder = Recorder({}, assumes_values=True)
+    with recording(recorder):
+        yield RecordedGemms(recorder)
 
 
 def trace_prefill(model: PreTrainedModel, batch_size: int, seq_len: int) -> tuple[Counter[TracedGemm], Any]:
     """Run a prompt and keep its KV cache; return the GEMMs, with logits of the last token only, and the cache."""
     ids = torch.zeros(batch_size, seq_len, dtype=torch.long, device="meta")
     model.eval()
-    with torch.no_grad(), GemmRecorder() as recorder:
+    with torch.no_grad(), record_gemms() as recorded:
         output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    return recorder.gemms, output.past_key_values
+    return recorded.gemms, output.past_key_values
 
 
 def trace_decode(model: PreTrainedModel, batch_size: int, context_len: int) -> Counter[TracedGemm]:
     """Run one new token per sequence against a cache of ``context_len`` tokens."""
     _, cache = trace_prefill(model, batch_size, context_len)
     ids = torch.zeros(batch_size, 1, dtype=torch.long, device="meta")
-    with torch.no_grad(), GemmRecorder() as recorder:
+    with torch.no_grad(), record_gemms() as recorded:
         model(input_ids=ids, past_key_values=cache, use_cache=True)
-    return recorder.gemms
+    return recorded.gemms

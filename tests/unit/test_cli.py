@@ -103,6 +103,22 @@ def store_losses(path: Path) -> None:
         store.add_all([run], rows)
 
 
+MY_MODEL = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(1000, 64), nn.Linear(64, 1000)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+def build():
+    return Model()
+"""
+
+
 @pytest.mark.parametrize("example", examples())
 def test_examples_of_help_run(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,6 +150,9 @@ def test_examples_of_help_run(
     Path("runs.csv").write_text(
         "hidden_size,num_layers,num_heads,train_tokens,batch_tokens,seq_len\n32,2,4,1280,256,64\n", encoding="utf-8"
     )
+    if "my_model.py" in example:
+        pytest.importorskip("torch", reason="tracing needs the trace extra")
+        Path("my_model.py").write_text(MY_MODEL, encoding="utf-8")
     Path("book.txt").write_text("it was the best of times, it was the worst of times, " * 1000, encoding="utf-8")
     Path("requests.csv").write_text("arrival_s,prompt_len,output_len\n0,500,20\n1,900,30\n", encoding="utf-8")
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 5e6, "args": {"device": 0}}

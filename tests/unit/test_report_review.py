@@ -14,6 +14,7 @@ import shapewright
 from shapewright.app.cli import main
 from shapewright.app.report.page import find_browser
 from shapewright.core.notebook import PRINTERS
+from small_traces import small_trace
 
 QUESTION = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]
 
@@ -118,6 +119,9 @@ def test_results_show_themselves_as_the_command_prints_them(
         shapewright.design("gpt2", device=device, num_devices=8, num_parameters=150_000_000, train_tokens=10**10),
         shapewright.serve_plan("gpt2", device=device, prompt_len=512, output_len=128),
         shapewright.sweep("gpt2", device=device, axes={"micro_batch_size": [1, 2]}),
+        small_trace(),
+        shapewright.predict(small_trace(), device=device),
+        shapewright.check(small_trace(), device=device),
     ]
     assert {type(result).__name__ for result in results} == set(PRINTERS)
     for result in results:

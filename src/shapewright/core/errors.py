@@ -13,6 +13,7 @@ line and exits with status 2.
     +-- LayoutError           a parallel layout does not fit the model or the devices
     +-- CalibrationError      a calibration record is missing or malformed
     +-- MissingExtraError     an optional dependency is not installed
+    +-- TraceError            a PyTorch module cannot be run on the meta device
     +-- UnknownRuleError      no lint rule has this code or name
     +-- MeasuredFileError     a file of measurements is missing, malformed or lacks columns
     +-- StoreError            a measurement store is missing, corrupt, full, or written by a newer version
@@ -100,6 +101,20 @@ class MissingExtraError(ShapewrightError):
     """An optional dependency is not installed."""
 
     code = "missing-extra"
+
+
+class TraceError(ShapewrightError):
+    """A PyTorch module cannot be imported, built, or run on the meta device.
+
+    Attributes:
+        user_traceback: Traceback of the user's code, of several lines; empty where none was raised.
+    """
+
+    code = "trace"
+
+    def __init__(self, fact: str = "", *, user_traceback: str = "", **parts: str) -> None:
+        super().__init__(fact, **parts)
+        self.user_traceback = user_traceback
 
 
 class UnknownRuleError(ShapewrightError):

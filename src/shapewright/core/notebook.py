@@ -36,6 +36,9 @@ PRINTERS: dict[str, tuple[str, ...]] = {
         "outputs.traffic:traffic_output",
     ),
     "SearchResult": ("optimize.search_text:print_search",),
+    "Trace": ("traced.text:print_trace",),
+    "TracedPrediction": ("traced.text:print_traced_prediction",),
+    "TracedCheck": ("traced.text:print_traced_check",),
     "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
@@ -208,6 +208,14 @@ def _finding(
     )
 
 
+class HasFindings(Protocol):
+    """A result with findings."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckReport(NotebookDisplay):
     """Result of a check.
@@ -329,7 +337,7 @@ def _sort_key(finding: Finding) -> tuple[bool, float, int]:
     return cannot_run, finding.cost_s or 0.0, SEVERITIES.index(finding.severity)
 
 
-def exit_code(report: CheckReport, fail_on: str = "warning") -> int:
+def exit_code(report: HasFindings, fail_on: str = "warning") -> int:
     """Exit code of a check: 1 if a finding is at least as severe as ``fail_on``, otherwise 0.
 
     Args:

@@ -153,7 +153,7 @@ def read_model(source: ModelLike, overrides: Mapping[str, object] | None = None)
             f"a model cannot be read from {type(source).__name__}; give a preset, a path, a hub id, a "
             "TransformerConfig, or a config.json object as a dict (to_dict() of a transformers config)"
         )
-    raw, where, name = _find(os.fspath(source))
+    raw, where, name = find_config(os.fspath(source))
     return read_object(raw, overrides, where=where, name=name)
 
 
@@ -205,8 +205,13 @@ def _from_fields(overrides: Mapping[str, Any]) -> Model:
     return Model(config=TransformerConfig(**overrides), raw=None, source="flags")
 
 
-def _find(source: str) -> tuple[dict[str, Any], str, str]:
-    """Find a model by name, path or hub id; return its config.json object, its source and a name for it."""
+def find_config(source: str) -> tuple[dict[str, Any], str, str]:
+    """Find a model by name, path or hub id; return its config.json object, its source and a name for it.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        UnknownModelError: no such preset, path or repository.
+    """
     if is_preset(source):
         preset = load_preset(source)
         return preset.config, f"preset {preset.name}", preset.name

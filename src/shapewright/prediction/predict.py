@@ -190,13 +190,13 @@ def predict(
     )
     priced = rebalance_priced_ends(priced, config, workload, layout)
     times = compose_step(priced, config, workload, layout)
-    low_s, high_s = _widen_by_software(times, priced, workload, stack)
+    low_s, high_s = widen_by_software(times, priced, stack, is_training=workload.is_training)
     tokens = count_tokens(workload, layout)
     model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
     peak = device.peak_flops_per_s(workload.dtype)
     per_device_s = times.step_s * layout.num_devices
     memory = estimate_memory(config, workload, layout)
-    sources = _calibration_sources(priced)
+    sources = calibration_sources(priced)
     mfu = model_flops / per_device_s / peak
     warnings = (
         *warn_if_too_large(device, workload, memory),
@@ -245,8 +245,8 @@ def count_tokens(workload: Workload, layout: ParallelLayout) -> int:
     return sequences * workload.query_len
 
 
-def _widen_by_software(
-    times: StepTimes, priced: list[PricedOperation], workload: Workload, software: Software
+def widen_by_software(
+    times: StepTimes, priced: list[PricedOperation], software: Software, *, is_training: bool
 ) -> tuple[float, float]:
     """Return the ends of the step's interval, with the uncertainty of the training software.
 
@@ -254,7 +254,7 @@ def _widen_by_software(
     in proportion to the time with borrowed calibration beyond that of the steps with residuals. Otherwise the
     uncertainties of operations and of software are taken as independent: logarithmic half-widths add in quadrature.
     """
-    if not workload.is_training or times.step_s <= 0.0:
+    if not is_training or times.step_s <= 0.0:
         return times.step_low_s, times.step_high_s
     if software.low is not None and software.high is not None:
         share = max(borrowed_fraction(priced) - software.borrowed_fraction, 0.0)
@@ -285,7 +285,7 @@ def _count_flops(
     return flops, flops
 
 
-def _calibration_sources(priced: list[PricedOperation]) -> dict[str, CalibrationSource]:
+def calibration_sources(priced: list[PricedOperation]) -> dict[str, CalibrationSource]:
     """Return the calibration record of each kind of operation."""
     sources: dict[str, CalibrationSource] = {}
     for entry in priced:

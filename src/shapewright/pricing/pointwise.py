@@ -43,6 +43,10 @@ CACHE_EDGE_POWER = 4.0
 # Widening of the logarithmic interval for kinds whose fraction comes from a few medians or from a similar kind.
 _ASSUMED_WIDENING = 1.6
 
+# Upper end of the interval of an operator of which only the bytes are known, over that of other kernels. A judgement,
+# not a measurement: scans and gathers in plain PyTorch reach a tenth of the bandwidth of one fused kernel.
+_UNKNOWN_HIGH_FACTOR = 10.0
+
 
 def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRecord) -> Price:
     """Price a pointwise operation.
@@ -113,7 +117,8 @@ def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecor
             measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
             widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
             numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
-            rows.append([*numbers, float(foreign is None), 0.0 if measured else widening, *(measured or (1.0, 1.0))])
+            ends = measured or (1.0, _UNKNOWN_HIGH_FACTOR if kind == "unknown" else 1.0)
+            rows.append([*numbers, float(foreign is None), 0.0 if measured else widening, *ends])
         return np.array(rows).T
     except KeyError as error:
         raise CalibrationError(

@@ -15,6 +15,7 @@ from shapewright.app.api.steps import fits as fits
 from shapewright.app.api.steps import mfu as mfu
 from shapewright.app.api.steps import predict as predict
 from shapewright.app.api.steps import sweep as sweep
+from shapewright.app.api.steps import trace as trace
 from shapewright.app.api.traffic import serve_traffic as serve_traffic
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "serve_plan",
     "serve_traffic",
     "sweep",
+    "trace",
 ]

@@ -8,23 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.lowering.torch_trace import Trace
 from shapewright.models import ModelLike, read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario
+from shapewright.prediction.traced import predict_trace
 from shapewright.pricing.software import TUNED, load_software
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.lint import CheckReport
+    from shapewright.lint.traced import TracedCheck
     from shapewright.prediction.build import DeviceLike
     from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.compare import Comparison
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.sweep import Sweep
+    from shapewright.prediction.traced import TracedPrediction
     from shapewright.prediction.utilization import Utilization
     from shapewright.workload import ParallelLayout
 
@@ -89,12 +93,16 @@ def given_fields(given: object) -> dict[str, Any]:
     return {spec.name: getattr(given, spec.name) for spec in fields(given)}  # type: ignore[arg-type]
 
 
+@overload
+def predict(config: Trace, **parts: Unpack[ScenarioParts]) -> TracedPrediction: ...
+@overload
+def predict(config: ScenarioLike, **parts: Unpack[ScenarioParts]) -> Prediction: ...
 @takes_scenario
-def predict(config: ScenarioLike, **parts: Unpack[ScenarioParts]) -> Prediction:
+def predict(config: ScenarioLike | Trace, **parts: Unpack[ScenarioParts]) -> Prediction | TracedPrediction:
     """Predict the time, throughput and memory of one step.
 
     Args:
-        config: A model or a Scenario, see ScenarioLike.
+        config: A model or a Scenario, see ScenarioLike; or a Trace, of whose workload only ``optimizer`` can be given.
         parts: See ScenarioParts.
 
     Returns:
@@ -103,15 +111,23 @@ def predict(config: ScenarioLike, **parts: Unpack[ScenarioParts]) -> Prediction:
     Raises:
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
+    if isinstance(config, Trace):
+        return predict_trace(config, **_parts_of_trace(parts))
     return build_scenario(config, **parts).predict()
 
 
+@overload
+def check(config: Trace, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> TracedCheck: ...
+@overload
+def check(config: ScenarioLike, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> CheckReport: ...
 @takes_scenario
-def check(config: ScenarioLike, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> CheckReport:
+def check(
+    config: ScenarioLike | Trace, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]
+) -> CheckReport | TracedCheck:
     """Check the shape of a model on a device: findings with their predicted cost, and nearest better shapes.
 
     Args:
-        config: A model or a Scenario, see ScenarioLike.
+        config: A model or a Scenario, see ScenarioLike; or a Trace, whose findings name linear layers by module path.
         ignore: Rules to suppress, by code or name; the report counts the suppressed findings.
         parts: See ScenarioParts.
 
@@ -123,8 +139,58 @@ def check(config: ScenarioLike, *, ignore: Sequence[str] = (), **parts: Unpack[S
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
     from shapewright.lint import check_scenario
+    from shapewright.lint.traced import check_trace
 
+    if isinstance(config, Trace):
+        return check_trace(config, ignore=ignore, **_parts_of_trace(parts))
     return check_scenario(build_scenario(config, **parts), ignore=ignore)
+
+
+def trace(
+    module: Any,
+    inputs: str | Mapping[str, Any] | Sequence[Any],
+    *,
+    phase: str = "train",
+    dtype: str | None = None,
+    fused: bool = False,
+    values: Mapping[str, int] | None = None,
+) -> Trace:
+    """Trace a PyTorch module: run it on the meta device, and list its operations, linear layers and memory.
+
+    Nothing is computed and the module is not changed; its parameters may have memory. ``predict`` and ``check`` take
+    the result in place of a model.
+
+    Args:
+        module: A torch.nn.Module.
+        inputs: Inputs as text, such as ``tokens=int64[4,2048]``, or tensors and numbers by name or in order.
+        phase: ``train`` for forward and backward pass, ``prefill`` for the forward pass alone.
+        dtype: Element format to convert floating parameters and inputs to; None leaves them as they are.
+        fused: Whether chains of pointwise operations are merged as torch.compile merges them.
+        values: Values that the control flow depends on, by line: ``{"model.py:33": 512}``.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+        TraceError: the module cannot run on the meta device, or the inputs do not fit it.
+    """
+    from shapewright.lowering.torch_trace.run import trace_module
+
+    return trace_module(module, inputs, phase=phase, dtype=dtype, fused=fused, values=values)
+
+
+def _parts_of_trace(parts: ScenarioParts) -> dict[str, Any]:
+    """Device and optimizer of a traced step; other parts have no effect on a trace."""
+    given = given_fields(parts.get("workload"))
+    idle = [name for name in ("layout", "overrides", "software") if parts.get(name)]
+    idle += [name for name in given if name != "optimizer"]
+    if idle:
+        raise WorkloadError(f"{', '.join(idle)} cannot be given with a trace, which is of one run on one device")
+    device = parts.get("device")
+    if device is None:
+        raise DeviceError("no device given; 'shapewright devices' lists all")
+    found = find_device(
+        device, uncalibrated=parts.get("uncalibrated", False), physics_only=parts.get("physics_only", False)
+    )
+    return {"device": found, "optimizer": given.get("optimizer")}
 
 
 @takes_scenario

@@ -34,6 +34,7 @@ _TITLES = {
     f"workload{FINER}": f"Workload{FINER}",
     f"layout{FINER}": f"Layout{FINER}",
     f"model{FINER}": f"Model{FINER}",
+    "trace": "PyTorch module (CONFIG is FILE.py:CALLABLE, or --trace)",
 }
 
 

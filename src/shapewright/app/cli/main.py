@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _fail(_usage_words(error))
     except ShapewrightError as error:
-        _fail(with_flags(str(error)))
+        _fail(with_flags(str(error)), details=getattr(error, "user_traceback", ""))
     except BrokenPipeError:
         # The reader of the output closed the pipe (shapewright ... | head), which is not an error.
         _drop_output()
@@ -164,6 +164,8 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, *, details: str = "") -> None:
     click.echo(f"shapewright: {plain_text(message)}", err=True)
+    for line in details.splitlines():
+        click.echo(f"{line[: len(line) - len(line.lstrip())]}{plain_text(line)}", err=True)
     sys.exit(EXIT_USAGE)

@@ -10,6 +10,7 @@ from shapewright.app.report.outputs.predict import degree_words, operation_outpu
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations import Attention
 from shapewright.memory import count_trained_parameters
+from shapewright.prediction.predict import Prediction
 from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.predict import OperationOutput, SweepOutput, SweptRow
     from shapewright.models import TransformerConfig
     from shapewright.prediction.composition import PricedOperation
-    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.traced import TracedPrediction
     from shapewright.workload import ParallelLayout, Workload
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
@@ -174,10 +175,11 @@ def verdict(prediction: Prediction) -> dict[str, str]:
     }
 
 
-def operation_columns(prediction: Prediction, *, top: int | None = None) -> list[Column]:
+def operation_columns(prediction: Prediction | TracedPrediction, *, top: int | None = None) -> list[Column]:
     """Operations, slowest first, as the columns of a table."""
     ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
-    peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
+    dtype = prediction.workload.dtype if isinstance(prediction, Prediction) else prediction.trace.dtype
+    peak = prediction.device.peak_flops_per_s(dtype)
     return columns_of((_row(entry, prediction.step_time_s, peak) for entry in ranked), _OPERATION_COLUMNS)
 
 

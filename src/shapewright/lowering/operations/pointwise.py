@@ -25,6 +25,8 @@ POINTWISE_KINDS = (
     "permute",
     "cross_entropy",
     "optimizer",
+    "other",
+    "unknown",
 )
 
 
@@ -33,7 +35,8 @@ class Pointwise(OperationBase):
     """A memory-bound operation, whose time follows from its memory traffic.
 
     Attributes:
-        operation: Kind of computation, one of POINTWISE_KINDS.
+        operation: Kind of computation, one of POINTWISE_KINDS; ``other`` has no kernel of its own in the records, and
+            of ``unknown`` only the bytes are known.
         read_bytes: Bytes read from memory. [byte]
         written_bytes: Bytes written to memory. [byte]
         num_kernels: Number of kernel launches (several for an unfused chain).

@@ -23,6 +23,7 @@ from shapewright.prediction.composition.step import bound_of as bound_of
 from shapewright.prediction.composition.step import collective_part as collective_part
 from shapewright.prediction.composition.step import compose_parts as compose_parts
 from shapewright.prediction.composition.step import compose_passes as compose_passes
+from shapewright.prediction.composition.step import compose_sequence as compose_sequence
 from shapewright.prediction.composition.step import compose_step as compose_step
 from shapewright.prediction.composition.step import compute_part as compute_part
 from shapewright.prediction.composition.step import error_correlation as error_correlation

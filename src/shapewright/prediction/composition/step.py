@@ -87,7 +87,7 @@ def compose_step(
     sums = dict.fromkeys(("every", "first", "last", "step", WEIGHT_GRADIENTS), 0.0)
     below, above = _Spread(), _Spread()
     for entry in priced:
-        operation, price, total_s = entry.operation, entry.price, entry.total_time_s
+        operation, total_s = entry.operation, entry.total_time_s
         sums["step" if operation.pass_name == "step" else operation.stage] += total_s
         if operation.stage == "every":
             if operation.pass_name == "forward":
@@ -95,9 +95,7 @@ def compose_step(
             elif operation.is_weight_gradient:
                 sums[WEIGHT_GRADIENTS] += total_s
         if total_s > 0.0:
-            shared, times = error_correlation(price), total_s / float(price.time_s)
-            below.add(times * abs(float(price.low_s - price.time_s)), shared)
-            above.add(times * abs(float(price.high_s - price.time_s)), shared)
+            _add_interval(entry, below, above)
     passes = num_microbatches(workload, layout)
     step_s, bubble_s = combine_stages(sums, passes, layout)
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
@@ -108,6 +106,31 @@ def compose_step(
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
+
+
+def compose_sequence(priced: Iterable[PricedOperation]) -> StepTimes:
+    """Compose the step of one device that runs its operations one after the other."""
+    step_s = 0.0
+    below, above = _Spread(), _Spread()
+    for entry in priced:
+        if entry.total_time_s > 0.0:
+            step_s += entry.total_time_s
+            _add_interval(entry, below, above)
+    return StepTimes(
+        step_s=step_s,
+        step_low_s=max(step_s - below.width_s, 0.0),
+        step_high_s=step_s + above.width_s,
+        bubble_s=0.0,
+        layer_forward_s=0.0,
+    )
+
+
+def _add_interval(entry: PricedOperation, below: _Spread, above: _Spread) -> None:
+    """Add the interval of an operation to that of its step."""
+    price = entry.price
+    shared, times = error_correlation(price), entry.total_time_s / float(price.time_s)
+    below.add(times * abs(float(price.low_s - price.time_s)), shared)
+    above.add(times * abs(float(price.high_s - price.time_s)), shared)
 
 
 @dataclass

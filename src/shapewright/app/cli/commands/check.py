@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,12 @@ from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_rule
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
+from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import ConfigError
+from shapewright.pricing.software import TUNED
+
+if TYPE_CHECKING:
+    from shapewright.app.cli.trace_options import TracedJob
 
 _EPILOG = """\b
 Examples:
@@ -21,6 +26,7 @@ Examples:
   shapewright check ./config.json --device h100-sxm-80gb --fix -o fixed.json
   shapewright check - --device h100-sxm-80gb < ./config.json
   shapewright check llama-3-8b --device h100-sxm-80gb --format sarif > shapewright.sarif
+  shapewright check my_model.py:build --inputs "tokens=int64[4,512]" --device h100-sxm-80gb --dtype bf16
 """
 
 
@@ -28,6 +34,8 @@ Examples:
 @question_options
 @loss_law_option
 @software_option
+@trace_options
+@trace_config_option
 @click.option(
     "--format",
     "form",
@@ -79,13 +87,15 @@ def command(
         raise click.UsageError("--json and --format sarif cannot be combined; give one of them")
     if output and not fix:
         raise click.UsageError("-o has no effect without --fix")
+    codes = [*(part for entry in ignore for part in entry.split(",") if part), *read_settings().ignore]
+    job = pop_traced_job(config, device, given, software=software != TUNED, fix=fix, format=form == "sarif")
+    if job is not None:
+        return _print_traced(job, codes, as_json=as_json or form == "json", fail_on=fail_on)
     scenario = scenario_from_options(config, device, given, software=software)
     if fix and scenario.model.raw is None:
         raise ConfigError(
             "a model described by flags alone has no form to write back; start from a config.json or a preset"
         )
-    settings = read_settings()
-    codes = [*(part for entry in ignore for part in entry.split(",") if part), *settings.ignore]
     report = check_scenario(scenario, ignore=codes)
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
@@ -112,4 +122,21 @@ def command(
         from shapewright.app.report.check import print_check
 
         print_check(report, make_console(), notes=scenario.notes)
+    return exit_code(report, fail_on)
+
+
+def _print_traced(job: TracedJob, ignore: list[str], *, as_json: bool, fail_on: str) -> int:
+    """Check a traced module and print its findings."""
+    from shapewright.lint import exit_code
+    from shapewright.lint.traced import check_trace
+
+    report = check_trace(job.trace, job.device, ignore=ignore, optimizer=job.optimizer)
+    if as_json:
+        from shapewright.app.report.traced.outputs import traced_check_output
+
+        print_json(traced_check_output(report).to_json())
+    else:
+        from shapewright.app.report.traced.text import print_traced_check
+
+        print_traced_check(report, make_console())
     return exit_code(report, fail_on)

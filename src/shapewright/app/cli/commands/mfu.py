@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,7 +10,12 @@ from shapewright.app.cli.console import make_console, print_json, write_text_fil
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import group_options, question_options, software_option
+from shapewright.app.cli.trace_options import pop_traced_job, trace_options
 from shapewright.lowering.flops import CONVENTIONS
+from shapewright.pricing.software import TUNED
+
+if TYPE_CHECKING:
+    from shapewright.app.cli.trace_options import TracedJob
 
 _EPILOG = """\b
 Examples:
@@ -21,12 +26,14 @@ Examples:
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --html mfu.html
   shapewright mfu llama-3-8b --device h100-sxm-80gb --trace profile.json.gz
+  shapewright mfu my_model.py:build --inputs "tokens=int64[4,512]" --device h100-sxm-80gb --seconds 0.1 --gpus 1
 """
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
+@trace_options
 @click.option("--seconds", type=float, metavar="S", help="measured time of one optimizer step")
 @click.option("--tokens-per-s", type=float, metavar="X", help="instead: measured tokens/s of the whole job")
 @click.option(
@@ -78,6 +85,13 @@ def command(
     num_given = sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device))
     if num_given > 1 or (num_given == 0 and trace is None):
         raise click.UsageError("give what was measured as one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu")
+    idle = {"tokens-per-s": tokens_per_s, "tokens-per-s-per-gpu": tokens_per_s_per_device, "html": html, "trace": trace}
+    job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
+    if job is not None:
+        if seconds is None or gpus not in (None, 1):
+            raise click.UsageError("a traced module runs on one device: give --seconds of its step")
+        _print_traced(job, seconds, as_json=as_json)
+        return 0
     groups = group_options(given)
     batch = groups["workload"].pop("global_batch_size", None)
     if gpus is None and trace is None:
@@ -120,3 +134,18 @@ def command(
 
         print_utilization(output, make_console())
     return 0
+
+
+def _print_traced(job: TracedJob, seconds: float, *, as_json: bool) -> None:
+    """Explain a measured step of a traced module."""
+    from shapewright.app.report.traced.outputs import traced_mfu_output
+    from shapewright.prediction.traced import explain_traced_step, predict_trace
+
+    found = explain_traced_step(predict_trace(job.trace, job.device, optimizer=job.optimizer), seconds)
+    output = traced_mfu_output(found)
+    if as_json:
+        print_json(output.to_json())
+    else:
+        from shapewright.app.report.traced.text import print_traced_mfu
+
+        print_traced_mfu(found, output, make_console())

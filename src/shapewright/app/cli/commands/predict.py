@@ -14,8 +14,11 @@ from shapewright.app.cli.options import (
     scenario_from_options,
     software_option,
 )
+from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
+from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
+    from shapewright.app.cli.trace_options import TracedJob
     from shapewright.prediction.scenario import Scenario
 
 _EPILOG = """\b
@@ -29,12 +32,15 @@ Examples:
   shapewright predict gpt2 --device a100-sxm-80gb --explain logits
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --sweep micro_batch_size=1..64
   shapewright predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --sweep vocab_size=128256,128257,128320
+  shapewright predict my_model.py:build --inputs "tokens=int64[4,512]" --device h100-sxm-80gb --dtype bf16 --fused
 """
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
+@trace_options
+@trace_config_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--explain", metavar="OP", help="explain the time of an operation, such as attention.qkv")
 @click.option(
@@ -61,12 +67,17 @@ def command(
     """Predict step time, throughput, MFU and memory of CONFIG on a device.
 
     CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
-    (organization/name), or omitted if flags give the whole model.
+    (organization/name), or omitted if flags give the whole model. FILE.py:CALLABLE runs a file of your own: the
+    callable returns a PyTorch module, which is traced on the meta device for --inputs.
     """
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which list every operation anyway")
     if as_csv and (as_json or explain or show_all):
         raise click.UsageError("--csv cannot be combined with --json, --explain or --all; give one of them")
+    job = pop_traced_job(config, device, given, software=software != TUNED, sweep=sweeps, explain=explain, csv=as_csv)
+    if job is not None:
+        _print_traced(job, as_json=as_json, show_all=show_all)
+        return 0
     scenario = scenario_from_options(config, device, given, software=software)
     if sweeps:
         if explain or show_all:
@@ -96,6 +107,21 @@ def command(
 
         print_prediction(prediction, make_console(), notes=scenario.notes, top=None if show_all else 20)
     return 0
+
+
+def _print_traced(job: TracedJob, *, as_json: bool, show_all: bool) -> None:
+    """Predict a traced module and print it."""
+    from shapewright.prediction.traced import predict_trace
+
+    prediction = predict_trace(job.trace, job.device, optimizer=job.optimizer)
+    if as_json:
+        from shapewright.app.report.traced.outputs import traced_predict_output
+
+        print_json(traced_predict_output(prediction).to_json())
+    else:
+        from shapewright.app.report.traced.text import print_traced_prediction
+
+        print_traced_prediction(prediction, make_console(), top=None if show_all else 20)
 
 
 def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool, as_csv: bool) -> None:

@@ -10,7 +10,9 @@ import click
 from shapewright.app.cli.console import refuse_unwritable, write_text_file
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
+from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.units import format_bytes
+from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b
 Examples:
@@ -23,6 +25,8 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
+@trace_options
+@trace_config_option
 @click.option("-o", "--output", metavar="FILE", required=True, help="HTML file to write, such as review.html")
 @click.option("--pdf", metavar="FILE", help="also print the page to a PDF; needs Chromium, Chrome or Edge")
 @click.option("--no-search", is_flag=True, help="skip the search for faster shapes")
@@ -46,6 +50,20 @@ def command(
     if output == "-":
         raise click.UsageError("-o needs a file name, such as review.html")
     refuse_unwritable(output, pdf)
+    job = pop_traced_job(config, device, given, software=software != TUNED, pdf=pdf)
+    if job is not None:
+        from shapewright.app.report.traced.page import review_page_sections
+        from shapewright.app.report.traced.text import describe_trace
+        from shapewright.lint.traced import check_trace
+
+        report = check_trace(job.trace, job.device, optimizer=job.optimizer)
+        subtitle = describe_trace(report.prediction)
+        write_text_file(
+            output, render_page(f"Review of {job.trace.title}", review_page_sections(report), subtitle=subtitle)
+        )
+        click.echo(subtitle)
+        click.echo(f"wrote {output}", err=True)
+        return 0
     scenario = scenario_from_options(config, device, given, software=software)
     review = gather_review(scenario, no_search=no_search)
     page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))

@@ -23,17 +23,28 @@ from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput,
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
 from shapewright.app.report.outputs.traffic import TrafficOutput
+from shapewright.app.report.traced.outputs import (
+    TracedCheckOutput,
+    TracedMemoryOutput,
+    TracedMfuOutput,
+    TracedPredictOutput,
+)
 
 COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
-    "predict": {"predict": PredictOutput, "predict --explain": ExplainOutput, "predict --sweep": SweepOutput},
-    "check": {"check": CheckOutput},
+    "predict": {
+        "predict": PredictOutput,
+        "predict --explain": ExplainOutput,
+        "predict --sweep": SweepOutput,
+        "predict --inputs": TracedPredictOutput,
+    },
+    "check": {"check": CheckOutput, "check --inputs": TracedCheckOutput},
     "search": {"search": SearchOutput},
-    "memory": {"memory": MemoryOutput},
+    "memory": {"memory": MemoryOutput, "memory --inputs": TracedMemoryOutput},
     "design": {"design": DesignOutput},
     "plan": {"plan": PlansOutput},
     "serve-plan": {"serve-plan": ServePlanOutput, "serve-plan --arrivals": TrafficOutput},
     "compare": {"compare": CompareOutput},
-    "mfu": {"mfu": MfuOutput},
+    "mfu": {"mfu": MfuOutput, "mfu --inputs": TracedMfuOutput},
     "params": {"params": ParamsOutput},
     "flops": {"flops": FlopsOutput},
     "batch": {"batch": BatchOutput},

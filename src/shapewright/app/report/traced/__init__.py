@@ -1,0 +1,1 @@
+"""Reports of traced modules: text and pages."""

@@ -1,0 +1,337 @@
+"""Check of a traced module: linear layers and attention heads whose widths cost time, named by their module path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.units import format_bytes
+from shapewright.lint.check import QUIET_BELOW_FRACTION, rate_severity
+from shapewright.lint.registry import get_rule, select_rules
+from shapewright.lint.rule import Finding, Suggestion
+from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
+from shapewright.lowering.builders import gemm_gradients
+from shapewright.lowering.operations import Attention, Gemm
+from shapewright.prediction.traced import TracedPrediction, predict_trace
+from shapewright.pricing.operations import price_operations
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.torch_trace.trace import Trace, TracedLinear
+
+# A linear layer into at least so many features, which no other layer takes, ends in logits.
+_LEAST_VOCABULARY = 8192
+_HEAD_DIM_MULTIPLE = 8
+_ABOUT_EQUAL = 0.98
+_MATRIX_DTYPE = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCheck(NotebookDisplay):
+    """Result of the check of a traced module.
+
+    Attributes:
+        prediction: The predicted step.
+        findings: Findings, the costliest first.
+        num_suppressed: Number of findings of ignored rules.
+    """
+
+    prediction: TracedPrediction
+    findings: tuple[Finding, ...]
+    num_suppressed: int = 0
+
+
+def check_trace(
+    trace: Trace, device: Device, *, ignore: Iterable[str] = (), optimizer: str | None = None
+) -> TracedCheck:
+    """Check the linear layers and attention heads of a traced module, its format and its memory.
+
+    Args:
+        trace: The trace.
+        device: The device.
+        ignore: Rules to ignore, by code, name or family; their findings are counted.
+        optimizer: Optimizer of a training step.
+
+    Raises:
+        UnknownRuleError: an ignored rule does not exist.
+        ShapewrightError: the step cannot be predicted.
+    """
+    ignored = select_rules(ignore)
+    prediction = predict_trace(trace, device, optimizer=optimizer)
+    found = [
+        *_check_memory(prediction),
+        *_check_format(prediction),
+        *_check_linears(prediction),
+        *_check_heads(prediction),
+    ]
+    found.sort(key=lambda finding: (finding.cost_s is None, finding.cost_s or 0.0), reverse=True)
+    return TracedCheck(
+        prediction=prediction,
+        findings=tuple(finding for finding in found if finding.code not in ignored),
+        num_suppressed=sum(finding.code in ignored for finding in found),
+    )
+
+
+def _check_linears(prediction: TracedPrediction) -> list[Finding]:
+    """Find widths of linear layers that are not multiples of a full-width load, or leave tiles mostly empty."""
+    trace, device = prediction.trace, prediction.device
+    gemms = {(one.m, one.n, one.k, one.layout, one.dtype): one for one in trace.operations if isinstance(one, Gemm)}
+    inputs = Counter[int]()
+    for linear in trace.linears:
+        inputs[linear.in_features] += linear.count
+    model_width = inputs.most_common(1)[0][0] if inputs else 0
+    findings = []
+    for linear in trace.linears:
+        forward = _forward_gemm(linear, gemms)
+        if forward is None:
+            continue
+        multiple = full_width_multiple(device, forward.dtype)
+        for name in ("out_features", "in_features"):
+            width = getattr(linear, name)
+            is_aligned = width % multiple == 0
+            if width < multiple or (is_aligned and width % (4 * multiple) == 0):
+                continue
+            steps = (multiple,) if not is_aligned else (2 * multiple, 4 * multiple)
+            widths = sorted({each for step in steps for each in nearest_multiples(width, step)})
+            priced = _price_widths(forward, name, (width, *widths), gemms, device)
+            found = _best_width(linear, name, priced, prediction)
+            if found is None:
+                continue
+            code = "WQ103" if is_aligned else _code_of(width, name, model_width, inputs)
+            problem = (
+                f"leaves the last tile of its GEMMs mostly empty ({forward.dtype} on {device.name})"
+                if is_aligned
+                else f"is not a multiple of {multiple} ({forward.dtype} on {device.name})"
+            )
+            finding = _width_finding(code, linear, name, problem, priced, found, prediction)
+            if finding is not None:
+                findings.append(finding)
+    return findings
+
+
+def _forward_gemm(linear: TracedLinear, gemms: dict[tuple[Any, ...], Gemm]) -> Gemm | None:
+    for (m, n, k, _, _), gemm in gemms.items():
+        if (m, n, k) == (linear.num_rows, linear.out_features, linear.in_features) and gemm.pass_name == "forward":
+            return gemm
+    return None
+
+
+def _code_of(width: int, name: str, model_width: int, inputs: Counter[int]) -> str:
+    """Rule of a width: vocabulary, model width, or another one."""
+    if name == "out_features" and width >= _LEAST_VOCABULARY and width not in inputs:
+        return "TC101"
+    return "TC102" if width == model_width else "TC105"
+
+
+def _price_widths(
+    forward: Gemm, name: str, widths: Sequence[int], gemms: dict[tuple[Any, ...], Gemm], device: Device
+) -> dict[int, float]:
+    """Time of one execution of a linear layer with its gradients, by its width. [s]"""
+    field = "n" if name == "out_features" else "k"
+    runs = [
+        isinstance(gradient, Gemm) and (gradient.m, gradient.n, gradient.k, gradient.layout, gradient.dtype) in gemms
+        for gradient in gemm_gradients(forward)
+    ]
+    listed: list[Operation] = []
+    for width in widths:
+        changed = forward.changed(**{field: width})
+        gradients = gemm_gradients(changed)
+        listed += [changed, *(one for one, is_run in zip(gradients, runs, strict=True) if is_run)]
+    times = [float(price.time_s) for price in price_operations(listed, device)]
+    step = 1 + sum(runs)
+    return {width: sum(times[index * step : (index + 1) * step]) for index, width in enumerate(widths)}
+
+
+def _best_width(
+    linear: TracedLinear, name: str, priced: dict[int, float], prediction: TracedPrediction
+) -> tuple[int, float] | None:
+    """Width with the least time per parameter, and the time that it saves in a step; None where it saves too little."""
+    width = getattr(linear, name)
+    savings = {
+        other: linear.count * (priced[width] - time_s * width / other)
+        for other, time_s in priced.items()
+        if other != width
+    }
+    best = max(savings, key=lambda other: savings[other], default=width)
+    if best == width or savings[best] < QUIET_BELOW_FRACTION * prediction.step_time_s:
+        return None
+    return best, savings[best]
+
+
+def _width_finding(
+    code: str,
+    linear: TracedLinear,
+    name: str,
+    problem: str,
+    priced: dict[int, float],
+    found: tuple[int, float],
+    prediction: TracedPrediction,
+) -> Finding | None:
+    """Finding of a width, with the better ones as suggestions."""
+    best, cost_s = found
+    width = getattr(linear, name)
+    step_s = prediction.step_time_s
+    severity = rate_severity(None, cost_s / step_s)
+    if severity is None:
+        return None
+    total = max(prediction.trace.num_parameters, 1)
+    other_width = linear.in_features if name == "out_features" else linear.out_features
+    gains_s = {
+        other: linear.count * (priced[width] - time_s * width / other)
+        for other, time_s in priced.items()
+        if other != width
+    }
+    # The nearest of those that save about as much comes first.
+    order = sorted(gains_s, key=lambda one: (gains_s[one] < _ABOUT_EQUAL * cost_s, abs(one - width)))
+    suggestions = tuple(
+        Suggestion(
+            kind="exact" if code == "TC101" and other > width else "retrain",
+            title=f"use {name}={other}",
+            changes={f"{linear.path}.{name}": other},
+            parameters_change_fraction=linear.count * (other - width) * other_width / total,
+            predicted_gain_fraction=gains_s[other] / step_s,
+        )
+        for other in order[:2]
+        if gains_s[other] > 0.0
+    )
+    slowdown = priced[width] / priced[best] * best / width
+    return _finding(
+        code,
+        severity,
+        path=linear.path,
+        name=name,
+        actual=width,
+        wanted=f"a width such as {best}",
+        problem=f"{problem}: predicted {slowdown:.2f}x slower per parameter",
+        suggestions=suggestions,
+        cost_s=cost_s,
+        step_s=step_s,
+    )
+
+
+def _check_heads(prediction: TracedPrediction) -> list[Finding]:
+    """Find fused attention whose head dimension is not aligned to 16 bytes."""
+    findings = []
+    by_width: dict[int, list[Any]] = {}
+    for entry in prediction.operations:
+        if isinstance(entry.operation, Attention) and entry.operation.head_dim % _HEAD_DIM_MULTIPLE:
+            by_width.setdefault(int(entry.operation.head_dim), []).append(entry)
+    for head_dim, entries in by_width.items():
+        better = -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+        changed = [one.operation.changed(head_dim=better, v_head_dim=better) for one in entries]
+        prices = price_operations(changed, prediction.device)
+        saved_s = sum(
+            one.total_time_s - float(price.time_s) * int(one.operation.repeats) * head_dim / better
+            for one, price in zip(entries, prices, strict=True)
+        )
+        severity = rate_severity("warning", max(saved_s, 0.0) / prediction.step_time_s)
+        assert severity is not None
+        findings.append(
+            _finding(
+                "TC103",
+                severity,
+                path=entries[0].operation.module.rpartition(".")[0],
+                name="head_dim",
+                actual=head_dim,
+                wanted=f"a multiple of {_HEAD_DIM_MULTIPLE}",
+                problem="is not aligned to 16 bytes, as fused attention needs; heads are padded",
+                suggestions=(Suggestion(kind="retrain", title=f"use head_dim={better}", changes={"head_dim": better}),),
+                cost_s=max(saved_s, 0.0),
+                step_s=prediction.step_time_s,
+            )
+        )
+    return findings
+
+
+def _check_format(prediction: TracedPrediction) -> list[Finding]:
+    """Find fp32 GEMMs where the device multiplies 16-bit elements faster."""
+    trace, device = prediction.trace, prediction.device
+    entries = [
+        one for one in prediction.operations if isinstance(one.operation, Gemm) and one.operation.dtype == "fp32"
+    ]
+    if trace.dtype != "fp32" or not entries or _MATRIX_DTYPE not in device.dense_flops_per_s:
+        return []
+    prices = price_operations([one.operation.changed(dtype=_MATRIX_DTYPE) for one in entries], device)
+    saved_s = sum(
+        one.total_time_s - float(price.time_s) * int(one.operation.repeats)
+        for one, price in zip(entries, prices, strict=True)
+    )
+    severity = rate_severity(None, saved_s / prediction.step_time_s)
+    if severity is None:
+        return []
+    title = f"use {_MATRIX_DTYPE} (torch.autocast, or --dtype {_MATRIX_DTYPE})"
+    return [
+        _finding(
+            "TC108",
+            severity,
+            path="",
+            name="dtype",
+            actual="fp32",
+            wanted=f"{_MATRIX_DTYPE} or another 16-bit format",
+            problem=f"runs GEMMs outside the fast matrix units of {device.name}",
+            suggestions=(
+                Suggestion(
+                    kind="runtime",
+                    title=title,
+                    changes={"dtype": _MATRIX_DTYPE},
+                    predicted_gain_fraction=saved_s / prediction.step_time_s,
+                ),
+            ),
+            cost_s=saved_s,
+            step_s=prediction.step_time_s,
+        )
+    ]
+
+
+def _check_memory(prediction: TracedPrediction) -> list[Finding]:
+    """Find a step that does not fit."""
+    if prediction.fits:
+        return []
+    capacity = format_bytes(prediction.device.memory_bytes)
+    return [
+        _finding(
+            "ME101",
+            "error",
+            path="",
+            name="memory",
+            actual=format_bytes(prediction.total_bytes),
+            wanted=f"at most {capacity}",
+            problem=f"does not fit in the {capacity} of {prediction.device.name}; 'shapewright memory' shows which "
+            "module takes what",
+        )
+    ]
+
+
+def _finding(
+    code: str,
+    severity: str,
+    *,
+    path: str,
+    name: str,
+    actual: object,
+    wanted: str,
+    problem: str,
+    suggestions: tuple[Suggestion, ...] = (),
+    cost_s: float | None = None,
+    step_s: float = 0.0,
+) -> Finding:
+    place = f"{path}: " if path else ""
+    message = f"{place}{name}={actual} {problem}"
+    if suggestions:
+        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
+    return Finding(
+        code=code,
+        name=get_rule(code).name,
+        severity=severity,
+        field=f"{path}.{name}" if path else name,
+        actual=actual,
+        wanted=wanted,
+        message=message,
+        cost_s=cost_s,
+        cost_fraction=None if cost_s is None else cost_s / step_s,
+        suggestions=suggestions,
+    )

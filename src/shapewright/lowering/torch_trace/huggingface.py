@@ -1,0 +1,180 @@
+"""Models of transformers from a config.json: built on the meta device without weights and without remote code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shapewright.core.errors import MissingExtraError, TraceError, first_line, short_repr
+from shapewright.lowering.torch_trace.inputs import TensorSpec, tensor_spec
+from shapewright.lowering.torch_trace.run import trace_module
+from shapewright.lowering.torch_trace.trace import Trace
+
+ATTENTION = "shapewright"
+# Attention implementations in order of preference: ours records windows; the others are those of transformers.
+ATTENTIONS = (ATTENTION, "sdpa", "eager")
+_BUILDERS = (
+    ("MODEL_FOR_CAUSAL_LM_MAPPING", "AutoModelForCausalLM"),
+    ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "AutoModelForSeq2SeqLM"),
+    ("MODEL_FOR_MASKED_LM_MAPPING", "AutoModelForMaskedLM"),
+    ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "AutoModelForImageClassification"),
+    ("MODEL_MAPPING", "AutoModel"),
+)
+# Encoder-decoders that are also in the list of causal models are built whole.
+_WHOLE_FIRST = (_BUILDERS[1], _BUILDERS[0], *_BUILDERS[2:])
+
+
+def build_from_config(
+    values: Mapping[str, Any], dtype: str = "bfloat16", attentions: Sequence[str] = ATTENTIONS
+) -> tuple[Any, str]:
+    """Build the model that transformers has for a config.json object, with its language head where it has one.
+
+    Of a multimodal config the text model is built. ``auto_map``, which names code of a repository, is ignored.
+
+    Args:
+        values: The config.json object.
+        dtype: Element format of the weights by its torch name.
+        attentions: Attention implementations to try, the first one that the model supports is used.
+
+    Returns:
+        The model on the meta device, and a note on how it was built.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        TraceError: it does not know the type, or cannot build the model.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError(
+            "tracing a config needs PyTorch and transformers; install them with: pip install 'shapewright[trace]'"
+        ) from None
+    given = copy.deepcopy(dict(values))
+    for key in ("auto_map", "quantization_config", "_name_or_path", "transformers_version"):
+        given.pop(key, None)
+    model_type = given.pop("model_type", None)
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+        raise TraceError(
+            f"transformers {transformers.__version__} has no model_type {short_repr(model_type)}",
+            advice="trace your own file instead (file.py:callable), or install a newer transformers",
+        )
+    try:
+        whole = transformers.AutoConfig.for_model(model_type, **given)
+    except Exception as error:
+        raise TraceError(f"transformers cannot read this {model_type} config: {first_line(error)}") from None
+    config = whole.get_text_config()
+    config.use_cache = False
+    builder = _find_builder(config)
+    _register_attention()
+    reasons = []
+    for attention in attentions:
+        for experts in ({"experts_implementation": "grouped_mm"}, {}):
+            # A failed attempt may leave its options in the config.
+            own = copy.deepcopy(config)
+            try:
+                with torch.device("meta"):
+                    model = builder.from_config(
+                        own, dtype=getattr(torch, dtype), attn_implementation=attention, **experts
+                    )
+            except Exception as error:
+                reasons.append(first_line(error))
+                continue
+            note = f"built by transformers {transformers.__version__} as {type(model).__name__} from its config"
+            return model, note if attention == ATTENTION else f"{note}, with its {attention} attention"
+    raise TraceError(f"transformers cannot build {model_type}: {reasons[-1]}")
+
+
+def trace_built_model(
+    values: Mapping[str, Any],
+    inputs: str | None = None,
+    *,
+    source: str,
+    batch_size: int,
+    seq_len: int,
+    dtype: str | None = None,
+    **options: Any,
+) -> Trace:
+    """Build the model of a config.json object and trace it; see build_from_config and trace_module.
+
+    Args:
+        values: The config.json object.
+        inputs: Inputs as text; by default those of default_inputs.
+        source: Where the object was read from.
+        batch_size: Sequences of a step.
+        seq_len: Tokens of a sequence.
+        dtype: Element format of the weights; bf16 by default.
+        options: phase, fused and values, as trace_module takes them.
+
+    Raises:
+        TraceError: transformers cannot build the model, or it cannot run on the meta device.
+    """
+    width = tensor_spec(dtype or "bfloat16", (1,)).dtype
+    is_training = options.get("phase", "train") == "train"
+    first_error = None
+    for attention in ATTENTIONS:
+        try:
+            model, note = build_from_config(values, width, (attention,))
+            given = inputs or default_inputs(model, batch_size, seq_len, is_training=is_training)
+            trace = trace_module(model, given, source=source, assumes_values=True, **options)
+        except TraceError as error:
+            # Some models need the masks of their own attention.
+            first_error = first_error or error
+            continue
+        return replace(trace, notes=(note, *trace.notes))
+    assert first_error is not None
+    raise first_error
+
+
+def _find_builder(config: Any) -> Any:
+    """Class of transformers that builds the model with its head."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    for mapping, builder in _WHOLE_FIRST if config.is_encoder_decoder else _BUILDERS:
+        if type(config) in getattr(modeling_auto, mapping):
+            return getattr(transformers, builder)
+    raise TraceError(f"transformers has no model for a {type(config).__name__}")
+
+
+def _register_attention() -> None:
+    """Register our attention and the masks of flash attention, which are none for sequences without padding."""
+    from shapewright.lowering.torch_trace.fused_kernels import attend_as_transformers
+
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+    except ImportError:
+        return
+    AttentionInterface.register(ATTENTION, attend_as_transformers)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention_mask)
+
+
+def default_inputs(model: Any, batch_size: int, seq_len: int, *, is_training: bool) -> dict[str, Any]:
+    """Inputs of a model of transformers: token ids and labels, or images.
+
+    Args:
+        model: The model.
+        batch_size: Sequences or images.
+        seq_len: Tokens of a sequence.
+        is_training: Whether labels are given, so that the model computes its loss.
+    """
+    ids = TensorSpec("int64", (batch_size, seq_len))
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        config = model.config
+        side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        return {"pixel_values": TensorSpec("float32", (batch_size, config.num_channels, side, side))}
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    if is_training and _takes(model, "labels"):
+        inputs["labels"] = ids
+    return inputs
+
+
+def _takes(model: Any, name: str) -> bool:
+    import inspect
+
+    return name in inspect.signature(model.forward).parameters

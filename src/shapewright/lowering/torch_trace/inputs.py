@@ -1,0 +1,175 @@
+"""Inputs of a traced module: texts such as ``tokens=int64[4,2048]`` and the tensors that they describe."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapewright.core.errors import TraceError, close_names, short_repr
+
+_ALIASES = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
+    "double": "float64", "fp64": "float64", "long": "int64", "int": "int64",
+}  # fmt: skip
+DTYPE_NAMES = (
+    "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+)  # fmt: skip
+_ENTRY = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)\s*=\s*)?(?P<value>[A-Za-z_]\w*\s*\[[^\]]*\]|[^,\[\]]+)")
+_TENSOR = re.compile(r"([A-Za-z_]\w*)\s*\[([\d\s,]*)\]")
+_MOST_ELEMENTS = 2**40
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Element format by its torch name, and sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+InputValue = TensorSpec | int | float | bool | None | str
+Inputs = dict[str, Any]
+"""Values by name; positional ones are named by their number."""
+
+
+def parse_inputs(text: str) -> Inputs:
+    """Parse inputs such as ``tokens=int64[4,2048], length=128``.
+
+    >>> {name: str(value) for name, value in parse_inputs("tokens=int64[4,2048], n=128, bf16[3]").items()}
+    {'tokens': 'int64[4,2048]', 'n': '128', '0': 'bfloat16[3]'}
+
+    Raises:
+        TraceError: the text is malformed.
+    """
+    inputs: Inputs = {}
+    rest, positional = text.strip(), 0
+    while rest:
+        found = _ENTRY.match(rest)
+        if found is None:
+            raise _malformed(rest)
+        name = found["name"]
+        if name is None:
+            name, positional = str(positional), positional + 1
+        if name in inputs:
+            raise TraceError(f"inputs name {name!r} twice", advice="give each input once", field="inputs")
+        inputs[name] = _parse_value(found["value"].strip())
+        rest = rest[found.end() :].lstrip()
+        if rest and not rest.startswith(","):
+            raise _malformed(rest)
+        rest = rest[1:].lstrip()
+    if not inputs:
+        raise _malformed(text)
+    return inputs
+
+
+def _malformed(text: str) -> TraceError:
+    return TraceError(
+        f"inputs cannot be read at {short_repr(text)}",
+        advice='write them as "tokens=int64[4,2048], length=128": name=dtype[sizes] or name=number, comma-separated',
+        field="inputs",
+    )
+
+
+def _parse_value(text: str) -> InputValue:
+    tensor = _TENSOR.fullmatch(text)
+    if tensor is not None:
+        return tensor_spec(tensor[1], [int(size) for size in tensor[2].replace(" ", "").split(",") if size])
+    constants: dict[str, InputValue] = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    raise _malformed(text)
+
+
+def tensor_spec(dtype: str, shape: Sequence[int]) -> TensorSpec:
+    """Check the element format and the sizes of an input.
+
+    Raises:
+        TraceError: the format is unknown, or the tensor is larger than any device.
+    """
+    name = _ALIASES.get(dtype, dtype)
+    if name not in DTYPE_NAMES:
+        hint = close_names(name, DTYPE_NAMES) or f"choose one of {', '.join(DTYPE_NAMES)}"
+        raise TraceError(f"unknown dtype {dtype!r} of an input; {hint}", field="inputs")
+    spec = TensorSpec(name, tuple(shape))
+    if not 0 < spec.num_elements <= _MOST_ELEMENTS:
+        raise TraceError(
+            f"an input of {spec} has {spec.num_elements} elements; sizes must be positive, 2**40 elements at most",
+            field="inputs",
+        )
+    return spec
+
+
+def describe_inputs(inputs: Mapping[str, Any]) -> str:
+    """Inputs as text, in the form that parse_inputs reads."""
+    return ", ".join(str(value) if name.isdigit() else f"{name}={value}" for name, value in inputs.items())
+
+
+def count_tokens(inputs: Mapping[str, Any]) -> int:
+    """Tokens of a step: elements of the first integer tensor, otherwise the first size of the first tensor."""
+    specs = [value for value in inputs.values() if isinstance(value, TensorSpec)]
+    whole = [spec for spec in specs if spec.dtype in ("int64", "int32") and len(spec.shape) > 1]
+    if whole:
+        return whole[0].num_elements
+    return specs[0].shape[0] if specs and specs[0].shape else 1
+
+
+def check_signature(forward: Any, inputs: Mapping[str, Any], type_name: str) -> None:
+    """Check that a module's forward function takes the inputs.
+
+    Raises:
+        TraceError: it does not.
+    """
+    import inspect
+
+    try:
+        signature = inspect.signature(forward)
+    except (TypeError, ValueError):
+        return
+    positional, named = split_inputs(inputs)
+    known = [name for name in signature.parameters if name != "self"]
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    for name in named:
+        if name not in known and not takes_any:
+            raise TraceError(
+                f"{type_name}.forward has no input {name!r}",
+                advice=f"{close_names(name, known)} it takes {', '.join(known) or 'nothing'}".strip(),
+                field="inputs",
+            )
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise TraceError(
+            f"the inputs do not fit {type_name}.forward({', '.join(known)}): {error}",
+            advice="name every required input",
+            field="inputs",
+        ) from None
+
+
+def split_inputs(inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Split inputs into positional and named ones."""
+    positional = [value for name, value in inputs.items() if name.isdigit()]
+    return positional, {name: value for name, value in inputs.items() if not name.isdigit()}
+
+
+def most_common(counts: Counter[str], default: str) -> str:
+    """Key with the largest count."""
+    return counts.most_common(1)[0][0] if counts else default

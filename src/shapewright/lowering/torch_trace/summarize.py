@@ -1,0 +1,175 @@
+"""From recorded calls to a trace: merged chains, names, equal operations of equal layers, and memory by module."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from shapewright.lowering.operations import Gemm, Operation, Pointwise
+from shapewright.lowering.torch_trace.operators import UNKNOWN
+from shapewright.lowering.torch_trace.recorder import Call
+from shapewright.lowering.torch_trace.trace import (
+    TracedLinear,
+    TracedModule,
+    UnknownOperator,
+    merge_paths,
+    path_pattern,
+)
+
+# Kind of a merged chain: the first of these that it contains. A norm's row is read twice, so it decides first.
+_CHAIN_KINDS = ("layernorm", "norm", "softmax", "cross_entropy", "embedding", "dropout", "activation", "rotary", "bias")
+
+
+def fuse_calls(calls: Sequence[Call]) -> list[Call]:
+    """Merge chains of fusible calls of one pass as torch.compile would.
+
+    A call joins the chain of the latest call that wrote one of its inputs if that chain is still the last one written
+    to and works on as many elements. A chain reads what it did not write, once, and writes what others read.
+    """
+    chains: list[list[int]] = []
+    chain_of: dict[int, int] = {}  # by call
+    writer_of: dict[int, int] = {}  # last call that wrote a storage
+    readers: dict[int, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
+        joined = None
+        if call.is_fusible:
+            for serial in call.reads:
+                writer = writer_of.get(serial)
+                if writer is None or writer not in chain_of:
+                    continue
+                first = calls[chains[chain_of[writer]][0]]
+                if first.pass_name == call.pass_name and _same_extent(first.num_elements, call.num_elements):
+                    candidate = chain_of[writer]
+                    joined = candidate if joined is None else max(joined, candidate)
+            # A chain is one kernel: it runs where its last input exists.
+            if joined is not None and any(
+                writer_of.get(serial, -1) > chains[joined][-1] and chain_of.get(writer_of[serial]) != joined
+                for serial in call.reads
+            ):
+                joined = None
+            if joined is None:
+                chains.append([])
+                joined = len(chains) - 1
+            chains[joined].append(index)
+            chain_of[index] = joined
+        for serial in call.reads:
+            if serial in writer_of:
+                readers[writer_of[serial]].append(index)
+        for serial in call.writes:
+            writer_of[serial] = index
+    merged: list[Call] = []
+    for index, call in enumerate(calls):
+        if index not in chain_of:
+            merged.append(call)
+            continue
+        members = chains[chain_of[index]]
+        if index == members[0]:
+            merged.append(_merge(calls, members, readers))
+    return merged
+
+
+def _same_extent(one: int, other: int) -> bool:
+    """Whether two calls can be one loop: equal numbers of elements, or one a reduction of the other."""
+    larger, smaller = max(one, other), max(min(one, other), 1)
+    return larger % smaller == 0
+
+
+def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, Sequence[int]]) -> Call:
+    """One call for a chain."""
+    if len(members) == 1:
+        return calls[members[0]]
+    inside = set(members)
+    reads: dict[int, float] = {}
+    writes: dict[int, float] = {}
+    own: set[int] = set()
+    for index in members:
+        call = calls[index]
+        for serial, num_bytes in call.reads.items():
+            if serial not in own:
+                reads[serial] = max(reads.get(serial, 0.0), num_bytes)
+        own |= call.writes.keys()
+        used = readers.get(index, ())
+        if not used or any(reader not in inside for reader in used):
+            for serial, num_bytes in call.writes.items():
+                writes[serial] = max(writes.get(serial, 0.0), num_bytes)
+    works = [calls[index].work for index in members]
+    kinds = [work.operation for work in works if isinstance(work, Pointwise)]
+    kind = next((one for one in _CHAIN_KINDS if one in kinds), kinds[0])
+    first = calls[members[-1]] if calls[members[0]].pass_name == "forward" else calls[members[0]]
+    names = list(dict.fromkeys(calls[index].operator for index in members))
+    operator = "+".join(names[:3]) + ("+..." if len(names) > 3 else "")
+    work = calls[members[0]].work.changed(
+        operation=kind, read_bytes=sum(reads.values()), written_bytes=sum(writes.values()), dtype=first.work.dtype
+    )
+    return Call(operator, first.path, first.pass_name, first.gradient, work, reads, writes, first.num_elements)
+
+
+def name_of(call: Call) -> str:
+    """Name of an operation: path of its module, and its operator unless it is the module's GEMM with a weight."""
+    is_own_gemm = call.has_weight and isinstance(call.work, Gemm)
+    name = call.path if is_own_gemm and call.path else ".".join(filter(None, (call.path, call.operator)))
+    return f"{name}.{call.gradient}" if call.gradient else name
+
+
+def list_operations(calls: Sequence[Call]) -> tuple[Operation, ...]:
+    """Name the operations, and list equal ones whose paths differ only in indices once."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    works: dict[tuple[Any, ...], Operation] = {}
+    for call in calls:
+        name = name_of(call)
+        key = (type(call.work), call.pass_name, path_pattern(name), astuple(call.work))
+        groups.setdefault(key, []).append(name)
+        if key not in works:
+            works[key] = call.work.changed(pass_name=call.pass_name, gradient=call.gradient)
+    return tuple(works[key].changed(name=merge_paths(names), repeats=len(names)) for key, names in groups.items())
+
+
+def list_linears(calls: Sequence[Call]) -> tuple[TracedLinear, ...]:
+    """List the linear layers of the forward pass, equal ones once."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for call in calls:
+        if call.pass_name == "forward" and call.has_weight and isinstance(call.work, Gemm) and call.work.batch == 1:
+            key = (path_pattern(call.path), call.work.m, call.work.k, call.work.n, call.work.layout)
+            groups.setdefault(key, []).append(call.path)
+    return tuple(
+        TracedLinear(
+            path=merge_paths(paths) or "(model)",
+            count=len(paths),
+            num_rows=int(m),
+            in_features=int(k),
+            out_features=int(n),
+            operation_name=merge_paths(paths),
+        )
+        for (_, m, k, n, _), paths in groups.items()
+    )
+
+
+def list_unknown(calls: Sequence[Call]) -> tuple[UnknownOperator, ...]:
+    """List the operators without a model, with their share of all bytes."""
+    num_bytes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    total = 0.0
+    for call in calls:
+        moved = float(call.work.num_bytes)
+        total += moved
+        if isinstance(call.work, Pointwise) and call.work.operation == UNKNOWN:
+            num_bytes[call.operator] += int(moved)
+            counts[call.operator] += 1
+    return tuple(
+        UnknownOperator(name=name, count=counts[name], num_bytes=float(moved), bytes_fraction=moved / total)
+        for name, moved in num_bytes.most_common()
+    )
+
+
+def list_modules(modules: Sequence[TracedModule]) -> tuple[TracedModule, ...]:
+    """List modules, equal ones whose paths differ only in indices once."""
+    groups: dict[tuple[Any, ...], list[TracedModule]] = {}
+    for one in modules:
+        key = (path_pattern(one.path), *astuple(one)[1:])
+        groups.setdefault(key, []).append(one)
+    return tuple(
+        TracedModule(**{**vars(members[0]), "path": merge_paths(one.path for one in members), "count": len(members)})
+        for members in groups.values()
+    )

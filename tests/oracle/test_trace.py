@@ -1,0 +1,344 @@
+"""Traced modules: what PyTorch runs, as operations, memory and findings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
+pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
+
+from hf_models import TINY_CONFIGS, model_type_of, tiny_config
+from own_models import Choosy, Dit, Frozen, Gpt, MambaBlock, Vit
+from traced_gemms import count_flops
+
+import shapewright
+from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
+from shapewright.hardware import load_device
+from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.lowering.torch_trace import Trace
+from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
+from shapewright.lowering.torch_trace.huggingface import trace_built_model
+from shapewright.models.hf_config import read_hf_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shapewright.prediction.composition import PricedOperation
+
+pytestmark = pytest.mark.oracle
+
+BATCH_SIZE, SEQ_LEN = 3, 40
+H100 = load_device("h100-sxm-80gb")
+
+# transformers runs every expert of Llama 4 on every token, loops over the experts of DBRX, and multiplies the scores of
+# GPT-Neo and GPT-J in fp32.
+_DIFFERENT = {"llama4", "llama4_text", "dbrx", "gpt_neo", "gptj"}
+FAMILIES = sorted(key for key in TINY_CONFIGS if model_type_of(key) not in _DIFFERENT)
+# These have attention of their own, without a fused kernel.
+_UNFUSED = {"bloom", "mpt"}
+
+OWN_MODELS: dict[str, tuple[Any, str]] = {
+    "gpt": (Gpt, "tokens=int64[2,32], targets=int64[2,32]"),
+    "mamba": (MambaBlock, "x=float32[2,16,32]"),
+    "vit": (Vit, "images=float32[2,3,32,32]"),
+    "dit": (Dit, "latents=float32[2,4,16,16], steps=int64[2], labels=int64[2]"),
+}
+
+
+def build(make: Any, **options: Any) -> Any:
+    """Build a module on the meta device."""
+    with torch.device("meta"):
+        return make(**options)
+
+
+def compute_s(operations: Iterable[PricedOperation]) -> float:
+    """Time of the GEMMs and attention of forward and backward pass. [s]"""
+    kinds = ("gemm", "grouped_gemm", "attention")
+    chosen = [one for one in operations if one.operation.kind in kinds and one.operation.pass_name != "step"]
+    return sum(one.total_time_s for one in chosen)
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
+    """GEMMs and attention of a traced model take as long as those lowered from its config; FLOPs are equal."""
+    found = trace_built_model(tiny_config(key), source=key, batch_size=BATCH_SIZE, seq_len=SEQ_LEN)
+    attention = "unfused" if model_type_of(key) in _UNFUSED else "flash"
+    workload = {"micro_batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "attention": attention}
+    config = read_hf_config(tiny_config(key)).config
+    lowered, traced = (
+        shapewright.predict(config, device=H100, workload=workload),
+        shapewright.predict(found, device=H100),
+    )
+
+    assert compute_s(traced.operations) == pytest.approx(compute_s(lowered.operations), rel=0.02)
+    assert traced.model_flops == pytest.approx(lowered.model_flops_per_s * lowered.step_time_s, rel=1e-9)
+    assert found.num_parameters == lowered.parameters.total
+    assert found.unknown_operators == ()
+
+
+@pytest.mark.parametrize("key", OWN_MODELS)
+def test_models_that_users_write_are_traced(key: str) -> None:
+    """FLOPs equal those that PyTorch counts, every operation has a module path, and nothing is unknown."""
+    make, inputs = OWN_MODELS[key]
+    module = build(make)
+    with count_flops(has_convolutions=key != "mamba") as counter:  # its depthwise convolution is memory traffic here
+        found = shapewright.trace(module, inputs)
+    # PyTorch's counter does not see the attention that stands for its own.
+    traced_flops = sum(one.flops * one.repeats for one in found.operations if not isinstance(one, Attention))
+
+    assert traced_flops == counter.get_total_flops()
+    assert found.unknown_operators == ()
+    assert found.num_parameters == sum(one.numel() for one in module.parameters())
+    assert all(one.name for one in found.operations)
+    # The traffic of chains can only fall where they are merged; all else stays.
+    merged = shapewright.trace(module, inputs, fused=True)
+    assert moved_bytes(merged) < moved_bytes(found)
+    assert gemms_of(merged) == gemms_of(found)
+    prediction = shapewright.predict(found, device=H100)
+    assert prediction.step_time_low_s < prediction.step_time_s < prediction.step_time_high_s
+    assert Trace.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def moved_bytes(found: Trace) -> float:
+    """Bytes of the memory-bound operations."""
+    return sum(one.num_bytes * one.repeats for one in found.operations if isinstance(one, Pointwise))
+
+
+def gemms_of(found: Trace) -> Counter[Any]:
+    """GEMMs with their names."""
+    return Counter({one: one.repeats for one in found.operations if isinstance(one, Gemm)})
+
+
+def test_operations_name_their_module_and_gradient() -> None:
+    """A linear layer's GEMMs are named by its path, also in the backward pass, in the layouts of PyTorch."""
+    found = {one.name: one for one in shapewright.trace(build(Gpt), "tokens=int64[2,32]").operations}
+    forward, dgrad, wgrad = (found[f"layers.0-3.up_proj{suffix}"] for suffix in ("", ".dgrad", ".wgrad"))
+
+    assert [(one.m, one.n, one.k, one.layout, one.repeats) for one in (forward, dgrad, wgrad)] == [
+        (64, 256, 64, "NT", 4),
+        (64, 64, 256, "NN", 4),
+        (256, 64, 64, "TN", 4),
+    ]
+    assert wgrad.is_weight_gradient
+    assert found["layers.0-3.scaled_dot_product_attention.backward"].is_backward
+    assert "layers.0-3.ln_1.native_layer_norm" in found
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    """A frozen layer passes gradients on and has none of its own; the first layer passes none on."""
+    names = {one.name for one in shapewright.trace(build(Frozen), "x=float32[4,64]").operations}
+
+    assert {"base", "base.dgrad", "last.dgrad", "last.wgrad", "first.wgrad"} <= names
+    assert not names & {"base.wgrad", "first.dgrad"}
+    whole = shapewright.predict(shapewright.trace(build(Frozen), "x=float32[4,64]"), device=H100)
+    trained = 64 * 96 + 96 + 128 * 32 + 32
+    assert whole.trace.num_trainable == trained
+    assert whole.optimizer_bytes == 8.0 * trained  # two fp32 moments
+
+
+def test_checkpointing_is_seen() -> None:
+    """Checkpointed layers run again in the backward pass, and less is kept for it."""
+    plain = shapewright.trace(build(Gpt), "tokens=int64[2,32]")
+    module = build(Gpt)
+    module.checkpointed = True
+    found = shapewright.trace(module, "tokens=int64[2,32]")
+    again = {one.name for one in found.operations if one.pass_name == "recompute"}
+    forward_flops = sum(
+        one.flops * one.repeats
+        for one in plain.operations
+        if one.pass_name == "forward" and one.name.startswith("layers")
+    )
+    recomputed_flops = sum(one.flops * one.repeats for one in found.operations if one.pass_name == "recompute")
+
+    assert "layers.0-3.up_proj" in again
+    # The last GEMM of a layer is not needed for its gradients, and PyTorch stops before it.
+    assert recomputed_flops == forward_flops - 4 * 2 * 64 * 256 * 64
+    assert found.memory.saved_bytes < 0.5 * plain.memory.saved_bytes
+    prediction = shapewright.predict(found, device=H100)
+    assert prediction.hfu > prediction.mfu
+
+
+def test_memory_by_module() -> None:
+    """Saved tensors are those of the modules that make them, and the parts add up to the peak."""
+    found = shapewright.trace(build(Gpt), "tokens=int64[2,32], targets=int64[2,32]")
+    memory, by_path = found.memory, {one.path: one for one in found.modules}
+    parts = (
+        memory.weights_bytes
+        + memory.inputs_bytes
+        + memory.gradients_bytes
+        + memory.activations_bytes
+        + memory.workspace_bytes
+    )
+
+    # 64 tokens of 256 fp32 elements before the activation; after it, they belong to the block.
+    assert by_path["layers.0-3.up_proj"].saved_bytes == 64 * 256 * 4
+    assert by_path["wte"].num_parameters == 320 * 64
+    assert "lm_head" not in {one.path for one in found.modules if one.num_parameters}  # tied
+    assert parts == pytest.approx(memory.peak_bytes)
+    assert max(memory.timeline_bytes) == memory.peak_bytes
+    assert sum(one.count * one.saved_bytes for one in found.modules) == pytest.approx(memory.saved_bytes)
+
+
+def test_a_module_with_memory_is_left_as_it_is() -> None:
+    """Parameters with values keep them, gradients included, and the trace is that of the meta device."""
+    torch.manual_seed(0)
+    module = Gpt(layers=1)
+    module(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    before = {name: (one.clone(), one.grad.clone()) for name, one in module.named_parameters() if one.grad is not None}
+    module.eval()
+    found = shapewright.trace(module, {"tokens": torch.zeros(2, 32, dtype=torch.long)}, dtype="bf16")
+
+    assert found.operations == shapewright.trace(build(Gpt, layers=1), "int64[2,32]", dtype="bf16").operations
+    assert found.dtype == "bf16"
+    assert not module.training
+    after = dict(module.named_parameters())
+    assert all(
+        torch.equal(after[name], one) and torch.equal(after[name].grad, grad) for name, (one, grad) in before.items()
+    )
+
+
+def test_findings_name_the_module() -> None:
+    """An odd width of one layer is found with its path, its price and a better width."""
+    module = build(Gpt, vocab=50257, width=768, inner=3072, odd_inner=3071)
+    report = shapewright.check(shapewright.trace(module, "tokens=int64[4,128]", dtype="bf16"), device=H100)
+    messages = {finding.field: finding for finding in report.findings}
+
+    assert messages["layers.3.up_proj.out_features"].message.startswith("layers.3.up_proj: out_features=3071 is not")
+    assert messages["layers.3.up_proj.out_features"].suggestions[0].title == "use out_features=3072"
+    assert messages["layers.3.down_proj.in_features"].code == "TC105"
+    assert messages["lm_head.out_features"].code == "TC101"
+    assert not any(name.startswith("layers.0") for name in messages)
+    fewer = shapewright.check(report.prediction.trace, device=H100, ignore=["TC101"])
+    assert fewer.num_suppressed == 1
+
+
+def test_fp32_is_found() -> None:
+    """A module in fp32 is told what 16 bits would save."""
+    report = shapewright.check(shapewright.trace(build(Gpt, width=512), "tokens=int64[8,128]"), device=H100)
+
+    assert "TC108" in {finding.code for finding in report.findings}
+
+
+def test_flex_attention_reads_its_mask() -> None:
+    """The function of a block mask says whether attention is causal and how far it reaches."""
+    from torch.nn.attention import flex_attention as flex
+
+    class Windowed(torch.nn.Module):  # type: ignore[misc]
+        """Causal window of eight tokens."""
+
+        def forward(self, q: Any) -> Any:
+            """Attend."""
+            mask = flex.create_block_mask(
+                lambda _b, _h, i, j: (i >= j) & (i - j < 8), None, None, q.shape[-2], q.shape[-2], device=q.device
+            )
+            return flex.flex_attention(q, q, q, block_mask=mask)
+
+    original = flex.flex_attention.__code__
+    found = shapewright.trace(Windowed(), "float32[2,4,256,16]", phase="prefill")
+    (attention,) = (one for one in found.operations if isinstance(one, Attention))
+
+    assert (attention.causal, attention.window_size, attention.num_heads, attention.query_len) == (True, 8, 4, 256)
+    assert flex.flex_attention.__code__ is original
+    assert _replacement is not flex.flex_attention
+
+
+def test_unknown_operators_are_listed_and_priced() -> None:
+    """An operator of a library is listed with its share of bytes, and its interval is wide."""
+    library = torch.library.Library("shapewright_test", "DEF")
+    library.define("scan(Tensor x) -> Tensor")
+    library.impl("scan", torch.empty_like, "Meta")
+
+    class Scanned(torch.nn.Module):  # type: ignore[misc]
+        """Calls the operator."""
+
+        def forward(self, x: Any) -> Any:
+            """Scan."""
+            return torch.ops.shapewright_test.scan(x) + 1
+
+    found = shapewright.trace(Scanned(), "float32[1024,1024]", phase="prefill")
+    prediction = shapewright.predict(found, device=H100)
+    entry, other = prediction.operations
+
+    assert [(one.name, one.count, one.bytes_fraction) for one in found.unknown_operators] == [
+        ("shapewright_test::scan", 1, 0.5)
+    ]
+    assert entry.price.high_s / entry.price.time_s > 5 * other.price.high_s / other.price.time_s
+    assert any("shapewright_test::scan (1 calls, 50 % of the bytes)" in note for note in prediction.warnings)
+
+
+def test_tensor_parallel_modules_are_traced_as_one_rank() -> None:
+    """Placements of DTensors give sharded GEMMs and the collectives between them."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    class Mlp(torch.nn.Module):  # type: ignore[misc]
+        """Two linear layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            """Up and down."""
+            return self.down(torch.relu(self.up(x)))
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        module = build(Mlp)
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(module, init_device_mesh("cpu", (4,)), plan)
+        found = shapewright.trace(module, "float32[32,64]")
+    finally:
+        dist.destroy_process_group()
+    gemms = {(one.m, one.n, one.k) for one in found.operations if isinstance(one, Gemm) and one.pass_name == "forward"}
+    (collective,) = (one for one in found.operations if isinstance(one, Collective) and one.pass_name == "forward")
+
+    assert gemms == {(32, 64, 64)}  # 256 / 4
+    assert (collective.op_name, collective.num_ranks, collective.message_bytes) == ("all_reduce", 4, 32 * 64 * 4)
+
+
+def test_values_are_asked_for_by_line() -> None:
+    """Control flow that depends on values names its line, and takes the number of rows that is given for it."""
+    with pytest.raises(TraceError, match=r"own_models.py:\d+: the size .* --value own_models.py:\d+=ROWS") as caught:
+        shapewright.trace(build(Choosy), "x=float32[16,8]")
+    line = str(caught.value).partition(": ")[0]
+    found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5})
+
+    assert any(one.num_bytes for one in found.operations)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("tokens=int64[2,32", "cannot be read"),
+        ("tokens=int65[2,32]", "unknown dtype 'int65'"),
+        ("words=int64[2,32]", "Gpt.forward has no input 'words'.*it takes tokens, targets"),
+        ("tokens=int64[0,32]", "sizes must be positive"),
+        ("tokens=int64[2,32], tokens=int64[2,32]", "twice"),
+        ("targets=int64[2,32]", "do not fit"),
+        ("", "cannot be read"),
+    ],
+)
+def test_wrong_inputs_are_refused(inputs: str, words: str) -> None:
+    """Inputs that cannot be read or do not fit the module are refused in one line."""
+    with pytest.raises(TraceError, match=words):
+        shapewright.trace(build(Gpt), inputs)
+
+
+def test_other_parts_of_a_scenario_are_refused() -> None:
+    """A trace is of one run: layouts and workloads cannot be given with it."""
+    found = shapewright.trace(build(Frozen), "x=float32[4,64]")
+    with pytest.raises(WorkloadError, match="layout"):
+        shapewright.predict(found, device=H100, layout={"tensor_parallel": 2})
+    with pytest.raises(WorkloadError, match="muon"):
+        shapewright.predict(found, device=H100, workload={"optimizer": "muon"})
+    with pytest.raises(ShapewrightError, match="no device"):
+        shapewright.predict(found)
+    with pytest.raises(TraceError, match=r"torch.nn.Module"):
+        shapewright.trace("model", "x=float32[4,64]")

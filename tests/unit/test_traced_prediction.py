@@ -1,0 +1,174 @@
+"""Prediction, check and reports of a trace, without PyTorch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from command_line import run
+from shapewright.app.report.traced.outputs import traced_memory_output, traced_mfu_output
+from shapewright.app.report.traced.page import memory_page_sections, review_page_sections
+from shapewright.core.errors import WorkloadError
+from shapewright.hardware import load_device
+from shapewright.lowering.operations import Attention, Collective
+from shapewright.lowering.torch_trace.inputs import count_tokens, describe_inputs, parse_inputs
+from shapewright.lowering.torch_trace.trace import Trace, merge_paths
+from shapewright.prediction.traced import explain_traced_step
+from small_traces import small_trace
+
+H100 = load_device("h100-sxm-80gb")
+FLOPS = 3 * 2 * 2 * 2.0 * 8192 * 4096 * 1024  # passes x layers x GEMMs of a layer x 2 m n k
+
+
+def test_a_step_is_the_sum_of_its_operations_and_of_the_optimizer() -> None:
+    """Time, FLOPs and memory add up; AdamW moves 16 bytes in and 14 out per bf16 weight, and keeps 16 bytes."""
+    prediction = shapewright.predict(small_trace(), device=H100)
+    weights = 4 * 4096 * 1024
+    optimizer = prediction.operations[-1].operation
+
+    assert prediction.model_flops == FLOPS == prediction.hardware_flops
+    assert prediction.step_time_s == pytest.approx(sum(one.total_time_s for one in prediction.operations))
+    assert (optimizer.name, optimizer.num_bytes) == ("optimizer", 30.0 * weights)
+    assert prediction.optimizer_bytes == 16.0 * weights  # master, two moments, fp32 gradient buffer
+    assert prediction.total_bytes == pytest.approx(prediction.memory.peak_bytes + 16.0 * weights + 0.9e9)
+    assert prediction.mfu == pytest.approx(FLOPS / prediction.step_time_s / H100.peak_flops_per_s("bf16"))
+
+
+def test_unknown_operators_widen_the_interval() -> None:
+    """The upper end covers a tenth of the bandwidth; the same bytes as a norm are narrow."""
+    unknown, *_ = (
+        one for one in shapewright.predict(small_trace(), device=H100).operations if "scan" in one.operation.name
+    )
+    norm = small_trace()
+    known = replace(
+        norm, operations=tuple(one.changed(operation="other") if "scan" in one.name else one for one in norm.operations)
+    )
+    other, *_ = (one for one in shapewright.predict(known, device=H100).operations if "scan" in one.operation.name)
+
+    assert unknown.price.time_s == other.price.time_s
+    assert unknown.price.high_s == pytest.approx(10.0 * other.price.high_s)
+
+
+def test_forward_passes_have_no_optimizer() -> None:
+    """Without a backward pass there is nothing to update, and an optimizer is refused."""
+    trace = small_trace(is_training=False)
+
+    assert shapewright.predict(trace, device=H100).optimizer_bytes == 0.0
+    with pytest.raises(WorkloadError, match="optimizer=adamw has no effect"):
+        shapewright.predict(trace, device=H100, workload={"optimizer": "adamw"})
+
+
+def test_collectives_are_placed_on_nodes() -> None:
+    """Eight ranks share a node of eight, sixteen do not."""
+    for ranks, together in ((8, 8), (16, 8)):
+        one = Collective(
+            name="sum", op_name="all_reduce", axis="data", message_bytes=1e6, num_ranks=ranks, ranks_per_node=ranks
+        )
+        trace = replace(small_trace(), operations=(one,))
+        placed = shapewright.predict(trace, device=shapewright.with_nodes(H100, node_size=8)).operations[0].operation
+        assert isinstance(placed, Collective)
+        assert placed.ranks_per_node == together
+
+
+def test_misaligned_widths_cost_time_and_aligned_ones_do_not() -> None:
+    """Both layers of an odd width are found, with the nearest multiples of 64; the aligned model has no finding."""
+    odd = shapewright.check(small_trace(width=4095), device=H100)
+    even = shapewright.check(small_trace(width=4096), device=H100)
+
+    assert [finding.field for finding in odd.findings] in (
+        ["layers.0-1.up.out_features", "layers.0-1.down.in_features"],
+        ["layers.0-1.down.in_features", "layers.0-1.up.out_features"],
+    )
+    assert odd.findings[0].suggestions[0].title.endswith("=4096")
+    assert odd.findings[0].severity == "error"
+    assert even.findings == ()
+
+
+def test_odd_heads_and_full_memory_are_found() -> None:
+    """Head dimensions of 100 are padded by fused attention; a step that does not fit is an error without a cost."""
+    attention = Attention(
+        name="layers.0-1.attn.scaled_dot_product_attention", batch_size=4, query_len=2048, kv_len=2048, num_heads=16,
+        num_kv_heads=16, head_dim=100, v_head_dim=100, repeats=2, is_training=True,
+    )  # fmt: skip
+    trace = small_trace()
+    trace = replace(trace, operations=(*trace.operations, attention), memory=replace(trace.memory, peak_bytes=1e12))
+    found = {finding.code: finding for finding in shapewright.check(trace, device=H100).findings}
+
+    assert found["TC103"].message.startswith("layers.0-1.attn: head_dim=100 is not aligned")
+    assert found["ME101"].severity == "error"
+    assert found["ME101"].cost_s is None
+
+
+def test_a_measured_step_is_divided() -> None:
+    """The parts and what is unexplained add up to the measured time."""
+    found = explain_traced_step(shapewright.predict(small_trace(), device=H100), 0.01)
+    output = traced_mfu_output(found)
+
+    assert sum(part.time_s for part in output.parts) + output.unexplained_s == pytest.approx(0.01)
+    assert output.mfu == pytest.approx(FLOPS / 0.01 / H100.peak_flops_per_s("bf16"))
+    with pytest.raises(WorkloadError, match="positive"):
+        explain_traced_step(found.prediction, 0.0)
+
+
+def test_pages_hold_modules_and_findings() -> None:
+    """The pages of memory and of the review name the modules."""
+    report = shapewright.check(small_trace(width=4095), device=H100)
+    text = repr([*memory_page_sections(report.prediction), *review_page_sections(report)])
+
+    assert "layers.0-1.up" in text
+    assert "out_features=4095" in text
+    assert traced_memory_output(report.prediction).modules[0].count == 2
+
+
+def test_a_trace_survives_json() -> None:
+    """Text and back gives the same trace."""
+    trace = small_trace()
+
+    assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
+
+
+def test_paths_of_equal_layers_are_merged() -> None:
+    """Indices become ranges, each position by itself."""
+    assert merge_paths(["a.0.b.3", "a.0.b.4", "a.1.b.3", "a.1.b.4"]) == "a.0-1.b.3-4"
+    assert merge_paths(["head"]) == "head"
+
+
+def test_inputs_are_read_and_written() -> None:
+    """Names, formats by alias, numbers and truth values; tokens are those of the first integer input."""
+    inputs = parse_inputs("images=bf16[8, 3,32,32] , tokens=long[4,128],n=3, flag=true, scale=0.5")
+
+    assert describe_inputs(inputs) == "images=bfloat16[8,3,32,32], tokens=int64[4,128], n=3, flag=True, scale=0.5"
+    assert count_tokens(inputs) == 512
+    assert count_tokens(parse_inputs("float32[8,3]")) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpt2", "--inputs", "int64[2]"], "--inputs has no effect without FILE.py:CALLABLE or --trace"),
+        (["gpt2", "--fused"], "--fused has no effect"),
+        (["model.py:build", "--inputs", "int64[2]", "--tp", "2"], "--tp has no effect on a traced module"),
+        (["model.py:build", "--inputs", "int64[2]", "--sweep", "seq_len=1,2"], "--sweep has no effect"),
+        (["model.py:build", "--inputs", "int64[2]", "--value", "x"], "not of the form FILE.py:LINE=N"),
+        (["model.py:build", "--inputs", "int64[2]"], "no file 'model.py'"),
+        (["--trace", "--hidden-size", "64"], "--trace needs CONFIG"),
+    ],
+)
+def test_wrong_calls_are_refused(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Options that cannot be combined with a trace are named in one line."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(["predict", *arguments, "--device", "h100-sxm-80gb"], capsys)
+
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
