@@ -1,8 +1,9 @@
 """Times of the passes of one stream on a grid, priced as every pass of a server is (serving.passes).
 
-Decode passes are priced by batch and mean context; prompt tokens by their number (all but the attention cores) and by
-number and mean seen tokens (the cores). In between, times are interpolated linearly; the error of that is measured on
-passes off the grid that are priced themselves. What the host of a server adds is computed pass by pass.
+All but the attention cores is priced by the tokens of a pass, finely enough for the tiles of its GEMMs; the cores of
+decoding sequences by batch and mean context; those of prompt tokens by number and mean seen tokens. In between, times
+are interpolated linearly; the error of that is measured on passes off the grid that are priced themselves. What the
+host of a server adds is computed pass by pass.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _NUM_CHECKED = 24
 """Passes off the grid that are priced to state the error of interpolation."""
 _FIRST_CONTEXT = 16
-_FINE_TOKENS, _FINEST_TOKENS = 1024, 128
-"""Tokens of a pass up to which every tile of rows is priced, and up to which every third to half of a power of two."""
+_FINE_STEPS = ((256, 16), (1024, 64), (4096, 256), (2**20, 1024))
+"""Steps between the tokens that are priced, up to a number of tokens; each with the next number, where tiles end."""
 
 
 class PricedTable(NamedTuple):
@@ -63,29 +64,31 @@ def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, long
     """
     batches = np.array(batch_sizes(max_sequences))
     contexts = _context_points(longest_len)
-    tokens = _token_points(max_tokens)
-    chunks = np.array([*(2**power for power in range(4, max_tokens.bit_length()) if 2**power < max_tokens), max_tokens])
+    tokens, sequences = _token_points(max_tokens), _token_points(max_sequences)
+    chunks = np.array([*(2**power for power in range(max_tokens.bit_length()) if 2**power < max_tokens), max_tokens])
     answer_len = max(1, instance.request.output_len)
-
     passes = [
         instance.passes.decode(int(batch), int(context), answer_len=min(answer_len, 2 * int(context)))
         for batch in batches
         for context in contexts
     ]
-    passes += [_without_cores(instance, int(count)) for count in (*tokens, *chunks)]
+    passes += [_without_cores(instance.passes.decode(int(count), int(contexts[0]))) for count in (*batches, *sequences)]
+    passes += [_without_cores(instance.passes.prefill(1, int(count))) for count in (*chunks, *tokens)]
     passes += [_prompt_pass(instance, int(chunk), int(seen)) for chunk in chunks for seen in contexts]
     low_s, middle_s, high_s = _compose(instance, passes)
-    decode_s, rest = np.split(middle_s, [len(batches) * len(contexts)])
-    tokens_s, of_chunks_s, prompt_s = np.split(rest, [len(tokens), len(tokens) + len(chunks)])
-    core_s = np.maximum(prompt_s.reshape(len(chunks), -1) - of_chunks_s[:, None], 0.0)
+    sizes = [len(batches) * len(contexts), len(batches), len(sequences), len(chunks), len(tokens)]
+    decoding_s, of_batches_s, decode_s, of_chunks_s, tokens_s, prompt_s = np.split(middle_s, np.cumsum(sizes))
+    decode_core_s = np.maximum(decoding_s.reshape(len(batches), -1) - of_batches_s[:, None], 0.0)
+    prompt_core_s = np.maximum(prompt_s.reshape(len(chunks), -1) - of_chunks_s[:, None], 0.0)
 
     batch_cell, batch_fraction = _cells(batches, max_sequences)
     context_cell, context_fraction = _cells(contexts, longest_len)
     token_cell, token_fraction = _cells(chunks, max_tokens)
     table = PassTable(
-        decode_s=_padded(decode_s.reshape(len(batches), -1)),
-        tokens_s=np.interp(np.arange(max_tokens + max_sequences + 1), [0, *tokens], [0.0, *tokens_s]),
-        core_s=_padded(core_s),
+        decode_s=_filled(sequences, decode_s, max_sequences),
+        decode_core_s=_padded(decode_core_s),
+        tokens_s=_filled(tokens, tokens_s, max_tokens),
+        prompt_core_s=_padded(prompt_core_s),
         num_contexts=len(contexts) + 1,
         batch_cell=batch_cell,
         batch_fraction=batch_fraction,
@@ -116,12 +119,12 @@ def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, l
     """
     ones = np.array([1])
     cells = [_cells(ones, most) for most in (max_sequences, longest_len, max_tokens)]
-    tokens_s = np.full(max_tokens + max_sequences + 1, pass_time_s)
-    tokens_s[0] = 0.0
+    each_s = np.full(max_tokens + max_sequences + 1, pass_time_s)
     return PassTable(
-        decode_s=np.full(4, pass_time_s),
-        tokens_s=tokens_s,
-        core_s=np.zeros(4),
+        decode_s=each_s,
+        decode_core_s=np.zeros(4),
+        tokens_s=each_s,
+        prompt_core_s=np.zeros(4),
         num_contexts=2,
         batch_cell=cells[0][0],
         batch_fraction=cells[0][1],
@@ -134,8 +137,12 @@ def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, l
 
 def scaled_table(table: PassTable, factor: float) -> PassTable:
     """Return the table with all times multiplied by a factor."""
-    decode_s, tokens_s, core_s = (np.asarray(one) * factor for one in (table.decode_s, table.tokens_s, table.core_s))
-    return table._replace(decode_s=decode_s, tokens_s=tokens_s, core_s=core_s)
+    return table._replace(
+        decode_s=np.asarray(table.decode_s) * factor,
+        decode_core_s=np.asarray(table.decode_core_s) * factor,
+        tokens_s=np.asarray(table.tokens_s) * factor,
+        prompt_core_s=np.asarray(table.prompt_core_s) * factor,
+    )
 
 
 def _context_points(longest_len: int) -> Counts:
@@ -143,11 +150,18 @@ def _context_points(longest_len: int) -> Counts:
     return np.array([size for size in batch_sizes(longest_len) if size >= min(_FIRST_CONTEXT, longest_len)])
 
 
-def _token_points(max_tokens: int) -> Counts:
+def _token_points(most: int) -> Counts:
     """Return the tokens of passes that are priced: finely where a tile of rows more or less counts."""
-    fine = range(_FINEST_TOKENS, min(max_tokens, _FINE_TOKENS), _FINEST_TOKENS)
-    coarse = range(_FINE_TOKENS, max_tokens, _FINE_TOKENS)
-    return np.array(sorted({*batch_sizes(max_tokens), *fine, *coarse, max_tokens}))
+    points, first = {*batch_sizes(most), most}, _FINE_STEPS[0][1]
+    for last, step in _FINE_STEPS:
+        points |= {one + extra for one in range(first, min(last, most), step) for extra in (0, 1)}
+        first = last
+    return np.array(sorted(points))
+
+
+def _filled(points: Counts, times_s: PerPass, most: int) -> Float[np.ndarray, " counts"]:
+    """Return the time for every number of tokens up to the most. [s]"""
+    return np.asarray(np.interp(np.arange(most + 1), [0, *points], [0.0, *times_s]))
 
 
 def _cells(points: Counts, most: int) -> tuple[Counts, Float[np.ndarray, " counts"]]:
@@ -164,10 +178,8 @@ def _padded(values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, " ce
     return np.pad(values, ((0, 1), (0, 1)), mode="edge").ravel()
 
 
-def _without_cores(instance: Instance, num_tokens: int) -> Pass:
-    whole = instance.passes.prefill(1, num_tokens)
-    kept = tuple(operation for operation in whole.operations if not is_core(operation))
-    return whole._replace(operations=kept)
+def _without_cores(one: Pass) -> Pass:
+    return one._replace(operations=tuple(operation for operation in one.operations if not is_core(operation)))
 
 
 def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
@@ -175,7 +187,7 @@ def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
     num_prompts = max(1, round(num_tokens / (2 * mean_seen)))
     length = max(1, num_tokens // num_prompts)
     cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))
-    rest = _without_cores(instance, num_tokens)
+    rest = _without_cores(instance.passes.prefill(1, num_tokens))
     return rest._replace(operations=(*rest.operations, *(one for one in cores.operations if is_core(one))))
 
 

@@ -35,9 +35,10 @@ class PassTable(NamedTuple):
     """Times of passes on a grid, see traffic.pass_table.
 
     Attributes:
-        decode_s: Pass that decodes n sequences with a mean context. [s], [batch cells * context cells]
-        tokens_s: Pass over some tokens without attention cores. [s], [tokens of a pass]
-        core_s: Attention cores of prompt tokens by number and mean seen tokens. [s], [token cells * context cells]
+        decode_s: Pass that decodes, without attention cores. [s], [sequences]
+        decode_core_s: Its cores, by batch and mean context. [s], [batch cells * context cells]
+        tokens_s: Pass over prompt tokens and decoding sequences, without cores. [s], [tokens of a pass]
+        prompt_core_s: Cores of prompt tokens by number and mean seen tokens. [s], [token cells * context cells]
         num_contexts: Grid points of contexts.
         batch_cell: Grid point below each number of sequences. [sequences]
         batch_fraction: Way to the next grid point. [sequences]
@@ -54,8 +55,9 @@ class PassTable(NamedTuple):
     """
 
     decode_s: Reals
+    decode_core_s: Reals
     tokens_s: Reals
-    core_s: Reals
+    prompt_core_s: Reals
     num_contexts: int
     batch_cell: Counts
     batch_fraction: Reals

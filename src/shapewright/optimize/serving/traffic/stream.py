@@ -29,10 +29,9 @@ _MOST_STEPS = 256
 
 
 def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, num_seen: float) -> float:
-    """Return the time of a pass, bilinear between the points of the table. [s]
+    """Return the time of a pass: all but the cores for its tokens, and cores bilinear between points of the table. [s]
 
-    T(n, c) + X(n + q) - X(n) + A(q, s / q): a decode pass, the weights for more tokens, the attention of prompts; at
-    least the launches of a pass that is no CUDA graph; and what the host adds.
+    X(n + q) + D(n, c) + P(q, s / q), at least the launches of a pass that is no CUDA graph, and what the host adds.
 
     Args:
         table: The table.
@@ -42,24 +41,23 @@ def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, n
         num_seen: Sum of the tokens that each prompt token attends to, s.
     """
     width = table.num_contexts
-    total_s = 0.0
+    total_s = table.tokens_s[num_decoding + num_tokens] if num_tokens > 0 else table.decode_s[num_decoding]
     if num_decoding > 0:
         mean = context // num_decoding
         row = table.batch_cell[num_decoding] * width + table.context_cell[mean]
         across, along = table.context_fraction[mean], table.batch_fraction[num_decoding]
-        low = table.decode_s[row] + across * (table.decode_s[row + 1] - table.decode_s[row])
+        low = table.decode_core_s[row] + across * (table.decode_core_s[row + 1] - table.decode_core_s[row])
         row += width
-        high = table.decode_s[row] + across * (table.decode_s[row + 1] - table.decode_s[row])
-        total_s = low + along * (high - low)
+        high = table.decode_core_s[row] + across * (table.decode_core_s[row + 1] - table.decode_core_s[row])
+        total_s += low + along * (high - low)
     if num_tokens > 0:
         mean = int(num_seen / num_tokens)
         row = table.token_cell[num_tokens] * width + table.context_cell[mean]
         across, along = table.context_fraction[mean], table.token_fraction[num_tokens]
-        low = table.core_s[row] + across * (table.core_s[row + 1] - table.core_s[row])
+        low = table.prompt_core_s[row] + across * (table.prompt_core_s[row + 1] - table.prompt_core_s[row])
         row += width
-        high = table.core_s[row] + across * (table.core_s[row + 1] - table.core_s[row])
+        high = table.prompt_core_s[row] + across * (table.prompt_core_s[row + 1] - table.prompt_core_s[row])
         total_s += low + along * (high - low)
-        total_s += table.tokens_s[num_decoding + num_tokens] - table.tokens_s[num_decoding]
         total_s = max(total_s, table.mixed_launch_s if num_decoding > 0 else table.prefill_launch_s)
     elif num_decoding > table.most_graph_sequences:
         total_s = max(total_s, table.decode_launch_s)
