@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -152,6 +153,7 @@ class Context:
         notes: Notes for the user.
         advance: Called with the number of rows that are done.
         own: Devices with records of the user's own, by canonical name; they take precedence over the package's.
+        folder: Folder of the table, for files that belong to it.
     """
 
     uncalibrated: bool = False
@@ -161,6 +163,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     advance: Callable[[int], None] = lambda _: None
     own: Mapping[str, Device] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path)
 
     def record(self, kind: str, device: Device, *, older_software: bool = False) -> CalibrationRecord:
         """Return the record to price with.

@@ -161,7 +161,12 @@ def evaluate_folder(
 
     def evaluate(name: str, file_name: str, read: Callable[[Context], tuple[int, Iterable[Chunk]]]) -> None:
         context = Context(
-            uncalibrated=uncalibrated, physics_only=physics_only, devices=chosen, advance=on_rows, own=own
+            uncalibrated=uncalibrated,
+            physics_only=physics_only,
+            devices=chosen,
+            advance=on_rows,
+            own=own,
+            folder=Path(folder),
         )
         try:
             num_rows, chunks = read(context)

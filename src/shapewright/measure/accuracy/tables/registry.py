@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from shapewright.measure.accuracy import serving_runs
 from shapewright.measure.accuracy.tables import (
     attention,
     collectives,
@@ -62,6 +63,7 @@ TABLES: Mapping[str, Table] = {
     "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
     "published_training_more": Table("published_training_more.csv", published_rows.FORMAT, training.price_more),
+    "serving_runs": Table("serving_runs.csv", serving_runs.FORMAT, serving_runs.price),
     "training_mlperf": Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, training.price_mlperf),
 } | {
     table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
