@@ -15,6 +15,7 @@ from shapewright.app.cli.commands.search import command as search_command
 from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.models import read_model
 from shapewright.optimize.search import OBJECTIVES, Goal, SearchRequest, SearchResult, search_shapes
+from shapewright.optimize.search.objective import SPEED
 from shapewright.optimize.search.result import Candidate
 from shapewright.optimize.search.verdict import VERDICTS, describe_change, judge_search, recommend
 from shapewright.prediction.build import build_scenario
@@ -310,10 +311,11 @@ def test_verdict_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_knows_every_objective() -> None:
-    """The choices of --objective are the objectives of a search."""
+    """The choices of --objective are the objectives of a search, and the speed of the phase."""
     option = next(parameter for parameter in search_command.params if parameter.name == "objective")
 
-    assert tuple(option.type.choices) == tuple(OBJECTIVES)
+    assert SPEED in option.type.choices
+    assert tuple(name for name in option.type.choices if name != SPEED) == tuple(OBJECTIVES)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ NVIDIA = "nemo-2024"
 _SOFTWARE = {
     "MLPerf": TUNED,  # by vendors, for the benchmark
     "NVIDIA NeMo": NVIDIA,
+    "NVIDIA dgxc-benchmarking": NVIDIA,  # recipes of NeMo's containers 25.02 to 25.04
     "NVIDIA Megatron-Bridge": NVIDIA,
     "mosaicml/llm-foundry": "fsdp-2023",
     "torchtitan": "fsdp-2024",

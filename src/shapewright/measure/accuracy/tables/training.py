@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 _LORA_TARGETS = {"qkv, attention output": "attention"}
 # Source: mlcommons/training, llama2_70b_lora (the reference's lora_dropout, a fixed hyperparameter).
 _MLPERF_LORA_DROPOUT = 0.1
+# Adapters of Megatron-Bridge's Llama 3 70B, which its tables do not state. Source: NVIDIA-NeMo/Megatron-Bridge,
+# scripts/performance (target_modules: linear_qkv) and peft/lora.py (dim 32, dropout 0).
+_BRIDGE_LORA = {"finetune": "lora", "lora_rank": 32, "lora_targets": "qkv"}
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
 
 
@@ -161,7 +164,9 @@ def _read_adapters(row: PublishedRow, dtype: str) -> dict[str, Any]:
 
     Frozen weights are stored in the format of their GEMMs: in 16 bits, 70B would not fit the devices of these rows.
     """
-    rank = row.number("lora_rank", 0.0)
+    if "LoRA" in row.source:
+        return dict(_BRIDGE_LORA)
+    rank = row.numbers.get("lora_rank", 0.0)
     if not rank > 0.0:
         return {}
     return {
