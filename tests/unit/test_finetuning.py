@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import shapewright
+from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering import lower, lower_parts
 from shapewright.lowering.flops import count_model_flops
@@ -280,3 +281,11 @@ def test_a_loss_is_not_predicted_for_fine_tuning() -> None:
         shapewright.search(
             "llama-3.2-1b", device="h100-sxm-80gb", workload={"finetune": "lora"}, objective="time-to-loss"
         )
+
+
+def test_files_of_trainers_do_not_leave_adapters_out() -> None:
+    """A format that describes full training refuses adapters; one whose script defines the model does not."""
+    config, workload = config_of("llama-3-8b"), Workload(finetune="lora", global_batch_size=8)
+    with pytest.raises(WorkloadError, match="describes full training"):
+        write_format("megatron-args", config, workload=workload, layout=ONE)
+    assert "train_batch_size" in write_format("deepspeed-json", config, workload=workload, layout=ONE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.formats import accelerate, deepspeed, litgpt, megatron, nanogpt, neox, torchtitan
 from shapewright.app.formats.output_format import check_model, check_offload
-from shapewright.core.errors import ConfigError, close_names
+from shapewright.core.errors import ConfigError, WorkloadError, close_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +54,12 @@ def write_format(
         check_offload(target, workload)
     if name not in RUN_FORMATS:
         check_model(target, config)
+        if workload is not None and not workload.trains_all:
+            raise WorkloadError(
+                f"format {name} describes full training, not finetune={workload.finetune!r}; use one of "
+                f"{', '.join(RUN_FORMATS)}, with which the training script defines what is trained, or finetune='full'",
+                field="finetune",
+            )
     return target.write(config, workload, layout, untimed or {})
 
 

@@ -79,10 +79,11 @@ def describe_plan_job(output: PlansOutput) -> str:
     workload, request = output.workload, output.request
     software = output.plans[0].software if output.plans else TUNED
     stack = "" if software == TUNED else f", software of {software}"
+    tuned = "" if workload.get("finetune", "full") == "full" else f", {workload['finetune']}"
     return (
         f"{output.config.title} on {request.num_devices} x {output.device.title}: global batch "
         f"{workload['global_batch_size']}, s={workload['seq_len']}, {workload['dtype']}, {workload['attention']} "
-        f"attention{stack}; objective {request.objective}: {OBJECTIVES[request.objective]}"
+        f"attention{tuned}{stack}; objective {request.objective}: {OBJECTIVES[request.objective]}"
     )
 
 
