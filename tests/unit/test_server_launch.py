@@ -232,7 +232,7 @@ def test_fleet_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert code == 0
     assert facts["server"]["name"] == "sglang-0.5"
-    assert f"# {total} instances, 1 of them spare for 30 requests/s of 1 GPU" in facts["launch"]["text"]
+    assert f"# {total} instances of 1 GPU for 30 requests/s, 1 spare" in facts["launch"]["text"]
     assert facts["launch"]["version"] == GRAMMARS["sglang"]["version"]
 
 

@@ -37,13 +37,14 @@ from shapewright.app.explorer.requests import (
     MemoryRequest,
     PredictRequest,
     SearchRequestBody,
+    ServingRequestBody,
     SweepRequest,
     TilesRequest,
     build_job_scenario,
     read_job_model,
 )
 from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
-from shapewright.app.explorer.views import answers, catalogue, figures
+from shapewright.app.explorer.views import answers, catalogue, figures, serving
 from shapewright.app.explorer.views.answers import Answer
 
 API = "/api/v1"
@@ -194,6 +195,14 @@ def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
                 request, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured)
             )
         )
+
+    @app.post(
+        f"{API}/serving",
+        summary="Ways to serve: front, recommended point, latency over load, launch lines",
+        **_ANSWER,
+    )
+    async def serving_plan(body: ServingRequestBody, request: Request) -> Response:
+        return _json(await app.state.slow.run(request, lambda: serving.answer_serving(body, devices)))
 
     @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **_ANSWER)
     async def heat_map(body: JobRequest, request: Request) -> Response:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from shapewright.app.figures.sweep_values import MAX_POINTS, SWEPT_FIELDS
+from shapewright.app.formats.servers import ENGINES
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.fields import documented_fields
 from shapewright.models import Model, Preset, TransformerConfig, load_preset, read_model, read_object
 from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.optimize.search.objective import OBJECTIVES
 from shapewright.optimize.search.request import DEFAULT_VARIED, FEWEST_PARAMETERS, MOST_PARAMETERS, VARIED
+from shapewright.optimize.serving.request import LONGEST_LEN, MOST_DEVICES
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS
@@ -192,6 +194,24 @@ class DesignRequestBody(JobRequest):
     num_devices: Annotated[int, Field(strict=True, ge=1, le=LARGEST_JOB)] = 64
     guard: Literal["usual", "strict", "free"] = "usual"
     top: Annotated[int, Field(strict=True, ge=1, le=20)] = 6
+
+
+class ServingRequestBody(JobRequest):
+    """A serving plan of the job's model; of the job, model, device and formats count."""
+
+    prompt_len: Annotated[int, Field(strict=True, ge=1, le=LONGEST_LEN)] = 1000
+    output_len: Annotated[int, Field(strict=True, ge=2, le=LONGEST_LEN)] = 200
+    num_devices: Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)] | None = None
+    ttft_limit_s: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
+    tpot_limit_s: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
+    requests_per_s: Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)] | None = None
+    usd_per_hour: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
+    engine: Literal[ENGINES] = Field(default="vllm", description="engine whose version prices and launches the plan")  # type: ignore[valid-type]
+
+    def question(self) -> dict[str, Any]:
+        """Arguments of the serving plan, without the job and the engine."""
+        names = ("prompt_len", "output_len", "num_devices", "ttft_limit_s", "tpot_limit_s", "requests_per_s")
+        return {**{name: getattr(self, name) for name in names}, "usd_per_hour": self.usd_per_hour, "formats": []}
 
 
 def read_job_model(job: Job) -> Model:

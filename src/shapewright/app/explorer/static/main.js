@@ -14,6 +14,7 @@ import { makeFieldSweep, makeHeadGrid } from "./views/sweeps.js";
 import { makeMemory } from "./views/memory.js";
 import { makeOperations } from "./views/operations.js";
 import { makeSearch } from "./views/search.js";
+import { makeServing } from "./views/serving.js";
 import { makeTiles } from "./views/tiles.js";
 import { canRedo, canUndo, change, job, listen, readAddress, redo, state, undo } from "./core/state.js";
 import { showProblem, showVerdict } from "./views/verdict.js";
@@ -129,6 +130,7 @@ async function start() {
   makePipeline();
   makeMemory(about.optimizers);
   makeDevices(about.devices);
+  makeServing();
   makeHeadGrid();
   makeSearch(about);
   makeDesign();

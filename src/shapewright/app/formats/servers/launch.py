@@ -128,7 +128,7 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
         instance = Instance(plan.scenario.replace(layout=layout), chosen.format, plan.request)
         one = launched_instance(plan, chosen, instance, role, model)
         warnings += [words for words in warnings_of(engine, one) if words not in warnings]
-        lines += _instance_lines(COMMANDS[engine_name](engine, one), one, _count_words(plan, chosen, role))
+        lines += _instance_lines(COMMANDS[engine_name](engine, one), one, *_count_words(plan, chosen, role))
     if len(roles) > 1:
         lines += _router_lines(engine, chosen)
         warnings.append("disaggregated: replace the addresses of the router with those of all instances")
@@ -179,22 +179,24 @@ def _checkpoint_of(model: Model) -> tuple[str, str]:
     return shlex.quote(str(path.parent if path.name == "config.json" else path)), ""
 
 
-def _count_words(plan: ServingPlan, point: OperatingPoint, role: Role) -> str:
-    """How often a command is started."""
+def _count_words(plan: ServingPlan, point: OperatingPoint, role: Role) -> tuple[str, str]:
+    """How often a command is started, and what for."""
     per_unit = point.num_prefill_instances if role == "prefill" else point.num_instances
     fleet = plan.recommended.fleet if plan.recommended and plan.recommended.point == point else None
-    units = fleet.num_instances + fleet.num_spare_instances if fleet else 1
-    spare = f", {fleet.num_spare_instances * per_unit} of them spare" if fleet and fleet.num_spare_instances else ""
-    load = f" for {fleet.requests_per_s:g} requests/s" if fleet else ""
-    names = {"both": "instances", "prefill": "prefill instances", "decode": "decode instances"}
-    return f"{units * per_unit} {names[role]}{spare}{load}" if units * per_unit > 1 else names[role].removesuffix("s")
+    name = {"both": "instance", "prefill": "prefill instance", "decode": "decode instance"}[role]
+    total = per_unit * (fleet.num_instances + fleet.num_spare_instances if fleet else 1)
+    spare = f", {fleet.num_spare_instances * per_unit} spare" if fleet and fleet.num_spare_instances else ""
+    return (
+        f"{total} {name}s" if total > 1 else name,
+        f" for {fleet.requests_per_s:g} requests/s{spare}" if fleet else "",
+    )
 
 
-def _instance_lines(command: Command, one: LaunchedInstance, count: str) -> list[str]:
+def _instance_lines(command: Command, one: LaunchedInstance, count: str, purpose: str) -> list[str]:
     """Write the command of an instance, one flag a line, after the file that it reads."""
     nodes = f", each on {one.num_nodes} nodes" if one.num_nodes > 1 else ""
     devices = f"{one.layout.num_devices} GPU{'s' if one.layout.num_devices > 1 else ''}"
-    lines = ["", f"# {count} of {devices}{nodes}"]
+    lines = ["", f"# {count} of {devices}{nodes}{purpose}"]
     if one.num_nodes > 1:
         lines.append("# run on every node, with HEAD_ADDRESS, NODE_RANK or HOSTS set to your nodes")
     if command.settings:

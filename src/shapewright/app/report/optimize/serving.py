@@ -56,7 +56,7 @@ def print_serving(output: ServePlanOutput, console: Console) -> None:
     if front := output.front_by_format[output.formats[0].name]:
         console.print()
         console.print("Pareto front over tokens/s per user and per GPU", style="bold")
-        print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
+        print_table(point_columns(spread_points(front, _FRONT_ROWS)), console)
     console.print()
     console.print(f"capacity of one instance, {output.formats[0].name}", style="bold")
     print_table(capacity_columns(output, _CAPACITY_ROWS), console)
@@ -222,8 +222,8 @@ def _row(name: str, point: OperatingPointOutput) -> list[str]:
     ]
 
 
-def _spread(points: Sequence[OperatingPointOutput], most: int) -> list[OperatingPointOutput]:
-    """At most some of the points, evenly over the front, both ends among them."""
+def spread_points(points: Sequence[OperatingPointOutput], most: int) -> list[OperatingPointOutput]:
+    """Return at most some of the points, evenly over the front, both ends among them."""
     if len(points) <= most:
         return list(points)
     return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

@@ -137,7 +137,7 @@ def find_candidates(
         if len(found) == num_layouts:
             break
         try:
-            found.append(_make_candidate(plan.scenario, request, scheduler, point, longest_len, tables))
+            found.append(make_candidate(plan.scenario, request, scheduler, point, longest_len, tables))
         except WorkloadError as error:
             refusals.append(str(error))
     if not found:
@@ -165,7 +165,7 @@ def _best_by_layout(points: Sequence[OperatingPoint], request: ServingRequest) -
     return [*listed[:1], *apart[:1], *listed[1:]]
 
 
-def _make_candidate(
+def make_candidate(
     scenario: Scenario,
     request: ServingRequest,
     scheduler: Scheduler,
@@ -174,6 +174,14 @@ def _make_candidate(
     tables: dict[ParallelLayout, tuple[PricedTable, Limits]],
 ) -> Candidate:
     """Price the passes of a server.
+
+    Args:
+        scenario: Model and device.
+        request: Mean lengths, devices, memory and cache blocks.
+        scheduler: Limits of the scheduler.
+        point: Its operating point by the closed form.
+        longest_len: Tokens of the longest request.
+        tables: Times of passes and limits by layout, which are kept for further points.
 
     Raises:
         WorkloadError: the cache of a stream does not hold the longest request.

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
-from shapewright.optimize.serving.traffic.candidates import find_candidates
-from shapewright.optimize.serving.traffic.jobs import Job, draw_requests, run_jobs
+from shapewright.optimize.serving.traffic.candidates import Scheduler, find_candidates, make_candidate
+from shapewright.optimize.serving.traffic.jobs import Job, TrafficQuestion, draw_requests, run_jobs
+from shapewright.optimize.serving.traffic.requests import RandomTraffic, read_lengths
 
 if TYPE_CHECKING:
+    from shapewright.optimize.serving.plan import ServingPlan
+    from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.optimize.serving.traffic.candidates import Candidate
     from shapewright.optimize.serving.traffic.figures import TrafficFigures
-    from shapewright.optimize.serving.traffic.jobs import TrafficQuestion
     from shapewright.optimize.serving.traffic.requests import Traffic
     from shapewright.prediction.scenario import Scenario
 
@@ -175,6 +177,42 @@ def plan_traffic(
         ),
         runs=tuple(_make_run(place, rate, figures.get((place, rate)), question) for place in places for rate in rates),
         notes=tuple(found_notes),
+    )
+
+
+def simulate_loads(
+    plan: ServingPlan, point: OperatingPoint, load_fractions: Sequence[float], *, num_requests: int
+) -> list[tuple[float, TrafficFigures]]:
+    """Simulate one unit of an operating point at several loads, with requests of the plan's lengths.
+
+    Args:
+        plan: The plan.
+        point: The operating point; its batch is the limit of the scheduler.
+        load_fractions: Rates of arrival over the largest load.
+        num_requests: Requests of each simulation.
+
+    Returns:
+        Rates [1/s] with their figures.
+
+    Raises:
+        WorkloadError: the cache of the point does not hold a request.
+    """
+    request = replace(plan.request, num_devices=point.num_devices, requests_per_s=None)
+    pass_tokens = max(point.prefill_tokens + point.batch_size * request.query_len, point.batch_size)
+    scheduler = Scheduler(max_num_seqs=point.batch_size, max_num_batched_tokens=pass_tokens)
+    source = RandomTraffic(
+        prompts=read_lengths(request.prompt_len, "prompt_len"),
+        answers=read_lengths(request.output_len, "output_len"),
+        cached_len=request.cached_len,
+        num_requests=num_requests,
+    )
+    question = TrafficQuestion(source=source, scheduler=scheduler)
+    unit = make_candidate(plan.scenario, request, scheduler, point, request.total_len, {}).unit
+    context = plan.config.max_position_embeddings
+    (capacity_per_s,) = run_jobs([Job(unit, question, context, "capacity")], question)
+    rates = [fraction * float(capacity_per_s) for fraction in load_fractions]
+    return list(
+        zip(rates, run_jobs([Job(unit, question, context, "run", rate) for rate in rates], question), strict=True)
     )
 
 
