@@ -104,3 +104,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List public names, also those that are not imported yet."""
+    return sorted({*globals(), *_HOMES})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -15,6 +17,7 @@ import shapewright
 from command_line import COMMANDS, run
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.main import cli
+from shapewright.core.notebook import NotebookDisplay
 from shapewright.models import read_model
 
 _ODD = ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"]
@@ -400,3 +403,58 @@ def test_intervals_are_dropped_last(
     assert left_out
     legend = next((line for line in out.splitlines() if line.startswith("letters: ")), "")
     assert not any(f"; {name}: " in legend for name in left_out)
+
+
+def _results() -> list[NotebookDisplay]:
+    """One result of each kind that is quick to make."""
+    on = {"device": "h100-sxm-80gb"}
+    return [
+        shapewright.predict("gpt2", **on),
+        shapewright.check("gpt2", **on),
+        shapewright.fits("gpt2", **on),
+        shapewright.compare("gpt2", devices=["h100-sxm-80gb", "a100-sxm-80gb"]),
+        shapewright.sweep("gpt2", axes={"micro_batch_size": [1, 2]}, **on),
+        shapewright.plan("gpt2", num_devices=8, global_batch_size=64, **on),
+        shapewright.serve_plan("gpt2", prompt_len=100, output_len=10, **on),
+        shapewright.search("gpt2", **on),
+        shapewright.mfu("gpt2", seconds=1.0, num_devices=1, global_batch_size=64, **on),
+    ]
+
+
+def test_results_are_short_and_become_dicts_and_frames() -> None:
+    """Printing a result takes a line, to_dict is the JSON of the command, to_frame has its rows."""
+    pytest.importorskip("pandas", reason="to_frame needs pandas")
+    for result in _results():
+        assert len(repr(result)) < 1000
+        assert str(result).startswith(type(result).__name__)
+        assert json.loads(json.dumps(result.to_dict()))["schema_version"] == 1
+        assert len(result.to_frame()) >= 1
+
+
+def test_public_names_are_listed() -> None:
+    """dir() lists the functions before they are imported."""
+    assert {"predict", "check", "search", "TransformerConfig"} <= set(dir(shapewright))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"tp": 2}, "tensor_parallel is a field: layout={'tensor_parallel': 2}"),
+        ({"seq_len": 4096}, "seq_len is a field: workload={'seq_len': 4096}"),
+        ({"hidden_size": 64}, "hidden_size is a field: overrides={'hidden_size': 64}"),
+        ({"devise": "h100"}, "did you mean 'device'"),
+    ],
+)
+def test_unknown_keywords_are_explained(keywords: dict[str, Any], words: str) -> None:
+    """A keyword that a function does not have names the argument that takes it."""
+    with pytest.raises(TypeError, match=re.escape(words)):
+        shapewright.predict("gpt2", device="h100-sxm-80gb", **keywords)
+
+
+def test_utilizations_above_one_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """HFU above 1 counts masked attention, which the JSON says."""
+    question = ["llama-3-8b", "--device", "h100-sxm-80gb", "--seq-len", "1000000", "--micro-batch-size", "1"]
+    _, out, _ = run(["predict", *question, "--tp", "8", "--recompute", "full", "--json"], capsys)
+    found = json.loads(out)
+    assert found["hfu"] > 1.0
+    assert any(f"HFU is {found['hfu']:.0%}, above 1: it counts" in warning for warning in found["warnings"])

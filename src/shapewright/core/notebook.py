@@ -1,4 +1,4 @@
-"""HTML display of results in notebooks: the same text as on the command line.
+"""Display and conversion of results: short repr, HTML in notebooks, dicts and DataFrames.
 
 The printers live in ``shapewright.app``, which core must not import. They are therefore looked up by name when a
 notebook displays a result.
@@ -6,7 +6,8 @@ notebook displays a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from io import StringIO
 from typing import Any
@@ -42,6 +43,24 @@ PRINTERS: dict[str, tuple[str, ...]] = {
     "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output"),
 }
 
+# Class name -> module and function that make its output for JSON, and the key of its rows.
+_OUTPUTS: dict[str, tuple[str, str]] = {
+    "Prediction": ("outputs.predict:prediction_output", "operations"),
+    "CheckReport": ("outputs.check:report_output", "findings"),
+    "Capacity": ("outputs.memory:memory_output", "stages"),
+    "PlanResult": ("outputs.plan:plans_output", "plans"),
+    "DesignResult": ("outputs.plan:design_output", "designs"),
+    "Comparison": ("outputs.compare:compare_output", "devices"),
+    "Sweep": ("outputs.predict:sweep_output", "rows"),
+    "ServingPlan": ("outputs.serving:serve_plan_output", "front"),
+    "TrafficPlan": ("outputs.traffic:traffic_output", "runs"),
+    "SearchResult": ("outputs.search:search_output", "candidates"),
+    "TracedPrediction": ("traced.outputs:traced_predict_output", "operations"),
+    "TracedCheck": ("traced.outputs:traced_check_output", "findings"),
+    "Utilization": ("outputs.mfu:mfu_output", "conventions"),
+}
+
+_LONGEST_VALUE = 80  # characters of a value in a repr
 _NUM_COLUMNS = 120
 # Sets no colours of its own, so that it is readable on light and dark backgrounds.
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.35;font-family:ui-monospace,monospace">{code}</pre>'
@@ -54,8 +73,52 @@ def _load(name: str) -> Callable[..., Any]:
     return loaded
 
 
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | tuple | list | dict) and not value)
+
+
+def _short(value: Any) -> str:
+    """A value in a few characters."""
+    if isinstance(value, tuple | list | Mapping):
+        return f"<{len(value)}>"
+    if is_dataclass(value):
+        name = getattr(value, "name", "") or getattr(value, "title", "")
+        return str(name) if name else f"<{type(value).__name__}>"
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
 class NotebookDisplay:
-    """Mixin: Jupyter displays the result as the command line prints it."""
+    """Mixin: a short repr, the display of the command line in Jupyter, and conversion to a dict or a DataFrame."""
+
+    def __repr__(self) -> str:
+        """Name the values: numbers and texts as they are, models and devices by name, rows by their number."""
+        values = ((spec.name, getattr(self, spec.name)) for spec in fields(self) if spec.repr)  # type: ignore[arg-type]
+        shown = [f"{name}={_short(value)}" for name, value in values if not _is_empty(value)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain values: the object that ``--json`` prints; a Trace has none."""
+        values: dict[str, Any] = _load(_OUTPUTS[type(self).__name__][0])(self).to_json()
+        return values
+
+    def to_frame(self) -> Any:
+        """Convert the rows (operations, findings, plans, shapes, ...) to a pandas DataFrame; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            from shapewright.core.errors import MissingExtraError
+
+            raise MissingExtraError("to_frame needs pandas, which is not installed; pip install pandas") from None
+        rows = self.to_dict()[_OUTPUTS[type(self).__name__][1]]
+        if isinstance(rows, dict):  # by name, one row or several
+            named = ((name, row if isinstance(row, list) else [row]) for name, row in rows.items())
+            rows = [{"group": name, **row} for name, listed in named for row in listed]
+        return pd.json_normalize(rows)
 
     def _repr_html_(self) -> str:
         from rich.console import Console

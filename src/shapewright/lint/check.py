@@ -216,7 +216,7 @@ class HasFindings(Protocol):
         """The findings."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CheckReport(NotebookDisplay):
     """Result of a check.
 
@@ -229,6 +229,7 @@ class CheckReport(NotebookDisplay):
         combined_fix: The fixes of all findings that save time together; None where none does.
         assumed_changes: Where the step cannot run: the changes with which it can, and with which the findings after the
             errors and the combined fix are predicted; empty otherwise.
+        scenario: What was checked.
     """
 
     prediction: Prediction | None
@@ -238,6 +239,7 @@ class CheckReport(NotebookDisplay):
     refusal: Refusal | None = None
     combined_fix: CombinedFix | None = None
     assumed_changes: Mapping[str, Any] = field(default_factory=dict)
+    scenario: Scenario | None = field(default=None, repr=False)
 
 
 def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True) -> CheckReport:
@@ -279,6 +281,7 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
         refusal=refusal,
         combined_fix=combined,
         assumed_changes=assumed,
+        scenario=scenario,
     )
 
 

@@ -30,7 +30,7 @@ _ABOUT_EQUAL = 0.98
 _MATRIX_DTYPE = "bf16"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TracedCheck(NotebookDisplay):
     """Result of the check of a traced module.
 

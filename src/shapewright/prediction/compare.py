@@ -90,7 +90,7 @@ class ComparedDevice:
         return max(fractions, key=lambda bound: fractions[bound]) if fractions else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(NotebookDisplay):
     """Devices with their predictions, in the given order.
 

@@ -29,6 +29,7 @@ from shapewright.prediction.warnings import (
     warn_of_masked_scores,
     warn_of_scans,
     warn_of_unaligned_cache,
+    warn_of_utilization,
 )
 from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.operations import price_operations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _TRAINING_SOFTWARE_LOW, _TRAINING_SOFTWARE_HIGH = 0.84, 1.7
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction(NotebookDisplay):
     """A predicted step, with its scenario and the price of every operation.
 
@@ -209,7 +210,7 @@ def predict(
         *warn_of_expert_kernel(config, device, workload),
         *warn_of_scans(priced),
     )
-    return Prediction(
+    prediction = Prediction(
         config=config,
         device=device,
         workload=workload,
@@ -232,6 +233,8 @@ def predict(
         calibration=sources | _software_source(stack),
         warnings=warnings,
     )
+    above_one = tuple(warn_of_utilization(prediction.hfu, prediction.mbu))
+    return replace(prediction, warnings=(*warnings, *above_one)) if above_one else prediction
 
 
 def _software_source(stack: Software) -> dict[str, CalibrationSource]:

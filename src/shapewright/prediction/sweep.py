@@ -54,7 +54,7 @@ class SweptStep:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(NotebookDisplay):
     """Predictions of all combinations, in row-major order: the last field changes fastest.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_OPTIMIZER = "adamw"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TracedPrediction(NotebookDisplay):
     """A predicted step of a traced module.
 

@@ -159,6 +159,21 @@ def warn_of_masked_scores(config: TransformerConfig, workload: Workload, mfu: fl
         )
 
 
+def warn_of_utilization(hfu: float, mbu: float) -> Iterator[Note]:
+    """Explain utilizations above 1, which count work or traffic that the device does not do."""
+    if hfu > 1.0:
+        yield Note(
+            f"HFU is {hfu:.0%}, above 1: it counts the whole square of attention, of which kernels skip the masked "
+            f"part",
+            "utilization-above-1",
+        )
+    if mbu > 1.0:
+        yield Note(
+            f"MBU is {mbu:.0%}, above 1: it counts operands that stay in the cache as read from memory",
+            "utilization-above-1",
+        )
+
+
 def warn_of_expert_kernel(config: TransformerConfig, device: Device, workload: Workload) -> Iterator[Note]:
     """Name the measured kernel that prices experts in a narrow format: kernels of one format differ by a factor."""
     if config.is_moe and not device.roofline_only:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
-from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.core.errors import (
+    CalibrationError,
+    DeviceError,
+    LayoutError,
+    ShapewrightError,
+    WorkloadError,
+    close_names,
+)
 from shapewright.lowering.torch_trace import Trace
-from shapewright.models import ModelLike, read_model
+from shapewright.models import ModelLike, TransformerConfig, read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.traced import predict_trace
@@ -81,9 +89,31 @@ def takes_scenario(function: F) -> F:
         )
         for name, annotation in ScenarioParts.__annotations__.items()
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    function.__doc__ = _REFERENCE.sub(lambda _: f"{_DESCRIPTIONS}\n", function.__doc__ or "", count=1)
-    return function
+    known = {one.name for one in (*own, *shared)}
+
+    @functools.wraps(function)
+    def checked(*values: Any, **keywords: Any) -> Any:
+        for name in keywords.keys() - known:
+            raise TypeError(_suggest_keyword(function.__name__, name, keywords[name], known))
+        return function(*values, **keywords)
+
+    checked.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    checked.__doc__ = _REFERENCE.sub(lambda _: f"{_DESCRIPTIONS}\n", function.__doc__ or "", count=1)
+    return cast("F", checked)
+
+
+def _suggest_keyword(function: str, name: str, value: Any, known: Collection[str]) -> str:
+    """Message on an unknown keyword: the argument that has a field of this name, or similar names."""
+    from shapewright.app.report.flags import SHORT_FLAGS
+
+    spelled = {flag.lstrip("-").replace("-", "_"): field for field, flag in SHORT_FLAGS.items()}.get(name, name)
+    groups = {"workload": Workload, "layout": ParallelLayout, "overrides": TransformerConfig}
+    hint = close_names(name, known) or f"it takes {', '.join(sorted(known))}"
+    for argument, cls in groups.items():
+        if argument in known and spelled in [spec.name for spec in fields(cls)]:
+            hint = f"{spelled} is a field: {argument}={{{spelled!r}: {value!r}}}"
+            break
+    return f"{function}() has no argument {name!r}; {hint}"
 
 
 def given_fields(given: object) -> dict[str, Any]:

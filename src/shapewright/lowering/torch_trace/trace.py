@@ -105,7 +105,7 @@ class TracedMemory:
     backward_start: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trace(NotebookDisplay):
     """What a PyTorch module runs for given inputs, in terms that can be priced on any device.
 

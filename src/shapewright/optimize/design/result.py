@@ -143,7 +143,7 @@ class FrontRun:
     is_on_front: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DesignResult(NotebookDisplay):
     """Result of a design.
 

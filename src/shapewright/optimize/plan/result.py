@@ -164,7 +164,7 @@ class FrontPoint:
     total_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanResult(ScenarioResult, NotebookDisplay):
     """Result of a search of plans.
 

@@ -162,7 +162,7 @@ class Verdict:
     chance_better: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SearchResult(NotebookDisplay):
     """Result of a search.
 

@@ -179,7 +179,7 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
 _ALIKE_FRACTION = 0.98
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServingPlan(ScenarioResult, NotebookDisplay):
     """Result of plan_serving: capacities of instances, and operating points.
 

@@ -31,7 +31,7 @@ _LARGEST_BATCH = 2**20
 _TOKENS_STEP = 128
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Capacity(ScenarioResult, NotebookDisplay):
     """Memory of a job, compared with the memory of its device.
 

@@ -53,7 +53,7 @@ class ReachableStep:
     way_out: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Utilization(NotebookDisplay):
     """A measured step with its utilization and losses.
 

@@ -131,6 +131,12 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
     )
 
 
+def report_output(report: CheckReport) -> CheckOutput:
+    """Output of a check of the scenario that it holds."""
+    assert report.scenario is not None
+    return check_output(report, report.scenario)
+
+
 def finding_output(finding: Finding) -> FindingOutput:
     """One finding with its suggestions."""
     return take(

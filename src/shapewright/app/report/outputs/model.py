@@ -36,9 +36,9 @@ _SHARED_KEYS = {
     "tokens_per_s": "tokens per second of the whole job",
     "tokens_per_s_per_device": "tokens per second and device",
     "mfu": "model FLOP/s over the dense peak of the dtype",
-    "hfu": "the same with recomputed FLOPs",
+    "hfu": "the same with recomputed FLOPs; above 1 where it counts masked attention that kernels skip",
     "mbu": "bytes of the step's operations (weights in use, cache, activations, each once) over step time and memory "
-    "bandwidth",
+    "bandwidth; above 1 where operands stay in the cache",
     "total_bytes": "memory of one device of the fullest pipeline stage",
     "capacity_bytes": "memory of the device",
     "elapsed_s": "time that the search took",

@@ -181,6 +181,14 @@ def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
     )
 
 
+def prediction_output(prediction: Prediction) -> PredictOutput:
+    """Output of a prediction without the scenario that it was made of."""
+    from shapewright.prediction.scenario import Scenario
+
+    scenario = Scenario.of(prediction.config, prediction.device, prediction.workload, prediction.layout)
+    return predict_output(prediction, scenario)
+
+
 def _main_record(calibration: Mapping[str, CalibrationSource]) -> str:
     """The GEMM record's id, or ``uncalibrated`` where the device has none of its own."""
     source = calibration.get("gemm") or next(iter(calibration.values()), None)

@@ -56,7 +56,7 @@ class TrafficRun:
     keeps_limits: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrafficPlan(NotebookDisplay):
     """Result of plan_traffic.
 
