@@ -241,6 +241,15 @@ def test_many_documents_are_merged_with_their_pairs() -> None:
     )
 
 
+@pytest.mark.parametrize("mean", [1, 3, 700, 10**12])
+@pytest.mark.parametrize("seq_len", [1, 1000, 131072])
+def test_drawn_documents_fill_the_sequence(mean: int, seq_len: int) -> None:
+    """Documents of any mean length have at least a token each and fill the sequence exactly."""
+    lengths = pack_sequence(f"mean:{mean}", seq_len)
+    assert sum(lengths) == seq_len
+    assert min(lengths) > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -267,6 +276,12 @@ def test_targets_that_the_model_lacks_are_refused() -> None:
     """A part of a fused projection, or a gate that the model does not have, is an error with the model's GEMMs."""
     with pytest.raises(WorkloadError, match="qkv"):
         lower(config_of("gpt2"), Workload(finetune="lora", lora_targets="q,v"), ONE)
+
+
+def test_ranks_above_the_width_are_refused() -> None:
+    """A rank above the width of the model is no low-rank adapter."""
+    with pytest.raises(WorkloadError, match="exceeds hidden_size=768"):
+        lower(config_of("gpt2"), Workload(finetune="lora", lora_rank=1024), ONE)
 
 
 def test_packed_documents_are_not_split_over_a_context_axis() -> None:

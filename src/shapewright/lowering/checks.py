@@ -56,6 +56,12 @@ def _validate_finetuning(config: TransformerConfig, workload: Workload, layout: 
     """Check adapters and packed documents against model and layout."""
     if workload.lora_targets is not None:
         check_targets(config, workload.lora_targets)
+    if workload.has_adapters and workload.adapter_rank > config.hidden_size:
+        raise WorkloadError(
+            f"lora_rank={workload.adapter_rank} exceeds hidden_size={config.hidden_size}, the rank of the matrices; use "
+            f"a lower rank, or finetune='full'",
+            field="lora_rank",
+        )
     if workload.last_layers is not None and workload.last_layers > config.num_layers:
         raise WorkloadError(
             f"last_layers={workload.last_layers} exceeds num_layers={config.num_layers}; use at most that, or "

@@ -12,6 +12,7 @@ Adapters follow the GEMMs of the model: a fused projection of queries, keys and 
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -280,17 +281,16 @@ def pack_sequence(text: str, seq_len: int) -> tuple[int, ...]:
         WorkloadError: the text is malformed, or the documents are longer than the sequence.
 
     >>> pack_sequence("512,1024", 2048), pack_sequence("mean:1024", 4096)
-    ((1024, 512, 512), (2326, 1096, 525, 149))
+    ((1024, 512, 512), (2325, 1096, 526, 149))
     """
     word, _, mean = text.strip().partition(":")
     if word == "mean":
         if not (mean.isdecimal() and int(mean) > 0):
             raise WorkloadError(f"packed={text!r} has no mean length; give it as mean:700", field="packed")
         count = min(max(1, round(seq_len / int(mean))), _MOST_DOCUMENTS)
-        drawn = [-log(1.0 - (index + 0.5) / count) for index in range(count)]
-        lengths = [max(1, int(seq_len * one / sum(drawn))) for one in reversed(drawn)]
-        lengths[0] += seq_len - sum(lengths)
-        return tuple(lengths)
+        drawn = [-log(1.0 - (index + 0.5) / count) for index in reversed(range(count))]
+        ends = [round(seq_len * part / sum(drawn)) for part in accumulate(drawn)]
+        return tuple(sorted((end - start for start, end in pairwise([0, *ends]) if end > start), reverse=True))
     documents = read_documents(text)
     rest = seq_len - sum(documents)
     if rest < 0:
