@@ -68,7 +68,7 @@ def trace_target(
 
 
 def trace_config(
-    values: Mapping[str, Any],
+    config: Mapping[str, Any],
     source: str,
     *,
     batch_size: int,
@@ -80,18 +80,18 @@ def trace_config(
     """Trace the model that transformers builds from a config.json object, without weights and remote code.
 
     Args:
-        values: The config.json object.
+        config: The config.json object.
         source: Where it was read from.
         batch_size: Sequences of a step.
         seq_len: Tokens of a sequence.
         inputs: Inputs as text; by default token ids, and labels in training.
         time_limit_s: Time after which the child is ended. [s]
-        options: phase, dtype and fused, as trace_module takes them.
+        options: phase, dtype, fused and values, as trace_module takes them.
 
     Raises:
         TraceError: transformers cannot build the model, or it cannot be traced.
     """
-    request: dict[str, Any] = {"kind": "config", "values": dict(values), "source": source, "inputs": inputs}
+    request: dict[str, Any] = {"kind": "config", "config": dict(config), "source": source, "inputs": inputs}
     request |= {"batch_size": batch_size, "seq_len": seq_len, "options": options}
     return _run(request, time_limit_s)
 
@@ -198,7 +198,7 @@ def _answer(request: Mapping[str, Any]) -> Trace:
     from shapewright.lowering.torch_trace.huggingface import trace_built_model
 
     return trace_built_model(
-        request["values"],
+        request["config"],
         request["inputs"],
         source=request["source"],
         batch_size=request["batch_size"],

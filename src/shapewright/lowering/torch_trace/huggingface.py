@@ -88,7 +88,7 @@ def build_from_config(
 
 
 def trace_built_model(
-    values: Mapping[str, Any],
+    config: Mapping[str, Any],
     inputs: str | None = None,
     *,
     source: str,
@@ -100,7 +100,7 @@ def trace_built_model(
     """Build the model of a config.json object and trace it; see build_from_config and trace_module.
 
     Args:
-        values: The config.json object.
+        config: The config.json object.
         inputs: Inputs as text; by default those of default_inputs.
         source: Where the object was read from.
         batch_size: Sequences of a step.
@@ -116,7 +116,7 @@ def trace_built_model(
     first_error = None
     for attention in ATTENTIONS:
         try:
-            model, note = build_from_config(values, width, (attention,))
+            model, note = build_from_config(config, width, (attention,))
             given = inputs or default_inputs(model, batch_size, seq_len, is_training=is_training)
             trace = trace_module(model, given, source=source, assumes_values=True, **options)
         except TraceError as error:

@@ -102,7 +102,7 @@ def kind_of(name: str, *, is_pointwise: bool) -> str:
     ('layernorm', 'unknown')
     """
     base = name.removesuffix("_forward").removesuffix("_backward_data").removesuffix("_backward")
-    found = KIND_OF.get(name) or KIND_OF.get(base)
+    found = KIND_OF.get(name) or KIND_OF.get(base) or KIND_OF.get(name.rstrip("_"))
     return found or ("activation" if is_pointwise else UNKNOWN)
 
 

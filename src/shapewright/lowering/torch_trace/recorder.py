@@ -406,8 +406,8 @@ def _describe(func: Any) -> _Operator:
 
     schema = func._schema
     space, _, name = schema.name.partition("::")
-    # Gradients of elementwise operators are elementwise, with or without the tag.
-    forward = getattr(torch.ops.aten, name.removesuffix("_backward"), func)
+    # Gradients and in-place forms of elementwise operators are elementwise, with or without the tag.
+    forward = getattr(torch.ops.aten, name.removesuffix("_backward").rstrip("_"), func)
     tagged = (func, *(getattr(forward, overload) for overload in getattr(forward, "overloads", list)()))
     is_pointwise = any(torch.Tag.pointwise in one.tags for one in tagged)
     kind = kind_of(name, is_pointwise=is_pointwise) if space in ("aten", "prims") else UNKNOWN

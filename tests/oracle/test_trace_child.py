@@ -1,0 +1,161 @@
+"""Tracing of files and configs in a child process: limits, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
+
+from command_line import run
+
+pytestmark = pytest.mark.oracle
+
+FILE = """
+import sys
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 250), nn.Linear(250, 64)
+
+    def forward(self, x, length=None):
+        if length is None and self.up(x).sum() > 0:
+            return x
+        return self.down(torch.relu(self.up(x)))
+
+
+class Endless(Model):
+    def forward(self, x):
+        while True:
+            pass
+
+
+class OnDevice(Model):
+    def forward(self, x):
+        return self.up(x) + torch.zeros(250, device="cuda")
+
+
+class Large(Model):
+    def forward(self, x):
+        return self.up(x) + torch.zeros(10**12, device="cpu").sum()
+
+
+def build():
+    return Model()
+
+
+def heavy():
+    return nn.Linear(8192, 8192, device="cpu")
+
+
+def nothing():
+    return None
+
+
+def leaves():
+    sys.exit(3)
+
+
+def fails():
+    raise ValueError("no such width")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Working directory with the file of a user."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(FILE, encoding="utf-8")
+    Path("missing.py").write_text("import no_such_module\n", encoding="utf-8")
+    Path("wrong.py").write_text("def build(:\n", encoding="utf-8")
+    return tmp_path
+
+
+def predict(*arguments: str) -> list[str]:
+    """Arguments of a prediction on an H100."""
+    return ["predict", *arguments, "--device", "h100-sxm-80gb"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("missing.py:build", "missing.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("wrong.py:build", "wrong.py cannot be imported: SyntaxError"),
+        ("model.py:fails", "model.py:51: ValueError: no such width"),
+        ("model.py:nothing", "returned a NoneType; it has to return a torch.nn.Module"),
+        ("model.py:leaves", "model.py exits (sys.exit(3))"),
+        ("model.py:absent", "model.py has no 'absent'; it has "),
+        ("model.py:heavy", "allocates real memory: 'weight' of Linear has [8192, 8192] elements on cpu"),
+        ("model.py:Large", "model.py:31: RuntimeError: allocates real memory"),
+        ("model.py:OnDevice", "model.py:26: "),
+        ("model.py:build", "model.py:13: control flow depends on the value of a tensor"),
+    ],
+)
+def test_failures_are_one_line(target: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever fails is said in one line, with the user's own line where there is one, and exit code 2."""
+    code, out, err = run(predict(target, "--inputs", "x=float32[8,64]"), capsys)
+
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_traceback_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """The traceback of the user's code follows the line, without frames of this package."""
+    code, _, err = run(predict("model.py:fails", "--inputs", "x=float32[8,64]", "--traceback"), capsys)
+
+    assert code == 2
+    assert err.splitlines()[1].startswith("Traceback")
+    assert 'raise ValueError("no such width")' in err
+    assert "torch_trace" not in err
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_endless_loop_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the time limit the child is ended, and the line says where it was."""
+    # Long enough to import torch on a busy machine.
+    code, _, err = run(predict("model.py:Endless", "--inputs", "x=float32[8,64]", "--time-limit", "40"), capsys)
+
+    assert code == 2
+    assert "did not finish within 40 s; it was at model.py:2" in err
+
+
+@pytest.mark.usefixtures("folder")
+def test_numbers_and_values_decide_control_flow(capsys: pytest.CaptureFixture[str]) -> None:
+    """A number that is passed in, or the value that is given for a line, lets the module run."""
+    for more in (
+        ["--inputs", "x=float32[8,64], length=8"],
+        ["--inputs", "x=float32[8,64]", "--value", "model.py:13=0"],
+    ):
+        code, out, err = run(predict("model.py:build", *more, "--json"), capsys)
+        answer = json.loads(out)
+
+        assert (code, err) == (0, "")
+        assert "down.wgrad" in {one["name"] for one in answer["operations"]}
+        assert answer["trace"]["num_parameters"] == 64 * 250 + 250 + 250 * 64 + 64
+
+
+def test_configs_are_built_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--trace builds the model of a config with transformers; code that the config names is never run."""
+    pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
+    config = {
+        "model_type": "rwkv", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64,
+        "attention_hidden_size": 64, "auto_map": {"AutoModelForCausalLM": "evil.Model"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "evil.py").write_text("raise SystemExit('it was run')\n", encoding="utf-8")
+    arguments = [str(tmp_path), "--trace", "--micro-batch-size", "1", "--seq-len", "16", "--json"]
+    code, out, err = run(predict(*arguments), capsys)
+    answer = json.loads(out)
+
+    assert (code, err) == (0, "")
+    assert answer["trace"]["module_type"] == "RwkvForCausalLM"
+    assert any("built by transformers" in note for note in answer["warnings"])
