@@ -123,15 +123,12 @@ def test_default_sized_models(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
-def test_sparse_attention_without_its_indexer(model_type: str) -> None:
-    """DeepSeek's sparse attention is read without its indexers (0.1 % of the model), which a note states."""
+def test_sparse_attention_with_its_indexer(model_type: str) -> None:
+    """DeepSeek's sparse attention is read with the indexers of all layers."""
     reading = read_hf_config({"model_type": model_type})
-    counts = {name: each.numel() for name, each in build_on_meta({"model_type": model_type}).named_parameters()}
-    indexers = sum(count for name, count in counts.items() if ".indexer." in name)
 
-    assert count_parameters(reading.config).total == sum(counts.values()) - indexers
-    assert 0.0005 < indexers / sum(counts.values()) < 0.0015
-    assert "without its indexer (0.1 % of the parameters)" in " ".join(reading.notes)
+    assert count_parameters(reading.config).total == count_built_parameters(build_on_meta({"model_type": model_type}))
+    assert "index_topk=2048" in " ".join(reading.notes)
 
 
 @pytest.mark.parametrize("model_type", ["helium", "internlm3", "jais2", "minicpm3", "ministral3", "solar_open"])

@@ -10,7 +10,7 @@ import pytest
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering import count_model_flops, lower
-from shapewright.lowering.operations import Attention, CausalConv, Gemm, Scan
+from shapewright.lowering.operations import Attention, CausalConv, Gemm, Scan, SparseAttention
 from shapewright.memory import estimate_memory
 from shapewright.memory.states import Stage, count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
@@ -174,3 +174,54 @@ def test_a_changed_pattern_is_written_in_the_form_that_was_read() -> None:
     jamba = read_model("jamba-v0.1")
     with pytest.raises(ConfigError, match="cannot express layer_types"):
         to_config_json(jamba, replace(jamba.config, layer_types=("mamba", "attention")))
+
+
+def latent(**fields: object) -> TransformerConfig:
+    """Build a small model with latent attention whose indexer selects 1024 tokens."""
+    sizes = {
+        "hidden_size": 512, "num_layers": 2, "num_heads": 8, "vocab_size": 1000, "head_dim": 192, "v_head_dim": 128,
+        "q_lora_rank": 256, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_num_heads": 16, "index_head_dim": 128,
+        "index_topk": 1024,
+    }  # fmt: skip
+    return TransformerConfig(**{**sizes, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("job", "is_sparse"),
+    [
+        (Workload(phase="decode", context_len=8192), True),
+        (Workload(phase="decode", context_len=1000), False),
+        (Workload(phase="prefill", seq_len=4096), True),
+        (Workload(phase="prefill", seq_len=1024), False),
+        (Workload(seq_len=4096), False),
+    ],
+)
+def test_an_indexer_selects_tokens_of_long_contexts(job: Workload, is_sparse: bool) -> None:
+    """Beyond index_topk tokens scores, selection and attention to the selected ones replace dense attention."""
+    operations = {each.name: each for each in lower(latent(), job, ONE) if each.pass_name == "forward"}
+
+    assert ("attention.index_logits" in operations) is is_sparse
+    assert isinstance(operations["attention.fused"], SparseAttention if is_sparse else Attention)
+    assert ("attention.absorb_q" in operations) is (is_sparse or job.phase == "decode")
+    assert {"attention.index_q", "attention.index_k", "attention.index_weights"} <= set(operations)
+
+
+def test_selected_attention_does_not_grow_with_the_context() -> None:
+    """Attention to 1024 of 16 or 64 thousand tokens takes the same time; scores and selection grow."""
+    times = []
+    for length in (16384, 65536):
+        job = {"phase": "decode", "context_len": length, "micro_batch_size": 16}
+        found = shapewright.predict(latent(), device="h200-sxm-141gb", workload=job).operations
+        times.append({each.operation.role: each.price.time_s for each in found})
+    short, long = times
+
+    assert long["fused"] == pytest.approx(short["fused"], rel=0.1)
+    assert long["index_logits"] > 2.0 * short["index_logits"]
+
+
+def test_an_indexer_needs_all_its_sizes_and_latents() -> None:
+    """Half an indexer, or one without latents, is an error that names the fields."""
+    with pytest.raises(ConfigError, match="index_num_heads=16 needs index_topk as well"):
+        latent(index_topk=0)
+    with pytest.raises(ConfigError, match="index_topk=1024 is sparse attention over latents and needs"):
+        latent(q_lora_rank=0)

@@ -13,7 +13,7 @@ Source: arXiv 2405.04434, section 2.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.builders import (
@@ -27,7 +27,7 @@ from shapewright.lowering.builders import (
     weight_gemm,
 )
 from shapewright.lowering.collectives import collective, exchange_keys_values, gather_tokens, reduce_tokens
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.lowering.operations import Attention, Gemm, SparseAttention
 from shapewright.workload.finetuning import group_documents, pack_sequence
 
 if TYPE_CHECKING:
@@ -47,7 +47,14 @@ class _Heads(NamedTuple):
 
 def absorbs_latents(shard: Shard) -> bool:
     """Whether attention reads MLA's latents instead of keys and values expanded from them."""
-    return shard.config.kv_lora_rank > 0 and shard.workload.phase == "decode"
+    return shard.config.kv_lora_rank > 0 and (shard.workload.phase == "decode" or selects_tokens(shard))
+
+
+def selects_tokens(shard: Shard) -> bool:
+    """Whether an indexer selects fewer tokens than there are; training and short contexts attend to all."""
+    topk = shard.config.index_topk
+    is_served = not shard.workload.is_training and shard.workload.attention != "unfused"
+    return 0 < topk < shard.kv_len and is_served and shard.layout.context_parallel == 1
 
 
 def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operation]:
@@ -110,7 +117,39 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
         kv_len, window = -(-seen // shard.layout.context_parallel), 0
     if shard.workload.attention == "unfused":
         return _lower_unfused(shard, "attention", repeats, heads, kv_len=kv_len)
+    if selects_tokens(shard):
+        return _lower_sparse(shard, repeats, heads)
     return _lower_fused(shard, "attention", repeats, heads, kv_len=kv_len, window=window, causal=shard.causal)
+
+
+def _lower_sparse(shard: Shard, repeats: int, heads: _Heads) -> list[Operation]:
+    """Lower the scores of the indexer, which every device of the tensor axis has, selection, and attention."""
+    config = shard.config
+    own = (shard.num_heads, heads.head_dim, heads.v_head_dim)
+    indexer = (config.index_num_heads, config.index_head_dim, 0)
+    parts: tuple[tuple[str, Literal["logits", "selection", "attention"], tuple[int, int, int]], ...] = (
+        ("index_logits", "logits", indexer),
+        ("index_topk", "selection", indexer),
+        ("fused", "attention", own),
+    )
+    return [
+        SparseAttention(
+            name=display_name(shard, "attention", role),
+            block="attention",
+            role=role,
+            repeats=repeats,
+            dtype=shard.dtype,
+            part=part,
+            batch_size=shard.batch_size,
+            query_len=shard.query_len,
+            kv_len=shard.kv_len,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            v_head_dim=v_head_dim,
+            selected=config.index_topk,
+        )
+        for role, part, (num_heads, head_dim, v_head_dim) in parts
+    ]
 
 
 def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
@@ -210,6 +249,13 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
         operations.append(weight_gemm(shard, "attention", "q", repeats, m=tokens, n=query_width, k=h))
     operations.append(weight_gemm(shard, "attention", "kv_a", repeats, m=tokens, n=kv_rank + rope, k=h))
     operations.append(norm(shard, "attention", "kv_a_norm", repeats, width=kv_rank, tokens=tokens))
+    if config.has_indexer:
+        for role, n, k in (
+            ("index_q", config.index_num_heads * config.index_head_dim, q_rank),
+            ("index_k", config.index_head_dim, h),
+            ("index_weights", config.index_num_heads, h),
+        ):
+            operations.append(weight_gemm(shard, "attention", role, repeats, m=tokens, n=n, k=k))
     nope = config.head_dim - rope
     if absorbs_latents(shard):
         # One GEMM per head: queries into the latent space, and attended latents out of it.
@@ -262,7 +308,7 @@ def _write_cache(shard: Shard, repeats: int) -> Operation:
     """Lower the copy of new keys and values (or latents) into the KV cache, in the cache's format."""
     config = shard.config
     if config.kv_lora_rank:
-        width = config.kv_lora_rank + config.qk_rope_head_dim
+        width = config.kv_lora_rank + config.qk_rope_head_dim + config.index_head_dim
     else:
         width = shard.num_kv_heads * (config.head_dim + config.v_head_dim)
     elements = 1.0 * shard.num_tokens * width

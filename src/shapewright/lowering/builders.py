@@ -13,7 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Pointwise, Scan
+from shapewright.lowering.operations import (
+    Attention,
+    CausalConv,
+    Collective,
+    Gemm,
+    GroupedGemm,
+    Pointwise,
+    Scan,
+    SparseAttention,
+)
 from shapewright.workload.finetuning import INPUT_ROLES, QUANTIZATION, is_target
 
 if TYPE_CHECKING:
@@ -286,6 +295,8 @@ def backward_of(operation: Operation) -> list[Operation]:
         ]
     if isinstance(operation, Collective):
         return _collective_gradient(operation)
+    if isinstance(operation, SparseAttention):
+        raise TypeError("sparse attention has no lowered gradient; training attends to all tokens")
     return [_pointwise_gradient(operation)]
 
 

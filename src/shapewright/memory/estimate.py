@@ -232,7 +232,7 @@ def count_cached_elements(config: TransformerConfig, tensor_parallel: int = 1) -
     131072
     """
     if config.is_mla:
-        return config.kv_lora_rank + config.qk_rope_head_dim
+        return config.kv_lora_rank + config.qk_rope_head_dim + config.index_head_dim
     return ceil_div(config.num_kv_heads, tensor_parallel) * (config.head_dim + config.v_head_dim)
 
 

@@ -17,7 +17,7 @@ from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
 from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
-from shapewright.models.parameters import LayerParameters, count_layer_parameters, count_parameters
+from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
@@ -218,6 +218,7 @@ def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int)
         return whole + split / degree
     if config.is_mla:
         down_projections = h * (config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim)
+        down_projections += count_indexer(config)
         whole += down_projections
         split -= down_projections
     else:

@@ -210,7 +210,16 @@ def _latent_attention(config: TransformerConfig) -> int:
     # h -> r_kv + d_r, a normalization of r_kv, then r_kv -> non-rotary keys and values of every head
     keys_values = (h + config.qkv_bias) * (r_kv + d_r) + r_kv + r_kv * a * (d - d_r + config.v_head_dim)
     out = a * config.v_head_dim * h + h * config.attention_out_bias
-    return queries + keys_values + out + _sinks(config)
+    return queries + keys_values + out + _sinks(config) + count_indexer(config)
+
+
+def count_indexer(config: TransformerConfig) -> int:
+    """Count the parameters of an indexer: queries, one key with its layer norm, and a weight for each head.
+
+    Source: DeepSeek-V3.2 technical report, eq. 1; transformers 5.23, modeling_deepseek_v32.py.
+    """
+    heads, width = config.index_num_heads, config.index_head_dim
+    return config.q_lora_rank * heads * width + config.hidden_size * (width + heads) + 2 * width
 
 
 def _qk_norm(config: TransformerConfig) -> int:

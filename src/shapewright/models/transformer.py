@@ -102,6 +102,10 @@ class TransformerConfig:
         "attention is multiplied by a gate, which is the other half of a query projection twice as wide", default=False
     )
 
+    index_num_heads: int = doc_field("sparse attention over latents: heads of the indexer", default=0)
+    index_head_dim: int = doc_field("sparse attention over latents: width of an indexer's head", default=0)
+    index_topk: int = doc_field("sparse attention over latents: tokens that a query attends to, 0 for all", default=0)
+
     # Layers of linear attention, state spaces and short convolutions
     layer_types: tuple[str, ...] = doc_field(
         "mixer of each layer, empty for attention in all; repeated over the layers", default=()
@@ -184,6 +188,11 @@ class TransformerConfig:
     def is_mla(self) -> bool:
         """Whether attention is multi-head latent attention."""
         return self.kv_lora_rank > 0
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether an indexer selects the tokens that a query attends to."""
+        return self.index_topk > 0
 
     @property
     def has_cross_attention(self) -> bool:

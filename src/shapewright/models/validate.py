@@ -226,6 +226,7 @@ def _check_together(values: dict[str, Any]) -> None:
             field="rotary_layers",
         )
     _check_mla(values)
+    _check_indexer(values)
     _check_experts(values)
     _check_linear(values)
 
@@ -280,6 +281,23 @@ def _check_mla(values: dict[str, Any]) -> None:
             f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with kv_lora_rank "
             f"(MLA has no separate key-value heads); leave num_kv_heads out",
             field="num_kv_heads",
+        )
+
+
+def _check_indexer(values: dict[str, Any]) -> None:
+    names = ("index_num_heads", "index_head_dim", "index_topk")
+    given = [name for name in names if values[name]]
+    if given and len(given) < len(names):
+        raise ConfigError(
+            f"{given[0]}={values[given[0]]} needs {' and '.join(name for name in names if name not in given)} as well; "
+            f"set all three or none",
+            field=given[0],
+        )
+    if given and not (values["kv_lora_rank"] and values["q_lora_rank"]):
+        raise ConfigError(
+            f"index_topk={values['index_topk']} is sparse attention over latents and needs kv_lora_rank and "
+            f"q_lora_rank; set them or leave it out",
+            field="index_topk",
         )
 
 

@@ -23,6 +23,7 @@ from shapewright.lowering.operations import (
     GroupedGemm,
     Pointwise,
     Scan,
+    SparseAttention,
 )
 from shapewright.pricing.calibration.records import load_record
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _read_key = {
     cls: attrgetter(*(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS))
-    for cls in (Gemm, GroupedGemm, Attention, Scan, CausalConv, Pointwise, Collective)
+    for cls in (Gemm, GroupedGemm, Attention, SparseAttention, Scan, CausalConv, Pointwise, Collective)
 }
 
 # Prices by device and by price_key. A device is keyed by identity, since a user's file may have any name; the reference
@@ -105,6 +106,10 @@ def _pricing_of(kind: type) -> tuple[str, Callable[..., Sequence[Price]]]:
         from shapewright.pricing.attention.price import price_attentions
 
         return "attention", price_attentions
+    if kind is SparseAttention:
+        from shapewright.pricing.kernels.sparse import price_sparse_attentions
+
+        return "sparse_attention", price_sparse_attentions
     if kind in (Scan, CausalConv):
         from shapewright.pricing.kernels.scans import price_scans
 

@@ -10,5 +10,6 @@ from shapewright.lowering.operations.pointwise import Pointwise as Pointwise
 from shapewright.lowering.operations.scan import SCAN_RULES as SCAN_RULES
 from shapewright.lowering.operations.scan import CausalConv as CausalConv
 from shapewright.lowering.operations.scan import Scan as Scan
+from shapewright.lowering.operations.sparse import SparseAttention as SparseAttention
 
-Operation = Gemm | GroupedGemm | Attention | Scan | CausalConv | Pointwise | Collective
+Operation = Gemm | GroupedGemm | Attention | SparseAttention | Scan | CausalConv | Pointwise | Collective

@@ -18,6 +18,7 @@ from shapewright.lowering.operations import (
     GroupedGemm,
     Pointwise,
     Scan,
+    SparseAttention,
 )
 from shapewright.optimize.search.space.grid import Values
 from shapewright.pricing.attention.price import price_attention
@@ -26,6 +27,7 @@ from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.experts.price import estimate_grouped_gemm_s
 from shapewright.pricing.gemm.price import estimate_gemm_s
 from shapewright.pricing.kernels.scans import price_scan
+from shapewright.pricing.kernels.sparse import price_sparse_attention
 from shapewright.pricing.pointwise import price_pointwise
 from shapewright.pricing.price import Price
 
@@ -43,6 +45,7 @@ _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
     Gemm: ("gemm", estimate_gemm_s),
     GroupedGemm: ("moe", estimate_grouped_gemm_s),
     Attention: ("attention", price_attention),
+    SparseAttention: ("sparse_attention", price_sparse_attention),
     Scan: ("linear_attention", price_scan),
     CausalConv: ("linear_attention", price_scan),
     Pointwise: ("pointwise", price_pointwise),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering import lower
-from shapewright.lowering.operations import Attention, CausalConv, Scan
+from shapewright.lowering.operations import Attention, CausalConv, Scan, SparseAttention
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -226,14 +226,14 @@ class Passes:
 
 def is_core(operation: Operation) -> bool:
     """Return whether an operation is part of a core that runs for each sequence: attention, a scan, a convolution."""
-    if isinstance(operation, Scan | CausalConv):
+    if isinstance(operation, Scan | CausalConv | SparseAttention):
         return True
     return operation.block in ("attention", "cross_attention") and operation.role in _CORE_ROLES
 
 
 def _share_cache(operation: Operation, query_len: int) -> Operation:
     """Let the new tokens of one sequence read its cache together."""
-    if not isinstance(operation, Attention | Scan | CausalConv):
+    if not isinstance(operation, Attention | SparseAttention | Scan | CausalConv):
         return operation
     batch_size = int(operation.batch_size) // query_len
     if isinstance(operation, Scan | CausalConv):

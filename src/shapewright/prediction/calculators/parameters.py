@@ -192,6 +192,9 @@ def _latent_attention(config: TransformerConfig) -> str:
         parts.append("h")
     if config.attention_sinks:
         parts.append("a")
+    if config.has_indexer:
+        heads, width = config.index_num_heads, config.index_head_dim
+        parts.append(f"r_q*{heads * width} + h*{heads + width} + {2 * width}")
     return " + ".join(parts)
 
 

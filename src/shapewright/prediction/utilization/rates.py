@@ -18,7 +18,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.hardware import list_devices, load_device
 from shapewright.lowering.flops import StepFlops, count_convention_flops, get_convention
-from shapewright.lowering.operations import Attention, Collective, Pointwise
+from shapewright.lowering.operations import Attention, Collective, Pointwise, SparseAttention
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _attribute(entry: PricedOperation, peak: float, losses: dict[str, list[float
         repeats = int(operation.repeats)
         ideal_s = float(operation.flops) * repeats / peak
         arithmetic_s.append(ideal_s)
-        if isinstance(operation, Attention):
+        if isinstance(operation, Attention | SparseAttention):
             losses["attention"].append(total_s - ideal_s)
         elif price.compute_s < price.memory_s:
             losses["memory_bound"].append(total_s - ideal_s)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take
 from shapewright.core.units import format_bytes
-from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan
+from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
 from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.pricing.price import GemmPrice
@@ -250,6 +250,11 @@ def _describe_shape(entry: PricedOperation) -> str:
         if operation.num_heads != operation.num_kv_heads:
             heads += f"/{operation.num_kv_heads}"
         return f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} x {operation.head_dim}"
+    if isinstance(operation, SparseAttention):
+        heads = f"{operation.num_heads} x {operation.head_dim}"
+        return (
+            f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads}, {operation.selected} selected"
+        )
     if isinstance(operation, Scan):
         state = f"{operation.num_v_heads} x {operation.k_head_dim} x {operation.v_head_dim}"
         return f"{operation.batch_size} x {operation.seq_len}, state {state}"

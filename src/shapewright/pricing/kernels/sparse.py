@@ -1,0 +1,100 @@
+"""Price of the kernels of sparse attention, by those measured of GLM-5 (DeepSeek's form) and of DeepSeek-V4.
+
+The measured attention has 64 query heads, to which fewer are padded. Scores of a prompt are those of GLM-5, whose
+indexer has 32 heads. Scores of a few new tokens against a paged cache are those of DeepSeek-V4, whose indexer has 64
+heads and one key for 4 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.kernels.hybrids import sparse_work
+from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, price_kernel
+from shapewright.pricing.price import Price, split_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import SparseAttention
+    from shapewright.pricing.calibration.records import CalibrationRecord
+
+_OPERATIONS = {"logits": "glm5_mqa_logits", "selection": "glm5_topk", "attention": "glm5_dsa_attn"}
+_PAGED_LOGITS, _PAGED_RATIO, _PAGED_INDEX_HEADS = "dsv4_paged_mqa_logits", 4.0, 64.0
+_MOST_PAGED_TOKENS = 8.0  # new tokens of a sequence in decode, with those of speculation
+# Top-k depends on the data; in a causal prompt the latest scores are mostly the best.
+_SCORE_MODE = "top_last"
+_MEASURED_HIDDEN_SIZE, _MEASURED_HEADS, _MEASURED_INDEX_HEADS = 6144.0, 64.0, 32.0
+OTHER_MODEL_ERROR = 1.25
+"""Error of another model's kernel and of data-dependent selection, as a factor: top-k of flat scores takes 1.1 to 2.7
+times as long."""
+_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "selected")
+
+
+def price_sparse_attentions(
+    operations: Sequence[SparseAttention], device: Device, record: CalibrationRecord
+) -> list[Price]:
+    """Price many scalar calls, in their order."""
+    prices: list[Price] = []
+    for operation in operations:
+        price = price_sparse_attention(operation, device, record)
+        columns = {name: np.atleast_1d(value) for name, value in vars(price).items() if name != "calibration"}
+        prices += split_rows(Price, columns, price.calibration)
+    return prices
+
+
+def price_sparse_attention(operation: SparseAttention, device: Device, record: CalibrationRecord) -> Price:
+    """Price one kernel; its sizes may be arrays of one length.
+
+    Args:
+        operation: The call.
+        device: The device.
+        record: A record of kind ``sparse_attention``.
+
+    Raises:
+        CalibrationError: no record has such a kernel.
+    """
+    arrays = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in _SIZES))
+    sizes: dict[str, Any] = {name: np.atleast_1d(array) for name, array in zip(_SIZES, arrays, strict=True)}
+    is_attention = operation.part == "attention"
+    is_paged = operation.part == "logits" and bool(np.all(sizes["query_len"] <= _MOST_PAGED_TOKENS))
+    record, name = _find_kernel(_PAGED_LOGITS if is_paged else _OPERATIONS[operation.part], device, record)
+    heads, ratio = sizes["num_heads"], _PAGED_RATIO if is_paged else 1.0
+    work = sparse_work(
+        device,
+        kernel_rates(device, record),
+        batch_size=sizes["batch_size"],
+        query_len=sizes["query_len"],
+        context_len=ratio * sizes["kv_len"],
+        num_heads=np.maximum(heads, _MEASURED_HEADS) if is_attention else np.full_like(heads, _MEASURED_HEADS),
+        compress_ratio=np.full_like(heads, ratio),
+        hidden_size=_MEASURED_HIDDEN_SIZE,
+        selected=float(np.max(sizes["selected"])),
+        is_module=False,
+        gemm_dtype="fp8",
+        cache_dtype="fp8",
+    )
+    moved_s = np.atleast_1d(operation.num_bytes) / device.memory_bandwidth_bytes_per_s
+    bounded = replace(work, roofline_s=moved_s + 0.0 * heads)
+    price = price_kernel(bounded, device, record, KernelMatch(name, is_same=True))
+    if operation.part == "logits":
+        measured = _PAGED_INDEX_HEADS if is_paged else _MEASURED_INDEX_HEADS
+        price = price.scaled(max(float(np.max(heads)) / measured, 1.0 if is_paged else 0.0))
+    return replace(price.widened(OTHER_MODEL_ERROR), shared_error=np.zeros_like(price.time_s))
+
+
+def _find_kernel(wanted: str, device: Device, own: CalibrationRecord) -> tuple[CalibrationRecord, str]:
+    """Find the record and name of the kernel of an operation; a device without it borrows one."""
+    record, lacking = own, []
+    while True:
+        for name in record.parameters["kernels"]:
+            _, operation, phase, _, _, _, _, score_mode, _ = name.split(LABEL_SEPARATOR)
+            if operation == wanted and phase == "kernel" and score_mode in ("", _SCORE_MODE):
+                return record, name
+        lacking.append(record.device)
+        record = load_record(own.kind, device, without=tuple(lacking))
