@@ -58,7 +58,7 @@ def _validate_finetuning(config: TransformerConfig, workload: Workload, layout: 
         check_targets(config, workload.lora_targets)
     if workload.has_adapters and workload.adapter_rank > config.hidden_size:
         raise WorkloadError(
-            f"lora_rank={workload.adapter_rank} exceeds hidden_size={config.hidden_size}, the rank of the matrices; use "
+            f"lora_rank={workload.adapter_rank} exceeds hidden_size={config.hidden_size}; use "
             f"a lower rank, or finetune='full'",
             field="lora_rank",
         )
