@@ -252,6 +252,8 @@ def test_requests_that_never_fit_are_refused() -> None:
         ("normal:500,50", 500.0, 50.0),
         ("lognormal:500,300", 500.0, 300.0),
         ("geometric:500", 500.0, 500.0),
+        ("poisson:500", 500.0, 500.0**0.5),
+        ("uniform(100-900)", 500.0, 800 / math.sqrt(12)),
         ("100=0.5,900=0.5", 500.0, 400.0),
     ],
 )

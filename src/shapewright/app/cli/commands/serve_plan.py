@@ -73,7 +73,7 @@ _FIELDS = {
     type=LengthOrDistribution(),
     metavar="DIST",
     help="tokens per prompt; with --arrivals also uniform:LOW,HIGH, normal:MEAN,DEVIATION, lognormal:MEAN,DEVIATION, "
-    "geometric:MEAN, or lengths with shares such as 128=0.7,2048=0.3",
+    "geometric:MEAN, poisson:MEAN, or lengths with shares such as 128=0.7,2048=0.3",
 )
 @click.option("--osl", type=LengthOrDistribution(), metavar="DIST", help="tokens per answer, as --isl")
 @click.option(

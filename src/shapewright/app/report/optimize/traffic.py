@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _RUN_COLUMNS = (
     Column("server"),
     Column("arrivals/s"),
-    Column("limits", is_text=True),
+    Column("limits", is_text=True, rank=1),
     Column("TTFT p50"),
     Column("p90"),
     Column("p99"),
@@ -93,17 +93,18 @@ def verdict_words(output: TrafficOutput) -> str:
 
 def run_columns(output: TrafficOutput) -> list[Column]:
     """Simulations, as columns of a table."""
-    return columns_of([_run_row(run) for run in output.runs], _RUN_COLUMNS)
+    has_limits = (output.request.ttft_p90_limit_s, output.request.tpot_p90_limit_s) != (None, None)
+    return columns_of([_run_row(run, has_limits=has_limits) for run in output.runs], _RUN_COLUMNS)
 
 
-def _run_row(run: TrafficRunOutput) -> list[str]:
+def _run_row(run: TrafficRunOutput, *, has_limits: bool) -> list[str]:
     head = [str(run.server + 1), f"{run.arrivals_per_s:.4g}"]
     if not run.holds_load:
         return [*head, "overload", *[""] * (len(_RUN_COLUMNS) - 3)]
     times = [getattr(run, f"{name}_{part}_s") for name in ("ttft", "tpot", "e2e") for part in ("p50", "p90", "p99")]
     return [
         *head,
-        "kept" if run.keeps_limits else "missed",
+        "" if not has_limits else "kept" if run.keeps_limits else "missed",
         *("" if time_s is None else format_seconds(time_s) for time_s in times),
         f"{run.mean_queue:.3g}",
         f"{run.mean_running:.3g}",

@@ -69,7 +69,9 @@ _KINDS: Mapping[str, _Kind] = {
         lambda draw, size, *numbers: draw.lognormal(*_log_spread(*numbers), size),
     ),
     "geometric": _Kind(("mean",), lambda mean: mean, lambda draw, size, mean: draw.geometric(1.0 / mean, size)),
+    "poisson": _Kind(("mean",), lambda mean: mean, lambda draw, size, mean: draw.poisson(mean, size)),
 }
+_ALIASES = {"constant": "fixed", "exponential": "geometric", "gaussian": "normal"}
 _FORMS = "N, " + ", ".join(
     f"{name}:{','.join(kind.parameters).upper()}" for name, kind in _KINDS.items() if name != "fixed"
 )
@@ -81,7 +83,7 @@ class LengthDistribution:
     """A distribution of prompt or answer lengths.
 
     Attributes:
-        kind: ``fixed``, ``uniform``, ``normal``, ``lognormal``, ``geometric`` or ``mixed``.
+        kind: ``fixed``, ``uniform``, ``normal``, ``lognormal``, ``geometric``, ``poisson`` or ``mixed``.
         numbers: Its numbers; lengths alone if mixed.
         shares: Share of each length if mixed.
     """
@@ -113,7 +115,7 @@ class LengthDistribution:
 
 
 def read_lengths(text: str | int, name: str) -> LengthDistribution:
-    """Read a distribution such as ``500``, ``uniform:100,900``, ``lognormal:800,600`` or ``128=0.7,2048=0.3``.
+    """Read a distribution such as ``500``, ``uniform:100,900``, ``lognormal(800,600)`` or ``128=0.7,2048=0.3``.
 
     Args:
         text: The distribution.
@@ -125,11 +127,14 @@ def read_lengths(text: str | int, name: str) -> LengthDistribution:
     >>> read_lengths("uniform:100,900", "prompt_len").mean
     500.0
     """
-    words = str(text).strip().lower()
+    words = str(text).strip().lower().replace("(", ":").removesuffix(")")
     try:
         if "=" in words:
             return _read_mixed(words)
         kind, _, rest = words.rpartition(":")
+        kind = _ALIASES.get(kind, kind)
+        if kind == "uniform":
+            rest = rest.replace("-", ",")
         numbers = tuple(float(part) for part in rest.split(","))
     except ValueError:
         raise _unreadable(name, text) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from shapewright.optimize.serving.traffic.requests import MOST_REQUESTS, Traffic
 MOST_FILE_BYTES = 512 * 2**20
 _LATEST_S = 1e10
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "arrival_s": ("arrival", "arrived_at", "arrival_time_s", "timestamp_s", "timestamp"),
+    "arrival_s": ("arrival", "arrived_at", "arrival_time_s", "timestamp_s", "timestamp"),  # the last has dates
     "prompt_len": ("input_len", "input_length", "num_prefill_tokens", "isl", "contexttokens"),
     "output_len": ("output_length", "num_decode_tokens", "osl", "generatedtokens"),
     "prefix_id": ("prefix", "session_id"),
@@ -61,9 +62,11 @@ def _refuse(words: str) -> WorkloadError:
 def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.reader(lines)
     header = next(reader, [])
-    places = {field: header.index(name) for field, name in _columns(header, shown).items()}
+    columns = _columns(header, shown)
+    places = {field: header.index(name) for field, name in columns.items()}
     for cells in reader:
         if cells:
+            _refuse_unit(columns["arrival_s"], cells[places["arrival_s"] : places["arrival_s"] + 1], shown)
             if len(cells) != len(header):
                 raise _refuse(
                     f"trace {shown}, line {reader.line_num}: {len(cells)} cells, the header has {len(header)}"
@@ -86,7 +89,17 @@ def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]
         missing = [name for field, name in columns.items() if name not in row and field not in _OPTIONAL]
         if missing:
             raise _refuse(f"trace {shown}, line {number} lacks {missing[0]!r}; give it in every line")
+        _refuse_unit(columns["arrival_s"], [row[columns["arrival_s"]]], shown)
         yield number, {field: row.get(name) for field, name in columns.items()}
+
+
+def _refuse_unit(name: str, cells: list[Any], shown: str) -> None:
+    """Refuse numbers in a column named timestamp: some traces have seconds there, others milliseconds."""
+    if name.strip().lower() == "timestamp" and cells and re.fullmatch(r"[0-9.eE+-]+", str(cells[0]).strip()):
+        raise _refuse(
+            f"trace {shown}: the numbers of column {name} have no unit; name it arrival_s if they are seconds, else "
+            f"convert them"
+        )
 
 
 def _columns(header: list[str], shown: str) -> dict[str, str]:
