@@ -75,6 +75,16 @@ def test_replicas_in_step_share_the_time_of_a_pass() -> None:
     assert outcome.end_s.tolist() == [3.0, 4.0]
 
 
+def test_replicas_cut_prompts_at_the_same_time() -> None:
+    """Two prompts of three passes each take three passes on two replicas, not six; capacity counts all sequences."""
+    streams = constant_streams(num_replicas=2, max_sequences=1)
+    traffic = make_traffic([0.0, 0.0], [192, 192], [2, 2])
+    outcome = simulate(traffic, streams)
+
+    assert outcome.first_s.tolist() == [3.0, 3.0]
+    assert saturated_per_s(SimulatedUnit(streams), traffic) == pytest.approx(2 / 4, rel=0.01)
+
+
 def test_prompts_that_are_not_cut_stop_decoding() -> None:
     """Without chunked prefill, a pass over prompts decodes nothing: the first request waits for the second's prompt."""
     streams = constant_streams(is_chunked=False, max_tokens=128)

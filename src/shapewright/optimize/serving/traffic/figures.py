@@ -22,6 +22,8 @@ WARM_UP_FRACTION = 0.1
 QUANTILES = (0.5, 0.9, 0.99)
 _LEAST_SATURATED = 2000
 """Fewest requests that show the capacity of a unit."""
+_SATURATED_BATCHES, _MOST_SATURATED = 4, 200_000
+"""Requests for each sequence that can run, and most requests."""
 _BISECTIONS = 6
 
 
@@ -151,10 +153,10 @@ def saturated_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = F
     All requests arrive at once; the rate is that between the first and the last tenth to end, so that filling and
     draining count little.
     """
-    per_stream = 4 * unit.decode.limits.max_sequences
-    count = min(
-        max(_LEAST_SATURATED, per_stream * unit.decode.num_streams), max(traffic.num_requests, _LEAST_SATURATED)
-    )
+    limits, mean_len = unit.decode.limits, float(np.mean(traffic.prompt_len + traffic.output_len))
+    fitting = limits.num_blocks * limits.block_tokens / mean_len
+    running = min(limits.max_sequences * limits.num_replicas, fitting) * unit.decode.num_streams
+    count = min(max(_LEAST_SATURATED, round(_SATURATED_BATCHES * running)), _MOST_SATURATED)
     outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
     ends = np.sort(outcome.end_s)
     first, last = count // 10, count - 1 - count // 10

@@ -132,11 +132,13 @@ class Work(NamedTuple):
     shared: Counts
     filled: Counts
     kept: Counts
+    computed: Counts
     older: Counts
     newer: Counts
     users: Counts
     resident: Counts
     growing: Counts
+    cut: Counts
 
 
 class Totals(NamedTuple):

@@ -164,7 +164,7 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
     free, unused, promised = num_blocks, 0, 0
     now, step, arrived, head, num_done = 0.0, 0, 0, 0, 0
     num_running, num_decoding, context = 0, 0, 0
-    cut, cut_done, cut_len, num_lost = -1, 0, 0, 0
+    num_cut, num_lost = 0, 0
     num_passes, busy_s, cache_block_s, most_blocks, prefill_tokens, decode_tokens = 0, 0.0, 0.0, 0, 0, 0
 
     while num_done < num:
@@ -178,8 +178,14 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
         while num_decoding > 0 and work.growing[step % block] > free + unused:
             has_lost = True
             victim = work.before[end]
-            if victim == cut:
-                length, whole, cut = cut_len, cut_done // block, -1
+            if work.end_step[victim] <= 0:  # its prompt is cut
+                length, whole = work.base_len[victim], work.computed[victim] // block
+                num_kept = 0
+                for place in range(num_cut):
+                    if work.cut[place] != victim:
+                        work.cut[num_kept] = work.cut[place]
+                        num_kept += 1
+                num_cut = num_kept
             else:
                 length = work.base_len[victim] + step - work.start_step[victim]
                 log.emitted[victim] += step - work.start_step[victim]
@@ -203,18 +209,24 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
         num_filled, num_sent, tokens, seen, longest = 0, 0, 0, 0.0, 0
         room = max_tokens + (-num_decoding // replicas) if is_chunked else max_tokens
         budget = room * replicas
-        if cut >= 0:
-            tokens = min(room, cut_len - cut_done)
-            longest = tokens
-            seen = tokens * (cut_done + 0.5 * (tokens + 1))
-            budget -= tokens
-            cut_done += tokens
-            if cut_done == cut_len:
-                work.filled[0] = cut
-                work.base_len[cut] = cut_len
-                num_filled, cut = 1, -1
+        num_kept = 0
+        for place in range(num_cut):
+            one = work.cut[place]
+            chunk = min(room, work.base_len[one] - work.computed[one])
+            longest = max(longest, chunk)
+            seen += chunk * (work.computed[one] + 0.5 * (chunk + 1))
+            tokens += chunk
+            budget -= chunk
+            work.computed[one] += chunk
+            if work.computed[one] == work.base_len[one]:
+                work.filled[num_filled] = one
+                num_filled += 1
+            else:
+                work.cut[num_kept] = one
+                num_kept += 1
+        num_cut = num_kept
         reserve = work.growing[step % block]
-        while not has_lost and cut < 0 and num_running < max_running and (len(again) > 0 or head < arrived):
+        while not has_lost and num_cut < replicas and num_running < max_running and (len(again) > 0 or head < arrived):
             one = again[-1] if len(again) > 0 else head
             is_sent = sent_len[one] > 0
             if not is_sent and budget <= 0:
@@ -275,8 +287,10 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
                 tokens += chunk
                 budget -= chunk
                 if chunk < length - start:
-                    cut, cut_done, cut_len = one, start + chunk, length
-                    break
+                    work.computed[one] = start + chunk
+                    work.cut[num_cut] = one
+                    num_cut += 1
+                    continue
             work.filled[num_filled] = one
             num_filled += 1
 

@@ -184,7 +184,7 @@ def _run_one(streams: Streams, traffic: Traffic, sent_len: Counts, *, compiled: 
     never = [np.full(num, -1.0) for _ in range(3)]
     counts = [(sent_len > 0).astype(np.int64), np.zeros(num, np.int64), np.zeros(num, np.int64)]
     log = Log(never[0], never[1], never[2], counts[0], counts[1], counts[2])
-    sizes = [num + 1] * 8 + [num_prefixes + 1] * 4 + [streams.limits.block_tokens]
+    sizes = [num + 1] * 9 + [num_prefixes + 1] * 4 + [streams.limits.block_tokens, streams.limits.num_replicas]
     work = Work(*(np.zeros(size, np.int64) for size in sizes))
     if compiled:
         from shapewright.optimize.serving.traffic.compiled import run_stream as run_compiled
