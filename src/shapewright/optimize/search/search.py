@@ -48,6 +48,9 @@ _EXPERTS_NOTE = (
 )
 
 
+_FINETUNING_NOTE = (
+    "speed is that of fine-tuning; losses are those of training the shape from scratch, which a base model needs first"
+)
 _RATIO_NOTE = (
     "the ratio of attention to other layers varies as well (--free); no loss law knows its effect, so such shapes have "
     "no net speed-up"
@@ -94,6 +97,8 @@ def search_shapes(
         notes += (_RATIO_NOTE,)
     searches = [DeviceSearch(branches, place, request, objective, serving=serving) for place in places]
     first = searches[0]
+    if not scenario.workload.trains_all:
+        notes += (_FINETUNING_NOTE,)
     notes += _describe_run(request.goal, first)
     limits, limit_notes = first.limits(request)
     notes += limit_notes
