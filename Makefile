@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: study demo test lint types drift pytest docs site figure image space bench clean
+.PHONY: study demo test lint types drift pytest docs site figure release image space bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -53,6 +53,12 @@ figure: .venv-test/installed
 # Some minutes: every row of docs/study.md anew.
 study: .venv-test/installed
 	$(TEST) scripts/write_study.py --refresh
+
+# Wheel and sdist in dist, installed bare with the lowest and newest dependencies, and each extra alone.
+release: .venv-test/installed
+	rm -rf dist
+	$(TEST) -m hatchling build
+	$(TEST) scripts/check_release.py
 
 # The explorer as a container: docker run -p 7860:7860 shapewright, then http://localhost:7860
 image:

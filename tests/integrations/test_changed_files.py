@@ -74,6 +74,23 @@ def test_unusable_files_fail_and_batch_does_not(
     assert "FIELD=VALUE" in run(["check-files", *H100, "--set", "tp"], capsys)[2]
 
 
+def test_files_of_trainers_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Argument lists and other formats are read too; the hook's pattern can be widened to them."""
+    monkeypatch.chdir(tmp_path)
+    sizes = (
+        "--num-layers 4 --hidden-size 4096 --num-attention-heads 32 --swiglu --bf16 --make-vocab-size-divisible-by 1"
+    )
+    Path("gpt.args").write_text(
+        f"{sizes} --vocab-size 128255 --make-vocab-size-divisible-by 1 --ffn-hidden-size 14336\n", encoding="utf-8"
+    )
+    code, out, _ = run(["check-files", "gpt.args", *H100], capsys)
+
+    assert code == 1
+    assert "TC101 vocab_size=128255" in out
+
+
 def git(folder: Path, *arguments: str) -> str:
     """Run git as somebody, without the settings of whoever runs the test."""
     known = {f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+yaml = pytest.importorskip("yaml", reason="needs the yaml extra")
+classifiers = pytest.importorskip("trove_classifiers", reason="needs the build backend").classifiers
+
+from packaging.metadata import Metadata
+
+import shapewright
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +46,48 @@ def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
     assert {name for name in wheel.namelist() if name.startswith("shapewright/")} == wanted
 
 
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Metadata:
+    """Metadata of the wheel; malformed ones raise."""
+    folder = next(name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name)
+    return Metadata.from_email(wheel.read(f"{folder}/METADATA"), validate=True)
+
+
+def test_metadata_is_complete(metadata: Metadata) -> None:
+    """What an index shows is there, and it knows every classifier."""
+    assert (metadata.name, str(metadata.version)) == ("shapewright", shapewright.__version__)
+    assert metadata.summary
+    assert metadata.keywords
+    assert metadata.description_content_type == "text/markdown"
+    assert str(metadata.requires_python) == ">=3.11"
+    assert set(metadata.classifiers or ()) <= classifiers
+    assert "Typing :: Typed" in (metadata.classifiers or ())
+
+
+def test_version_is_the_same_everywhere(metadata: Metadata) -> None:
+    """Package, citation and the newest closed section of the changelog name one version and date."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\S+)(?: - (\d{4}-\d{2}-\d{2}))?$", changelog, re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+    assert sections[0] == ("Unreleased", "")
+    assert sections[1] == (str(metadata.version), str(citation["date-released"]))
+    assert citation["version"] == str(metadata.version)
+    assert {"cff-version", "message", "authors", "title"} <= set(citation)
+
+
+def test_sdist_builds_the_same_package(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+    """The sdist holds every file of the package, and nothing of the repository's tests and tools."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+
+    assert {f"src/{name}" for name in wheel.namelist() if name.startswith("shapewright/")} <= names
+    assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml"} <= names
+    assert not any(name.startswith(("tests", "docs", "scripts", ".")) and name != ".gitignore" for name in names)
+
+
 def test_core_needs_three_packages(wheel: zipfile.ZipFile) -> None:
     """Without extras, NumPy, Click and Rich are all that is installed; the licence is inside."""
     folder = next(name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name)
@@ -45,3 +98,12 @@ def test_core_needs_three_packages(wheel: zipfile.ZipFile) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
     assert "shapewright = shapewright.app.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+
+
+def test_release_check_covers_every_extra() -> None:
+    """Make release installs each extra alone and knows how to use it."""
+    script = runpy.run_path(str(ROOT / "scripts" / "check_release.py"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert set(script["USES"]) == set(project["optional-dependencies"]) - {"test"}
+    assert "make release" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

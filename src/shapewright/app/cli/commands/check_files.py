@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,10 @@ from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_named
 from shapewright.app.cli.param_types import Share
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.prediction.scenario import Scenario
 
 _EPILOG = """\b
 Examples:
@@ -54,14 +58,11 @@ def command(
     does not set them. Exit code 0: no shape costs more than --fail-above; 1: one does, or cannot be used.
     """
     from shapewright.app.integrations.changed_files import check_files, describe_file, join_sarif, write_comment
-    from shapewright.prediction.build import build_scenario
 
     refuse_unwritable(sarif, comment)
     found = named_device(device)
     workload, layout = _split(settings)
-    checked = check_files(
-        files, lambda path: build_scenario(path, found, workload=workload, layout=layout), ignore=ignore
-    )
+    checked = check_files(files, lambda path: _build(path, found, workload, layout), ignore=ignore)
     console = make_console()
     for line in (line for each in checked for line in describe_file(each)):
         console.print(line, soft_wrap=True)
@@ -70,6 +71,24 @@ def command(
     if comment:
         write_text_file(comment, write_comment(checked, found.title, fail_above))
     return int(any(each.fails(fail_above) for each in checked))
+
+
+def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str, Any]) -> Scenario:
+    """Scenario of a config.json, or of a file of a trainer, whose batch and layout come below the given ones."""
+    from shapewright.app.formats.readers import read_job
+    from shapewright.app.formats.readers.read import is_job_file
+    from shapewright.prediction.build import build_scenario
+
+    if not is_job_file(path):
+        return build_scenario(path, device, workload=workload, layout=layout)
+    job = read_job(path)
+    return build_scenario(
+        job.model or None,
+        device,
+        overrides=job.fields,
+        workload={**job.workload, **workload},
+        layout={**job.layout, **layout},
+    )
 
 
 def _split(settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
