@@ -213,7 +213,7 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
 
     import torch
 
-    from shapewright.lowering.torch_trace.run import user_errors
+    from shapewright.lowering.torch_trace.errors import user_errors
 
     path = Path(file)
     sys.path.insert(0, str(path.parent))

@@ -65,9 +65,8 @@ def build_from_config(
         whole = transformers.AutoConfig.for_model(model_type, **given)
     except Exception as error:
         raise TraceError(f"transformers cannot read this {model_type} config: {first_line(error)}") from None
-    config = whole.get_text_config()
+    config, builder = _find_builder(whole)
     config.use_cache = False
-    builder = _find_builder(config)
     _register_attention()
     reasons = []
     for attention in attentions:
@@ -113,30 +112,32 @@ def trace_built_model(
     """
     width = tensor_spec(dtype or "bfloat16", (1,)).dtype
     is_training = options.get("phase", "train") == "train"
-    first_error = None
-    for attention in ATTENTIONS:
+    last_error = None
+    # Some models need the masks of their own attention, and some a loss of their own.
+    for attention, has_labels in [(one, True) for one in ATTENTIONS] + [(ATTENTION, False)]:
         try:
             model, note = build_from_config(config, width, (attention,))
-            given = inputs or default_inputs(model, batch_size, seq_len, is_training=is_training)
+            given = inputs or default_inputs(model, batch_size, seq_len, has_labels=has_labels and is_training)
             trace = trace_module(model, given, source=source, assumes_values=True, **options)
         except TraceError as error:
-            # Some models need the masks of their own attention.
-            first_error = first_error or error
+            last_error = error
             continue
         return replace(trace, notes=(note, *trace.notes))
-    assert first_error is not None
-    raise first_error
+    assert last_error is not None
+    raise last_error
 
 
-def _find_builder(config: Any) -> Any:
-    """Class of transformers that builds the model with its head."""
+def _find_builder(whole: Any) -> tuple[Any, Any]:
+    """Config and class of transformers that build the model with its head: those of the text part where it has some."""
     import transformers
     from transformers.models.auto import modeling_auto
 
-    for mapping, builder in _WHOLE_FIRST if config.is_encoder_decoder else _BUILDERS:
-        if type(config) in getattr(modeling_auto, mapping):
-            return getattr(transformers, builder)
-    raise TraceError(f"transformers has no model for a {type(config).__name__}")
+    text = whole.get_text_config()
+    for mapping, builder in _WHOLE_FIRST if text.is_encoder_decoder else _BUILDERS:
+        for config in (text, whole):
+            if type(config) in getattr(modeling_auto, mapping):
+                return config, getattr(transformers, builder)
+    raise TraceError(f"transformers has no model for a {type(whole).__name__}")
 
 
 def _register_attention() -> None:
@@ -152,14 +153,14 @@ def _register_attention() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, flash_attention_mask)
 
 
-def default_inputs(model: Any, batch_size: int, seq_len: int, *, is_training: bool) -> dict[str, Any]:
+def default_inputs(model: Any, batch_size: int, seq_len: int, *, has_labels: bool) -> dict[str, Any]:
     """Inputs of a model of transformers: token ids and labels, or images.
 
     Args:
         model: The model.
         batch_size: Sequences or images.
         seq_len: Tokens of a sequence.
-        is_training: Whether labels are given, so that the model computes its loss.
+        has_labels: Whether labels are given, so that the model computes its loss.
     """
     ids = TensorSpec("int64", (batch_size, seq_len))
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
@@ -169,7 +170,7 @@ def default_inputs(model: Any, batch_size: int, seq_len: int, *, is_training: bo
     inputs: dict[str, Any] = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
-    if is_training and _takes(model, "labels"):
+    if has_labels and _takes(model, "labels"):
         inputs["labels"] = ids
     return inputs
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import TraceError
 from shapewright.lowering.operations import Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.lowering.torch_trace.operators import (
-    FREE,
-    FUSIBLE_KINDS,
-    FUSIBLE_NAMES,
-    GATHERS,
-    SCATTERS,
-    UNKNOWN,
-    dtype_of,
-    kind_of,
-    read_collective,
-    read_convolution,
-    read_gemm,
+from shapewright.lowering.torch_trace.dispatched import (
+    Operator,
+    count_bytes,
+    describe_operator,
+    is_meta,
+    list_tensors,
+    make_pointwise,
+    move_to_meta,
+    read_compute,
 )
+from shapewright.lowering.torch_trace.errors import user_line
+from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS
 from shapewright.lowering.torch_trace.storages import (
     ACTIVATIONS,
     INPUTS,
@@ -34,9 +31,6 @@ from shapewright.lowering.torch_trace.storages import (
 # Values that meta tensors do not have: .item(), the truth of a tensor, and results whose size depends on values.
 _READS_VALUE = {"_local_scalar_dense", "is_nonzero", "item"}
 _HAS_VALUE_SIZE = {"nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim"}
-
-_OWN_FOLDER = str(Path(__file__).parent)
-_LIBRARY_PARTS = ("/contextlib.py", "/functools.py", "/importlib/", "<frozen")
 
 
 @dataclass(slots=True)
@@ -68,19 +62,6 @@ class Call:
     has_weight: bool = False
 
 
-@dataclass(slots=True)
-class _Operator:
-    """What is known of an operator before its arguments."""
-
-    name: str
-    label: str
-    kind: str
-    is_mutable: bool
-    is_free: bool
-    is_composite: bool
-    is_fusible: bool
-
-
 class Recorder:
     """Records calls while a module runs."""
 
@@ -106,7 +87,7 @@ class Recorder:
         self._values = dict(values or {})
         self._assumes_values = assumes_values
         self._stack: list[str] = []
-        self._operators: dict[Any, _Operator] = {}
+        self._operators: dict[Any, Operator] = {}
         self._path_of_node: dict[int, str] = {}
         self._nodes_with_weight: set[int] = set()
         self._weights: set[int] = set()
@@ -143,10 +124,10 @@ class Recorder:
         """Run an operator and record it."""
         facts = self._operators.get(func)
         if facts is None:
-            facts = self._operators[func] = _describe(func)
-        if facts.name in _READS_VALUE and _is_meta(args[0]):
+            facts = self._operators[func] = describe_operator(func)
+        if facts.name in _READS_VALUE and is_meta(args[0]):
             return self._value_of(args[0])
-        if facts.name in _HAS_VALUE_SIZE and _is_meta(args[0]):
+        if facts.name in _HAS_VALUE_SIZE and is_meta(args[0]):
             return self._sized_result(facts, func, args, kwargs)
         if facts.name in ("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_"):
             args = self._replace_masks(facts.name, args)
@@ -160,7 +141,7 @@ class Recorder:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        args, kwargs = _all_on_meta(args), _all_on_meta(kwargs)
+        args, kwargs = move_to_meta(args), move_to_meta(kwargs)
         result = func(*args, **kwargs)
         self._record(facts, args, kwargs, result)
         return result
@@ -182,13 +163,13 @@ class Recorder:
         self.calls.append(call)
         self._path_of_node.setdefault(node, path)
 
-    def _record(self, facts: _Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def _record(self, facts: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record a call that has run."""
         path, pass_name, node = self._place()
         if not self.in_backward or pass_name == "recompute":
             self._path_of_node.setdefault(node, path)
-        sources = [*_tensors(args), *_tensors(kwargs.values())]
-        outputs = list(_tensors((result,)))
+        sources = [*list_tensors(args), *list_tensors(kwargs.values())]
+        outputs = list(list_tensors((result,)))
         known = {self.storages.serial_of(tensor, path, INPUTS) for tensor in sources}
         category = WORKSPACE if self.in_backward else ACTIVATIONS
         place = f"{path}.{facts.name}" if path else facts.name
@@ -203,13 +184,13 @@ class Recorder:
             return
         if facts.name in ("_to_copy", "clone") and self._weights & known and len(known) == 1:
             self._weights.add(self.storages.serial_of(written[0]))
-        computed = _read_compute(facts, args, written[0])
+        computed = read_compute(facts, args, written[0])
         for gradient, work in computed:
             self._add_compute(facts, gradient, work, known, (path, pass_name, node))
         if computed:
             self._note_bytes(self.calls[-1], sources, written, path, pass_name)
             return
-        work = _pointwise(facts, sources, written)
+        work = make_pointwise(facts, sources, written)
         gradient = "backward" if pass_name == "backward" else ""
         call = Call(facts.label, path, pass_name, gradient, work)
         self._note_bytes(call, sources, written, path, pass_name, facts)
@@ -218,7 +199,7 @@ class Recorder:
         self.calls.append(call)
 
     def _add_compute(
-        self, facts: _Operator, gradient: str, work: Operation, known: set[int], place: tuple[str, str, int]
+        self, facts: Operator, gradient: str, work: Operation, known: set[int], place: tuple[str, str, int]
     ) -> None:
         """Record a GEMM, attention or collective, with the gradient that it is where it runs in the backward pass."""
         path, pass_name, node = place
@@ -254,24 +235,24 @@ class Recorder:
         written: Sequence[Any],
         path: str,
         pass_name: str,
-        facts: _Operator | None = None,
+        facts: Operator | None = None,
     ) -> None:
         """Note what a call reads and writes, and the sizes of a memory-bound operation."""
         category = ACTIVATIONS if pass_name == "forward" else WORKSPACE
-        writes = {self.storages.serial_of(one, path, category): float(_num_bytes(one)) for one in written}
-        reads = {self.storages.serial_of(one, path): float(_num_bytes(one)) for one in sources}
+        writes = {self.storages.serial_of(one, path, category): float(count_bytes(one)) for one in written}
+        reads = {self.storages.serial_of(one, path): float(count_bytes(one)) for one in sources}
         if facts is not None:
             name = facts.name
             if name in GATHERS and sources:
                 reads[self.storages.serial_of(sources[0])] = sum(writes.values())
             elif name in SCATTERS and sources:
                 target = self.storages.serial_of(written[0])
-                touched = min(writes[target], float(_num_bytes(sources[-1])))
+                touched = min(writes[target], float(count_bytes(sources[-1])))
                 writes[target], reads[target] = touched, 0.0
             elif name == "embedding_dense_backward":
                 # The table is zeroed, then rows are added.
                 target = self.storages.serial_of(written[0])
-                writes[target] += float(_num_bytes(sources[0]))
+                writes[target] += float(count_bytes(sources[0]))
             elif name in ("copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_"):
                 reads.pop(self.storages.serial_of(written[0]), None)
         call.reads, call.writes = reads, writes
@@ -284,7 +265,7 @@ class Recorder:
         """Value of a tensor with one element."""
         import torch
 
-        line = _user_line()
+        line = user_line()
         given = self._values.get(line)
         if given is not None:
             return bool(given) if tensor.dtype == torch.bool else given
@@ -298,7 +279,7 @@ class Recorder:
 
     def _num_rows(self, name: str) -> int:
         """Rows of a result whose size depends on values."""
-        line = _user_line()
+        line = user_line()
         given = self._values.get(line)
         if given is not None:
             return given
@@ -308,7 +289,7 @@ class Recorder:
             advice=f"give its number of rows with --value {line}=ROWS",
         )
 
-    def _sized_result(self, facts: _Operator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _sized_result(self, facts: Operator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Result of an operator whose size depends on values."""
         import torch
 
@@ -331,7 +312,7 @@ class Recorder:
 
         if len(args) < 2 or not isinstance(args[1], list | tuple):
             return args
-        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8) and _is_meta(one)]
+        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8) and is_meta(one)]
         if not masks:
             return args
         if "put" in name and args[2].numel() == 1:
@@ -355,128 +336,6 @@ class Recorder:
         if device is None or str(device).partition(":")[0] in ("meta", "cpu"):
             return
         raise TraceError(
-            f"{_user_line()}: the module asks for device {str(device)!r}; a trace runs on the meta device",
+            f"{user_line()}: the module asks for device {str(device)!r}; a trace runs on the meta device",
             advice="leave the device out, or take it from an input (x.device)",
         )
-
-
-def _read_compute(facts: _Operator, args: Sequence[Any], output: Any) -> list[tuple[str, Operation]]:
-    """GEMMs, attention or collectives of a call; empty for a memory-bound one."""
-    gemm = read_gemm(facts.name, args, dtype_of)
-    if gemm is not None:
-        return [("", gemm)]
-    if "convolution" in facts.name:
-        return read_convolution(facts.name, args, output, dtype_of)
-    if facts.label.startswith(("_c10d_functional", "c10d")):
-        sizes = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
-        num_bytes = max(map(_num_bytes, [*_tensors(args), output]))
-        found = read_collective(facts.name, _group_size(sizes, args), float(num_bytes))
-        return [] if found is None else [("", found)]
-    if "attention" in facts.name:
-        from shapewright.lowering.torch_trace.fused_kernels import read_attention
-
-        attention = read_attention(facts.name, args, dtype_of)
-        return [] if attention is None else [("", attention)]
-    return []
-
-
-def _group_size(sizes: Sequence[int], args: Sequence[Any]) -> int:
-    """Ranks of the group of a collective: an argument, or those of the group that the last argument names."""
-    if sizes:
-        return int(sizes[0])
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    try:
-        return int(dist.get_world_size(_resolve_process_group(args[-1])))
-    except Exception:
-        return int(dist.get_world_size()) if dist.is_initialized() else 1
-
-
-def _pointwise(facts: _Operator, sources: Sequence[Any], written: Sequence[Any]) -> Pointwise:
-    """Memory-bound operation of a call, whose bytes are noted later."""
-    floating = [one for one in (*written, *sources) if one.dtype.is_floating_point]
-    dtype = dtype_of((floating or list(written))[0])
-    return Pointwise(name="", operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
-
-
-def _describe(func: Any) -> _Operator:
-    """Look up what is known of an operator."""
-    import torch
-
-    schema = func._schema
-    space, _, name = schema.name.partition("::")
-    # Gradients and in-place forms of elementwise operators are elementwise, with or without the tag.
-    forward = getattr(torch.ops.aten, name.removesuffix("_backward").rstrip("_"), func)
-    tagged = (func, *(getattr(forward, overload) for overload in getattr(forward, "overloads", list)()))
-    is_pointwise = any(torch.Tag.pointwise in one.tags for one in tagged)
-    kind = kind_of(name, is_pointwise=is_pointwise) if space in ("aten", "prims") else UNKNOWN
-    if "convolution" in name:
-        kind = "other"  # depthwise: memory traffic
-    return _Operator(
-        name=name,
-        label=name if space == "aten" else schema.name,
-        kind=kind,
-        is_mutable=schema.is_mutable,
-        is_free=name in FREE or space == "prim",
-        is_composite=space == "aten"
-        and name not in FREE
-        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
-        is_fusible=kind in FUSIBLE_KINDS or name in FUSIBLE_NAMES,
-    )
-
-
-def _num_bytes(tensor: Any) -> int:
-    """Bytes of the distinct elements of a tensor: expanded dimensions count once."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride != 0 or size == 0 else 1
-    return int(elements * tensor.element_size())
-
-
-def _is_meta(value: Any) -> bool:
-    return bool(getattr(value, "is_meta", False))
-
-
-def _tensors(values: Any) -> Iterator[Any]:
-    """Tensors in nested lists and tuples."""
-    import torch
-
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _all_on_meta(values: Any) -> Any:
-    """Arguments of a call that mixes devices, all on the meta device: constants of a module may be on the CPU."""
-    import torch
-
-    is_mapping = isinstance(values, Mapping)
-    found = list(_tensors(values.values() if is_mapping else values))
-    if not any(one.is_meta for one in found) or all(one.is_meta or one.dim() == 0 for one in found):
-        return values
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value if value.is_meta or value.dim() == 0 else torch.empty_like(value, device="meta")
-        return type(value)(map(moved, value)) if isinstance(value, list | tuple) else value
-
-    return {name: moved(value) for name, value in values.items()} if is_mapping else tuple(map(moved, values))
-
-
-def is_user_frame(filename: str) -> bool:
-    """Whether a frame belongs to the user's code or a library of models, not to PyTorch or to this package."""
-    import torch
-
-    folders = (_OWN_FOLDER, str(Path(torch.__file__).parent))
-    return not filename.startswith(folders) and not any(part in filename for part in _LIBRARY_PARTS)
-
-
-def _user_line() -> str:
-    """Innermost line of the user's code that runs now, as ``file.py:12``."""
-    for frame in reversed(traceback.extract_stack()):
-        if is_user_frame(frame.filename):
-            return f"{Path(frame.filename).name}:{frame.lineno}"
-    return "?"

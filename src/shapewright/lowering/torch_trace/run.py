@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from shapewright.core.errors import MissingExtraError, ShapewrightError, TraceError, first_line
+from shapewright.core.errors import MissingExtraError, TraceError
+from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (
-    TensorSpec,
     check_signature,
     count_tokens,
     describe_inputs,
@@ -22,8 +20,9 @@ from shapewright.lowering.torch_trace.inputs import (
     split_inputs,
     tensor_spec,
 )
+from shapewright.lowering.torch_trace.module_tensors import differentiable, local, make_input, meta_tensors, swapped
 from shapewright.lowering.torch_trace.operators import dtype_of
-from shapewright.lowering.torch_trace.recorder import Recorder, is_user_frame
+from shapewright.lowering.torch_trace.recorder import Recorder
 from shapewright.lowering.torch_trace.storages import GRADIENTS, INPUTS, WEIGHTS
 from shapewright.lowering.torch_trace.summarize import (
     fuse_calls,
@@ -141,13 +140,13 @@ def _trace(
     names = dict(module.named_modules())
     paths = {id(each): _clean(name) for name, each in names.items()}
     recorder = Recorder(paths, values=values, assumes_values=assumes_values)
-    tensors = _meta_tensors(module, float_type)
+    tensors = meta_tensors(module, float_type)
     owners = {}
     for name, tensor in tensors.items():
         path = _clean(name).rpartition(".")[0]
-        recorder.register(_local(tensor), WEIGHTS, path)
+        recorder.register(local(tensor), WEIGHTS, path)
         owners[name] = path
-    made = {name: _make_input(value, float_type) for name, value in specs.items()}
+    made = {name: make_input(value, float_type) for name, value in specs.items()}
     for value in made.values():
         if hasattr(value, "untyped_storage"):
             recorder.register(value, INPUTS)
@@ -158,11 +157,11 @@ def _trace(
         with ExitStack() as stack:
             stack.enter_context(recording(recorder))
             stack.enter_context(replaced_kernels(recorder))
-            stack.enter_context(_swapped(module, tensors))
+            stack.enter_context(swapped(module, tensors))
             grad_mode = torch.enable_grad() if is_training else torch.no_grad()
             stack.enter_context(grad_mode)
             positional, named = split_inputs(made)
-            outputs = _differentiable(module(*positional, **named), is_training=is_training)
+            outputs = differentiable(module(*positional, **named), is_training=is_training)
             recorder.start_backward()
             if is_training:
                 if not outputs:
@@ -177,7 +176,7 @@ def _trace(
         for name, tensor in tensors.items():
             gradient = getattr(tensor, "grad", None)
             if gradient is not None:
-                serial = recorder.storages.serial_of(_local(gradient))
+                serial = recorder.storages.serial_of(local(gradient))
                 recorder.storages.storages[serial].category = GRADIENTS
                 recorder.storages.storages[serial].path = owners[name]
     finally:
@@ -189,89 +188,6 @@ def _trace(
 
 def _clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
-
-
-def _local(tensor: Any) -> Any:
-    """This rank's part of a DTensor; other tensors as they are."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _meta_tensors(module: Any, float_type: Any) -> dict[str, Any]:
-    """Meta tensors for the parameters and buffers of a module, shared ones once under each of their names."""
-    import torch
-
-    made: dict[int, Any] = {}
-    tensors: dict[str, Any] = {}
-    for name, one in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
-        if id(one) not in made:
-            wanted = float_type if float_type is not None and one.is_floating_point() else one.dtype
-            if one.is_meta and wanted == one.dtype:
-                made[id(one)] = one
-            else:
-                changed = torch.empty_like(one, device="meta", dtype=wanted)
-                made[id(one)] = (
-                    torch.nn.Parameter(changed, requires_grad=one.requires_grad)
-                    if isinstance(one, torch.nn.Parameter)
-                    else changed
-                )
-        tensors[name] = made[id(one)]
-    return tensors
-
-
-@contextmanager
-def _swapped(module: Any, tensors: Mapping[str, Any]) -> Iterator[None]:
-    """Replace the parameters and buffers of a module, and restore them with their gradients afterwards."""
-    places = []
-    for name, tensor in tensors.items():
-        path, _, own = name.rpartition(".")
-        holder = module.get_submodule(path)
-        table = holder._parameters if own in holder._parameters else holder._buffers
-        places.append((table, own, table[own], tensor))
-    # A module's own tensors may have gradients of a real step.
-    kept = [(one, one.grad) for _, _, one, _ in places if one.grad is not None]
-    for one, _ in kept:
-        one.grad = None
-    try:
-        for table, own, _, tensor in places:
-            table[own] = tensor
-        yield
-    finally:
-        for table, own, before, _ in places:
-            table[own] = before
-        for one, gradient in kept:
-            one.grad = gradient
-
-
-def _make_input(value: Any, float_type: Any) -> Any:
-    import torch
-
-    if not isinstance(value, TensorSpec):
-        return value
-    dtype = getattr(torch, value.dtype)
-    dtype = float_type if float_type is not None and dtype.is_floating_point else dtype
-    return torch.empty(value.shape, dtype=dtype, device="meta")
-
-
-def _differentiable(output: Any, *, is_training: bool) -> list[Any]:
-    """Outputs that the backward pass starts from: the loss if there is one, otherwise all that require a gradient."""
-    if not is_training:
-        return []
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    found = list(_output_tensors(loss if hasattr(loss, "requires_grad") else output))
-    scalars = [one for one in found if one.dim() == 0]
-    return scalars[:1] or found
-
-
-def _output_tensors(value: Any) -> Iterator[Any]:
-    if hasattr(value, "requires_grad"):
-        if value.requires_grad:
-            yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _output_tensors(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _output_tensors(one)
 
 
 @contextmanager
@@ -334,10 +250,10 @@ def _summarize(
     types = {_clean(name): type(each).__name__ for name, each in module.named_modules()}
     for path in dict.fromkeys((*paths, *peak_by_path, *saved_by_path)):
         held = own.get(path, [])
-        parameters = [_local(one) for one in held if isinstance(one, torch.nn.Parameter)]
+        parameters = [local(one) for one in held if isinstance(one, torch.nn.Parameter)]
         count = sum(one.numel() for one in parameters)
         own_trainable = sum(
-            _local(one).numel() for one in held if isinstance(one, torch.nn.Parameter) and one.requires_grad
+            local(one).numel() for one in held if isinstance(one, torch.nn.Parameter) and one.requires_grad
         )
         total, trainable = total + count, trainable + own_trainable
         for one in parameters:
@@ -347,7 +263,7 @@ def _summarize(
             type_name=types.get(path, path.rpartition(".")[2]),
             num_parameters=count,
             num_trainable=own_trainable,
-            weights_bytes=float(sum(_local(one).numel() * one.element_size() for one in held)),
+            weights_bytes=float(sum(local(one).numel() * one.element_size() for one in held)),
             saved_bytes=float(saved_by_path[path]) if is_training else 0.0,
             peak_bytes=float(peak_by_path[path]),
         )
@@ -382,51 +298,3 @@ def _summarize(
         unknown_operators=list_unknown(calls),
         notes=tuple(notes),
     )
-
-
-@contextmanager
-def user_errors(what: str) -> Iterator[None]:
-    """Turn an exception of the user's code into one line with its place, and keep its traceback."""
-    try:
-        yield
-    except ShapewrightError as error:
-        if isinstance(error, TraceError) and not error.user_traceback:
-            error.user_traceback = traceback.format_exc()
-        raise
-    except Exception as error:
-        raise describe_error(error, what) from None
-
-
-_CUDA_WORDS = ("CUDA", "cuda", "NVIDIA", "HIP")
-_VALUE_WORDS = ("meta tensor", "Meta tensor", "data-dependent", "nonzero")
-
-
-def describe_error(error: BaseException, what: str) -> TraceError:
-    """One line for an exception of the user's code.
-
-    Args:
-        error: The exception.
-        what: What ran: the builder, or the module's forward function.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_user_frame(frame.filename)]
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else f"{what}: "
-    words = first_line(error)
-    advice = "--traceback shows where"
-    if isinstance(error, MemoryError) or "allocate" in words:
-        words, advice = "allocates real memory", "make tensors on the meta device: leave the device out"
-    elif any(word in words for word in _CUDA_WORDS):
-        words = f"asks for CUDA ({words})"
-        advice = "a trace runs on the meta device; leave the device out, or take it from an input (x.device)"
-    elif any(word in words for word in _VALUE_WORDS):
-        words = f"needs the value of a tensor, which the meta device does not have ({words})"
-        advice = "make small constants with device='cpu', or pass sizes as numbers (--inputs 'length=128')"
-    elif (
-        "expanded size" in words or "must match" in words or "cannot be multiplied" in words or "reduction dim" in words
-    ):
-        advice = "check the sizes of the inputs; --traceback shows where"
-    start = error.__traceback__
-    while start is not None and not is_user_frame(start.tb_frame.f_code.co_filename):
-        start = start.tb_next
-    text = "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
-    return TraceError(f"{place}{type(error).__name__}: {words}", advice=advice, user_traceback=text)

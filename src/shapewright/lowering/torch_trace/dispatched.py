@@ -1,0 +1,140 @@
+"""What a dispatched operator is: facts that its name tells, its GEMMs, and the tensors among its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapewright.lowering.operations import Operation, Pointwise
+from shapewright.lowering.torch_trace.operators import (
+    FREE,
+    FUSIBLE_KINDS,
+    FUSIBLE_NAMES,
+    UNKNOWN,
+    dtype_of,
+    kind_of,
+    read_collective,
+    read_convolution,
+    read_gemm,
+)
+
+
+@dataclass(slots=True)
+class Operator:
+    """What is known of an operator before its arguments."""
+
+    name: str
+    label: str
+    kind: str
+    is_mutable: bool
+    is_free: bool
+    is_composite: bool
+    is_fusible: bool
+
+
+def read_compute(facts: Operator, args: Sequence[Any], output: Any) -> list[tuple[str, Operation]]:
+    """GEMMs, attention or collectives of a call; empty for a memory-bound one."""
+    gemm = read_gemm(facts.name, args, dtype_of)
+    if gemm is not None:
+        return [("", gemm)]
+    if "convolution" in facts.name:
+        return read_convolution(facts.name, args, output, dtype_of)
+    if facts.label.startswith(("_c10d_functional", "c10d")):
+        sizes = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
+        num_bytes = max(map(count_bytes, [*list_tensors(args), output]))
+        found = read_collective(facts.name, _group_size(sizes, args), float(num_bytes))
+        return [] if found is None else [("", found)]
+    if "attention" in facts.name:
+        from shapewright.lowering.torch_trace.fused_kernels import read_attention
+
+        attention = read_attention(facts.name, args, dtype_of)
+        return [] if attention is None else [("", attention)]
+    return []
+
+
+def _group_size(sizes: Sequence[int], args: Sequence[Any]) -> int:
+    """Ranks of the group of a collective: an argument, or those of the group that the last argument names."""
+    if sizes:
+        return int(sizes[0])
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return int(dist.get_world_size(_resolve_process_group(args[-1])))
+    except Exception:
+        return int(dist.get_world_size()) if dist.is_initialized() else 1
+
+
+def make_pointwise(facts: Operator, sources: Sequence[Any], written: Sequence[Any]) -> Pointwise:
+    """Memory-bound operation of a call, whose bytes are noted later."""
+    floating = [one for one in (*written, *sources) if one.dtype.is_floating_point]
+    dtype = dtype_of((floating or list(written))[0])
+    return Pointwise(name="", operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
+
+
+def describe_operator(func: Any) -> Operator:
+    """Look up what is known of an operator."""
+    import torch
+
+    schema = func._schema
+    space, _, name = schema.name.partition("::")
+    # Gradients and in-place forms of elementwise operators are elementwise, with or without the tag.
+    forward = getattr(torch.ops.aten, name.removesuffix("_backward").rstrip("_"), func)
+    tagged = (func, *(getattr(forward, overload) for overload in getattr(forward, "overloads", list)()))
+    is_pointwise = any(torch.Tag.pointwise in one.tags for one in tagged)
+    kind = kind_of(name, is_pointwise=is_pointwise) if space in ("aten", "prims") else UNKNOWN
+    if "convolution" in name:
+        kind = "other"  # depthwise: memory traffic
+    return Operator(
+        name=name,
+        label=name if space == "aten" else schema.name,
+        kind=kind,
+        is_mutable=schema.is_mutable,
+        is_free=name in FREE or space == "prim",
+        is_composite=space == "aten"
+        and name not in FREE
+        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        is_fusible=kind in FUSIBLE_KINDS or name in FUSIBLE_NAMES,
+    )
+
+
+def count_bytes(tensor: Any) -> int:
+    """Bytes of the distinct elements of a tensor: expanded dimensions count once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= size if stride != 0 or size == 0 else 1
+    return int(elements * tensor.element_size())
+
+
+def is_meta(value: Any) -> bool:
+    """Whether a value is a tensor on the meta device."""
+    return bool(getattr(value, "is_meta", False))
+
+
+def list_tensors(values: Any) -> Iterator[Any]:
+    """Tensors in nested lists and tuples."""
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from list_tensors(value)
+
+
+def move_to_meta(values: Any) -> Any:
+    """Arguments of a call that mixes devices, all on the meta device: constants of a module may be on the CPU."""
+    import torch
+
+    is_mapping = isinstance(values, Mapping)
+    found = list(list_tensors(values.values() if is_mapping else values))
+    if not any(one.is_meta for one in found) or all(one.is_meta or one.dim() == 0 for one in found):
+        return values
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if value.is_meta or value.dim() == 0 else torch.empty_like(value, device="meta")
+        return type(value)(map(moved, value)) if isinstance(value, list | tuple) else value
+
+    return {name: moved(value) for name, value in values.items()} if is_mapping else tuple(map(moved, values))
