@@ -37,6 +37,7 @@ def test_text_json_and_page_agree(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [one["arrivals_per_s"] for one in facts["runs"]] == [4.0, 8.0]
     for name in ("ttft", "tpot", "e2e"):
         assert 0.0 < run_at_4[f"{name}_p50_s"] < run_at_4[f"{name}_p90_s"] < run_at_4[f"{name}_p99_s"]
+        assert run_at_4[f"{name}_p90_low_s"] < run_at_4[f"{name}_p90_s"] < run_at_4[f"{name}_p90_high_s"]
     assert run_at_4["goodput_fraction"] == 1.0
     assert run_at_4["usd_per_million_tokens"] is None
     assert facts["best"] == 1

@@ -20,7 +20,7 @@ from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
 from shapewright.models import list_presets
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest
-from shapewright.optimize.serving.traffic.pass_table import price_table, scaled_table
+from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import Traffic
 from shapewright.optimize.serving.traffic.state import Limits
 from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
@@ -157,12 +157,12 @@ def _simulate(instance: Instance, numbers: Mapping[str, float], traffic: Traffic
     )
     priced = price_table(instance, max_sequences=max_sequences, max_tokens=max_tokens, longest_len=traffic.longest_len)
     num_streams = 1 if replicas > 1 else _count(numbers["dp"])
+    unit = SimulatedUnit(Streams(priced.table, limits, num_streams))
     found = []
     for factor in (1.0, priced.low_fraction, priced.high_fraction):
-        unit = SimulatedUnit(Streams(scaled_table(priced.table, factor), limits, num_streams))
-        outcome = simulate_unit(unit, traffic)
-        arrival_s = traffic.arrival_s
-        found.append(_quantities(traffic, outcome.first_s - arrival_s, outcome.end_s - arrival_s, outcome.makespan_s))
+        outcome = simulate_unit(unit.at(factor), traffic)
+        times_s = (outcome.first_s - traffic.arrival_s, outcome.end_s - traffic.arrival_s)
+        found.append(_quantities(traffic, *times_s, outcome.makespan_s))
     return found
 
 

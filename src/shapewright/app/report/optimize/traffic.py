@@ -27,6 +27,8 @@ _RUN_COLUMNS = (
     Column("E2E p50", rank=1),
     Column("p90  ", rank=1),
     Column("p99  ", rank=1),
+    Column("90 % interval of TTFT p90", rank=7),
+    Column("of TPOT p90", rank=7),
     Column("queue", rank=3),
     Column("running", rank=4),
     Column("cache use", rank=2),
@@ -106,6 +108,10 @@ def _run_row(run: TrafficRunOutput, *, has_limits: bool) -> list[str]:
         *head,
         "" if not has_limits else "kept" if run.keeps_limits else "missed",
         *("" if time_s is None else format_seconds(time_s) for time_s in times),
+        f"{format_seconds(run.ttft_p90_low_s or 0.0)} to {format_seconds(run.ttft_p90_high_s or 0.0)}",
+        f"{format_seconds(run.tpot_p90_low_s)} to {format_seconds(run.tpot_p90_high_s)}"
+        if run.tpot_p90_low_s is not None and run.tpot_p90_high_s is not None
+        else "",
         f"{run.mean_queue:.3g}",
         f"{run.mean_running:.3g}",
         format_percent(run.cache_use_fraction or 0.0),
@@ -148,6 +154,7 @@ ASSUMPTIONS = (
     "Requests are dealt to instances and pipeline stages in turn. Replicas that share experts run passes in step.",
     "Disaggregated: prompts are computed on prefill instances, and the time to first token includes sending the cache.",
     "The first tenth of random requests fills the server and is left out of the percentiles; none of a trace.",
+    "Intervals are simulations with all passes at the ends of the 90 % interval of their times.",
     "The closed form is at the mean lengths, with a full batch of equal requests.",
     "Not modelled: tokenization, network to the client, priorities, uneven expert load.",
 )

@@ -74,7 +74,10 @@ class TrafficServerOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficRunOutput:
-    """One simulation; its figures are null if the server cannot hold the rate."""
+    """One simulation; its figures are null if the server cannot hold the rate.
+
+    Ends of intervals are of simulations with all passes at the ends of the 90 % interval of their times.
+    """
 
     server: int = described("place of the server in `servers`, from 0")
     arrivals_per_s: float = described("mean rate of arrival in requests per second")
@@ -92,6 +95,24 @@ class TrafficRunOutput:
     e2e_p50_s: float | None = described("its median")
     e2e_p90_s: float | None = described("its 90 % quantile")
     e2e_p99_s: float | None = described("its 99 % quantile")
+    ttft_p50_low_s: float | None = described("median of the time to the first token at the lower end of the interval")
+    ttft_p50_high_s: float | None = described("median of the time to the first token at the upper end")
+    ttft_p90_low_s: float | None = described(
+        "90 % quantile of the time to the first token at the lower end of the interval"
+    )
+    ttft_p90_high_s: float | None = described("90 % quantile of the time to the first token at the upper end")
+    tpot_p50_low_s: float | None = described("median of the time per further token at the lower end of the interval")
+    tpot_p50_high_s: float | None = described("median of the time per further token at the upper end")
+    tpot_p90_low_s: float | None = described(
+        "90 % quantile of the time per further token at the lower end of the interval"
+    )
+    tpot_p90_high_s: float | None = described("90 % quantile of the time per further token at the upper end")
+    e2e_p50_low_s: float | None = described("median of the time to the last token at the lower end of the interval")
+    e2e_p50_high_s: float | None = described("median of the time to the last token at the upper end")
+    e2e_p90_low_s: float | None = described(
+        "90 % quantile of the time to the last token at the lower end of the interval"
+    )
+    e2e_p90_high_s: float | None = described("90 % quantile of the time to the last token at the upper end")
     queue_wait_mean_s: float | None = described("mean time from arrival to the first pass")
     queue_wait_p50_s: float | None = described("its median")
     queue_wait_p90_s: float | None = described("its 90 % quantile")
@@ -190,9 +211,13 @@ def _run(run: TrafficRun, found: TrafficPlan) -> TrafficRunOutput:
     figures, num_devices = run.figures, found.servers[run.server].candidate.num_devices
     given: dict[str, Any] = dict.fromkeys(TrafficRunOutput.__dataclass_fields__)
     if figures is not None:
-        names = {"ttft": figures.ttft, "tpot": figures.tpot, "e2e": figures.end_to_end}
-        for name, times in (*names.items(), ("queue_wait", figures.queue_wait)):
+        for name, times in (*figures.times.items(), ("queue_wait", figures.queue_wait)):
             given |= _named(name, times)
+        for end, other in (("low", run.low), ("high", run.high)):
+            assert other is not None
+            for name, times in other.times.items():
+                if times is not None:
+                    given |= {f"{name}_p50_{end}_s": times.p50_s, f"{name}_p90_{end}_s": times.p90_s}
         given |= {name: getattr(figures, name) for name in given if hasattr(figures, name)}
         given["goodput_requests_per_s"] = figures.goodput_per_s
         given["tokens_per_s_per_device"] = figures.tokens_per_s / num_devices

@@ -196,13 +196,14 @@ def make_candidate(
         return Streams(priced.table, limits, num_units * num_instances * layout.pipeline_parallel), priced, instance
 
     decode, priced, _ = streams(point.layout, point.num_instances)
-    unit = SimulatedUnit(decode)
+    interval = (priced.low_fraction, priced.high_fraction)
+    unit = SimulatedUnit(decode, interval=interval)
     if point.prefill_layout is not None:
         prefill, _, instance = streams(point.prefill_layout, point.num_prefill_instances)
         lengths = batch_sizes(longest_len)
         spans = [transfer_span(instance, request.num_devices, length) for length in lengths]
         times = tuple(span.middle_s for span in spans if span)
-        unit = SimulatedUnit(decode, prefill, tuple(float(length) for length in lengths), times)
+        unit = SimulatedUnit(decode, prefill, tuple(float(length) for length in lengths), times, interval)
     return Candidate(
         scenario=scenario.replace(layout=point.layout),
         point=point,

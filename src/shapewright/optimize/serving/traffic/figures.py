@@ -86,6 +86,11 @@ class TrafficFigures:
     goodput_fraction: float
     goodput_per_s: float
 
+    @property
+    def times(self) -> dict[str, Percentiles | None]:
+        """Distributions of times, by name."""
+        return {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.end_to_end}
+
     def keeps(self, ttft_p90_s: float | None, tpot_p90_s: float | None) -> bool:
         """Return whether the 90 % quantiles keep both limits. [s]"""
         tpot_s = 0.0 if self.tpot is None else self.tpot.p90_s

@@ -160,7 +160,7 @@ def _run_remotely(job: Job, version: str) -> Any:
     return run_job(job, compiled=is_large and find_spec("numba") is not None)
 
 
-def run_job(job: Job, *, compiled: bool = False) -> float | TrafficFigures:
+def run_job(job: Job, *, compiled: bool = False) -> float | tuple[TrafficFigures, ...]:
     """Run one job.
 
     Args:
@@ -168,7 +168,8 @@ def run_job(job: Job, *, compiled: bool = False) -> float | TrafficFigures:
         compiled: Use Numba, which must be installed.
 
     Returns:
-        A rate for ``capacity`` and ``largest`` [1/s], the figures for ``run``.
+        A rate for ``capacity`` and ``largest`` [1/s]; for ``run`` the figures at the middle, the lower and the upper
+        end of the interval of the times of passes.
     """
     question, warm_up = job.question, job.question.warm_up_fraction
     traffic, _ = draw_requests(question.source, job.longest_len)
@@ -180,5 +181,10 @@ def run_job(job: Job, *, compiled: bool = False) -> float | TrafficFigures:
         return largest_rate(job.unit, part, job.rate_per_s, **limits, warm_up_fraction=warm_up, compiled=compiled)
     if job.rate_per_s:
         traffic = traffic.at_rate(job.rate_per_s)
-    outcome = simulate_unit(job.unit, traffic, compiled=compiled)
-    return summarize_outcome(job.unit, traffic, outcome, **limits, warm_up_fraction=warm_up)
+    units = [job.unit, *(job.unit.at(factor) for factor in job.unit.interval)]
+    return tuple(
+        summarize_outcome(
+            unit, traffic, simulate_unit(unit, traffic, compiled=compiled), **limits, warm_up_fraction=warm_up
+        )
+        for unit in units
+    )

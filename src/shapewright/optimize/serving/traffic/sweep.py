@@ -47,12 +47,16 @@ class TrafficRun:
         server: Place of its server in the plan.
         rate_per_s: Mean rate of arrival. [1/s]
         figures: Its figures; None if the server cannot hold the rate.
+        low: Figures at the lower end of the 90 % interval of the times of passes.
+        high: Figures at the upper end.
         keeps_limits: Whether it holds the rate and keeps the limits.
     """
 
     server: int
     rate_per_s: float
     figures: TrafficFigures | None
+    low: TrafficFigures | None
+    high: TrafficFigures | None
     keeps_limits: bool
 
 
@@ -216,9 +220,13 @@ def simulate_loads(
     )
 
 
-def _make_run(place: int, rate: float, figures: TrafficFigures | None, question: TrafficQuestion) -> TrafficRun:
-    keeps = figures is not None and figures.keeps(question.ttft_p90_s, question.tpot_p90_s)
-    return TrafficRun(server=place, rate_per_s=rate, figures=figures, keeps_limits=keeps)
+def _make_run(
+    place: int, rate: float, found: tuple[TrafficFigures, ...] | None, question: TrafficQuestion
+) -> TrafficRun:
+    if found is None:
+        return TrafficRun(server=place, rate_per_s=rate, figures=None, low=None, high=None, keeps_limits=False)
+    keeps = found[0].keeps(question.ttft_p90_s, question.tpot_p90_s)
+    return TrafficRun(server=place, rate_per_s=rate, figures=found[0], low=found[1], high=found[2], keeps_limits=keeps)
 
 
 def _overloaded(candidates: Sequence[Candidate], capacities: Sequence[float], rate: float) -> WorkloadError:

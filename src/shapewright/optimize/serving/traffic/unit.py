@@ -7,12 +7,13 @@ sequences are dealt evenly, and a pass takes as long as that of the replica with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving.traffic.pass_table import scaled_table
 from shapewright.optimize.serving.traffic.requests import Traffic
 from shapewright.optimize.serving.traffic.state import Limits, Log, PassTable, Requests, Totals, Work
 from shapewright.optimize.serving.traffic.stream import run_stream
@@ -47,12 +48,20 @@ class SimulatedUnit:
         prefill: Streams that only prefill; None if aggregated.
         transfer_len: Prompt lengths whose transfer was priced. [token], [points]
         transfer_s: Time to send the cache of a prompt of each length. [s], [points]
+        interval: Ends of the 90 % interval of the times of passes, over their middle.
     """
 
     decode: Streams
     prefill: Streams | None = None
     transfer_len: tuple[float, ...] = (0.0,)
     transfer_s: tuple[float, ...] = (0.0,)
+    interval: tuple[float, float] = (1.0, 1.0)
+
+    def at(self, factor: float) -> SimulatedUnit:
+        """Return the unit with all times of passes multiplied by a factor."""
+        parts = [part and part._replace(table=scaled_table(part.table, factor)) for part in (self.decode, self.prefill)]
+        assert parts[0] is not None
+        return replace(self, decode=parts[0], prefill=parts[1])
 
     @property
     def longest_len(self) -> int:
