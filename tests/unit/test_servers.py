@@ -9,7 +9,7 @@ import pytest
 from served import make_instance, plan
 from shapewright.core.errors import WorkloadError
 from shapewright.models import read_model
-from shapewright.optimize.serving import ServingRequest
+from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import settle_model
 from shapewright.pricing.operations import price_operations
@@ -91,3 +91,46 @@ def test_a_fused_projection_is_faster_than_three() -> None:
     )
 
     assert fused_s < separate_s
+
+
+def test_mxfp4_is_stored_where_it_cannot_be_multiplied() -> None:
+    """On Hopper fp4 means stored weights under 16-bit activations, with a note; Blackwell multiplies it."""
+    hopper = plan("gpt-oss-20b", "h200-sxm-141gb", workload={"dtype": "fp4"})
+    blackwell = plan("gpt-oss-20b", "b200-sxm-180gb", workload={"dtype": "fp4"})
+
+    assert hopper.formats[0].name == "bf16:fp4"
+    assert any("stored weights (MXFP4)" in note for note in hopper.notes)
+    assert blackwell.formats[0].dtype == "fp4"
+
+
+def test_a_single_token_in_fp8_is_not_slower_than_in_bf16() -> None:
+    """A small fp8 GEMM is measured to be slower, but a whole pass over one token is not."""
+    request = ServingRequest(prompt_len=1000, output_len=101)
+    fp8_s, bf16_s = (
+        predict_passes(replace(instance, format=format), [PassShape(1, 1000)])[0].middle_s
+        for instance in [make_instance("llama-3.1-70b", request, tensor_parallel=8)]
+        for format in (ServingFormat("fp8", "fp8", "bf16"), ServingFormat("bf16", "bf16", "bf16"))
+    )
+
+    assert fp8_s < bf16_s
+
+
+def test_memory_is_a_share_of_what_weights_leave_free() -> None:
+    """TensorRT-LLM's fraction is of the free memory, so its cache beside nearly full weights is larger."""
+    request = ServingRequest(prompt_len=1000, output_len=101)
+    free = replace(CURRENT_SERVER, fraction_of_free=True)
+    of_all, of_free = (
+        min(make_instance(request=replace(request, server=one)).free_bytes(2048)) for one in (CURRENT_SERVER, free)
+    )
+
+    assert of_free > of_all
+
+
+def test_windows_that_a_server_does_not_keep_are_cached_whole() -> None:
+    """Engines of TensorRT-LLM 0.17 cache and read all tokens of layers with sliding windows."""
+    request = ServingRequest(prompt_len=16000, output_len=101)
+    kept, whole = (
+        make_instance("gemma-2-9b", replace(request, server=load_server(name))) for name in ("vllm-0.10", "trtllm-0.17")
+    )
+
+    assert min(whole.cache_bytes(16000)) > 1.5 * min(kept.cache_bytes(16000))

@@ -138,7 +138,7 @@ def test_remedies_make_the_model_fit() -> None:
         ({"layout": {"tensor_parallel": 5}}, LayoutError, "tensor_parallel=5 must divide num_heads=32; try 4 or 8"),
         ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be an integer"),
         ({"layout": {"expert_parallel": 4}}, LayoutError, "expert_parallel=4 requires a model with experts"),
-        ({"workload": {"dtype": "fp4"}}, UnknownRateError, "has no fp4 rate"),
+        ({"device": "a100-sxm-80gb", "workload": {"dtype": "fp8"}}, UnknownRateError, "has no fp8 rate"),
         ({"model": "flan-t5-base"}, WorkloadError, "a serving plan needs a decoder"),
         (
             {"tpot_limit_s": "30ms"},

@@ -259,14 +259,11 @@ class TransformerConfig:
         [(32, 5), (0, 2)]
         """
         patterns = self.patterns._replace(is_rotary=(False,))
-        counts: dict[LayerKind, int] = {}
-        for first in range(min(patterns.period, self.num_layers)):
-            kind = patterns.kind_of(first)
-            # Layers first, first + period, first + 2 * period, ... are equal.
-            counts[kind] = counts.get(kind, 0) + -(-(self.num_layers - first) // patterns.period)
+        # Sizes of a search are traced: they equal numbers, and must not be cached as such.
+        count = count_kinds if type(self.num_layers) is int else count_kinds.__wrapped__
         return tuple(
             LayerGroup(kind.window, kind.mlp == "experts", num_layers, kind.layer_type, kind.mlp != "none")
-            for kind, num_layers in counts.items()
+            for kind, num_layers in count(patterns, 0, self.num_layers)
         )
 
     def encoder_layer_groups(self) -> tuple[LayerGroup, ...]:

@@ -4,12 +4,14 @@
                            price x factor                            for kernels of the record that it runs differently
     time of a pass         operations + host, at least launches x launch cost where the pass is not a CUDA graph
 
-``data/servers.toml`` has one table per server and version. Every value is documented by its engine (``sources``) or
-fitted to published serving throughput with whole (model, device) pairs left out (docs/decisions/0021).
+``data/servers/defaults.toml`` has one table per server and version, with values that its engine documents
+(``sources``). ``data/servers/ENGINE.json`` holds what ``python -m shapewright.measure.refit servers`` fits to published
+serving throughput, judged with whole (model, device) pairs left out (docs/decisions/0021).
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.pricing.calibration.donors import has_link
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
     from shapewright.pricing.price import Price
 
-_FILE = "data/servers.toml"
+_FOLDER = "data/servers"
+_DEFAULTS = "defaults.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +49,13 @@ class KernelFit:
 
     def adjusted_s(self, price: Price) -> float:
         """Return the time of one execution. [s]"""
-        time_s = self.factor * float(price.time_s)
-        if not self.fraction:
-            return time_s
-        return min(time_s, self.start_s + float(price.roofline_s) / self.fraction)
+        time_s = float(price.time_s)
+        if self.fraction:
+            time_s = min(time_s, self.start_s + float(price.roofline_s) / self.fraction)
+        return self.factor * time_s
+
+
+_AS_PRICED = KernelFit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +68,27 @@ class Server:
         fused_projections: Whether queries, keys and values are one GEMM, and gate and up projection another.
         cuda_graphs: Whether decode passes are CUDA graphs; otherwise the host launches every kernel.
         most_graph_sequences: Largest decode batch with a graph.
-        chunked_prefill: Whether prompts are cut to the token budget of a pass and share it with decoding sequences.
+        chunked_prefill: Whether prompts are cut to the token budget of a pass.
+        mixes_prefill: Whether passes may prefill and decode together; otherwise prefill passes run alone.
         pass_tokens: Token budget of a pass.
         most_sequences: Most sequences that decode at once on a replica.
         reserves_answers: Whether a request starts only if its whole answer fits in the cache, so that none is evicted.
         kv_cache_dtype: Format of the cache by format of the weights; where it is not listed, that of the activations.
         block_tokens: Tokens of a cache block.
         memory_fraction: Share of the device's memory for weights, activations and cache.
+        fraction_of_free: Whether that share is of the memory that weights and activations leave free, for the cache.
+        kept_windows: Kinds of attention windows whose layers cache and read their window alone; layers of other kinds
+            cache and read everything.
         attention_data_parallel: Whether mixtures of experts are served with replicated attention and experts spread
             over all devices (DEP) where the layout is not given.
         expert_kernel: Kernel of experts by format, in words.
+        time_factor: Factor on the time of all operations.
         host_s: Time of a pass that the host adds: scheduling and sampling that do not overlap. [s]
         host_per_sequence_s: The same for each decoding sequence. [s]
         launch_s: Time that the host needs to launch a kernel without CUDA graphs. [s]
         kernels: Differences from the records by class of kernel, see kernel_class.
-        low: 5 % quantile of measured / predicted throughput of held-out (model, device) pairs; None if unknown.
-        high: 95 % quantile of the same.
+        interval: 5 % and 95 % quantile of measured / predicted throughput of held-out (model, device) pairs, for
+            ``dense`` models and for ``moe``; missing where no row of the engine is known.
         sources: Sources of the values, by field.
     """
 
@@ -87,20 +98,23 @@ class Server:
     cuda_graphs: bool = True
     most_graph_sequences: int = 512
     chunked_prefill: bool = True
+    mixes_prefill: bool = True
     pass_tokens: int = 8192
     most_sequences: int = 1024
     reserves_answers: bool = False
     kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
     block_tokens: int = 16
     memory_fraction: float = 0.9
+    fraction_of_free: bool = False
+    kept_windows: tuple[str, ...] = ("sliding", "chunked")
     attention_data_parallel: bool = False
     expert_kernel: Mapping[str, str] = field(default_factory=dict)
+    time_factor: float = 1.0
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
     launch_s: float = 0.0
     kernels: Mapping[str, KernelFit] = field(default_factory=dict)
-    low: float | None = None
-    high: float | None = None
+    interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,6 +127,11 @@ class Server:
         """Version of the engine; empty for ``current``."""
         return self.name.partition("-")[2]
 
+    @property
+    def changes_prices(self) -> bool:
+        """Whether it changes the time of any operation."""
+        return bool(self.kernels) or self.time_factor != 1.0
+
     def cache_dtype(self, dtype: str, weight_dtype: str) -> str:
         """Return the format of the cache for formats of GEMMs and weights."""
         found = self.kv_cache_dtype.get(weight_dtype, dtype)
@@ -120,10 +139,10 @@ class Server:
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
         """Return the price of an operation as this server runs it."""
-        fit = self.kernels.get(kernel_class(operation, device))
-        if fit is None or not price.time_s:
+        fit = self.kernels.get(kernel_class(operation, device), _AS_PRICED)
+        if not price.time_s or (fit is _AS_PRICED and self.time_factor == 1.0):
             return price
-        time_s = max(fit.adjusted_s(price), float(price.roofline_s))
+        time_s = max(fit.adjusted_s(price), float(price.roofline_s)) * self.time_factor
         scale = time_s / float(price.time_s)
         return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
 
@@ -141,8 +160,14 @@ class Server:
         return idle_s + self.host_s + self.host_per_sequence_s * num_sequences
 
 
-CURRENT_SERVER = Server()
-"""Server where none is named. Blocks of 16 tokens are vLLM's (arXiv 2309.06180, section 4.3, finds 16 to 128 equal)."""
+CURRENT_SERVER = Server(
+    kernels={
+        "all_reduce.pcie": KernelFit(fraction=0.63, start_s=7e-5),
+        "alltoall.pcie": KernelFit(fraction=1.0, start_s=1.8e-4),
+    }
+)
+"""Server where none is named. Blocks of 16 tokens are vLLM's (arXiv 2309.06180, section 4.3, finds 16 to 128 equal);
+messages over PCIe as fitted to L40S, A100 PCIe and RTX PRO 6000 (docs/decisions/0021). Its host adds no time."""
 
 
 def kernel_class(operation: Operation, device: Device) -> str:
@@ -156,14 +181,15 @@ def kernel_class(operation: Operation, device: Device) -> str:
         cache = "narrow" if get_dtype(operation.kv_cache_dtype or operation.dtype).bits <= 8 else "wide"
         return f"{'decode' if int(operation.query_len) == 1 else 'prefill'}_attention.{cache}"
     if isinstance(operation, GroupedGemm):
-        facts = device.architecture_facts
-        return f"experts.{operation.weight_dtype or operation.dtype}.{facts.family or device.architecture}"
+        facts, stored = device.architecture_facts, operation.weight_dtype or operation.dtype
+        words = stored if stored == operation.dtype else f"{operation.dtype}:{stored}"
+        return f"experts.{words}.{facts.family or device.architecture}"
     if isinstance(operation, Gemm):
         return f"gemm.{operation.weight_dtype or operation.dtype}"
     if isinstance(operation, Collective):
         link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
         return f"{operation.op_name}.{link}"
-    return f"pointwise.{operation.role}" if isinstance(operation, Pointwise) else ""
+    return ""
 
 
 def load_server(name: str) -> Server:
@@ -194,14 +220,21 @@ def server_names() -> tuple[str, ...]:
 @cache
 def _read_servers() -> dict[str, Server]:
     """Read all servers, in the order of the file."""
-    raw = tomllib.loads((resources.files("shapewright.pricing") / _FILE).read_text(encoding="utf-8"))
+    folder = resources.files("shapewright.pricing") / _FOLDER
+    raw = tomllib.loads((folder / _DEFAULTS).read_text(encoding="utf-8"))
     common: dict[str, Any] = raw.pop("all")
-    return {name: _parse(name, {**common, **own}) for name, own in raw.items()}
+    fitted: dict[str, dict[str, Any]] = {}
+    for entry in folder.iterdir():
+        if entry.name.endswith(".json"):
+            record = json.loads(entry.read_text(encoding="utf-8"))
+            for name, own in record["servers"].items():
+                fitted[name] = {**own, "interval": record["interval"]}
+    return {name: _parse(name, {**common, **own, **fitted.get(name, {})}) for name, own in raw.items()}
 
 
 def _parse(name: str, own: Mapping[str, Any]) -> Server:
     try:
         kernels = {key: KernelFit(**fit) for key, fit in own.get("kernels", {}).items()}
-        return Server(**{**own, "name": name, "kernels": kernels})
+        return Server(**{**own, "name": name, "kernels": kernels, "kept_windows": tuple(own["kept_windows"])})
     except TypeError as error:
-        raise CalibrationError(f"server {name} in {_FILE} is malformed: {error}") from error
+        raise CalibrationError(f"server {name} in {_FOLDER} is malformed: {error}") from error

@@ -405,14 +405,27 @@ def serve_plan(
 
 
 def build_served(config: ScenarioLike, parts: ScenarioParts) -> Scenario:
-    """Build the scenario of a served model: of the workload, formats and kinds of kernels count."""
+    """Build the scenario of a served model: of the workload, formats and kinds of kernels count.
+
+    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations.
+    """
+    from shapewright.optimize.serving.request import is_stored_only, wide_dtype
+
     served = given_fields(parts.get("workload"))
     if isinstance(config, Scenario):
         served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
         parts.setdefault("device", config.device)
     source = config.model if isinstance(config, Scenario) else config
+    device = parts.get("device")
+    found = None if device is None else find_device(device)
+    remarks: tuple[Note, ...] = ()
+    if found is not None and is_stored_only(served.get("dtype"), found):
+        served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
+        words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
+        remarks = (Note(words, "stored-format", "dtype"),)
     parts["workload"] = {**served, "phase": "prefill"}
-    return build_scenario(source, **parts)
+    scenario = build_scenario(source, **parts)
+    return scenario.replace(remarks=(*scenario.remarks, *remarks)) if remarks else scenario
 
 
 def served_format(scenario: Scenario, server: Server) -> ServingFormat:

@@ -67,7 +67,7 @@ class Accuracy:
         kendall_tau: Rank correlation tau-b of predicted and measured; None if all rows are equal.
         coverage_90: Share of measurements inside the 90 % interval.
         interval_width: Mean of ln(high / low) of the interval: coverage is meaningful only with it.
-        roofline_mape: Mean error of max(flops / peak, bytes / bandwidth); None for losses.
+        roofline_mape: Mean error of max(flops / peak, bytes / bandwidth); None for losses and servers.
         regret_groups: Groups of alternatives among the rows: shapes of the same size within 3 %.
         regret_median: How much slower the predicted best of a group is than its measured best; median over groups, None
             without any.
@@ -252,7 +252,11 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
         kendall_tau=kendall_tau(predicted, measured),
         coverage_90=coverage(low, high, measured),
         interval_width=mean_width(low, high),
-        roofline_mape=None if losses else float(np.mean(absolute_percentage_errors(roofline, measured))),
+        roofline_mape=(
+            None
+            if losses or np.isnan(roofline).all()
+            else float(np.mean(absolute_percentage_errors(roofline, measured)))
+        ),
         regret_groups=len(regrets),
         regret_median=float(np.median(regrets)) if len(regrets) else None,
         regret_p90=float(np.quantile(regrets, 0.9)) if len(regrets) else None,

@@ -221,6 +221,13 @@ STEPS: tuple[Step, ...] = (
         options=("device",),
     ),
     Step(
+        name="servers",
+        module="servers",
+        tables=("serving_throughput.csv", "serving_static.csv"),
+        writes="servers/*.json",
+        reason="prices passes with all other records",
+    ),
+    Step(
         name="software",
         module="software",
         tables=("published_training_throughput.csv",),

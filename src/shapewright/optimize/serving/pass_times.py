@@ -52,13 +52,14 @@ def predict_passes(instance: Instance, shapes: Sequence[PassShape]) -> list[Span
         UnknownRateError: the device has no rate for a format.
         WorkloadError: the device has no kernel for an operation.
     """
-    distinct = {shape: _lower(instance, shape) for shape in shapes}
+    distinct = {shape: lower_pass(instance, shape) for shape in shapes}
     times = time_passes(list(distinct.values()), instance.scenario, instance.request.server)
     spans = dict(zip(distinct, map(span_of, times), strict=True))
     return [spans[shape] for shape in shapes]
 
 
-def _lower(instance: Instance, shape: PassShape) -> Pass:
+def lower_pass(instance: Instance, shape: PassShape) -> Pass:
+    """Return the operations of a pass."""
     passes = instance.passes
     decode = passes.decode(shape.decode_batch, shape.decode_context) if shape.decode_batch else None
     if not shape.prefill_tokens:
@@ -76,7 +77,7 @@ def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> l
         scenario: Model and device.
         server: The server.
     """
-    adjust = server.adjust if server.kernels else None
+    adjust = server.adjust if server.changes_prices else None
     times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
     return [_add_host(one, alone, server) for one, alone in zip(passes, times, strict=True)]
 

@@ -7,7 +7,9 @@ it serves up to a fifth more than the step before it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -34,6 +36,7 @@ from shapewright.optimize.serving.recommend import Recommendation, recommend
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
+from shapewright.pricing.servers import CURRENT_SERVER
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -281,9 +284,15 @@ def plan_serving(
     check_given(config, given)
     found_notes = list(scenario.notes if notes is None else notes)
     kept = _list_usable(formats, device, found_notes)
+    if request.server == CURRENT_SERVER:
+        found_notes.append(
+            "no server is named: fused projections, CUDA graphs, chunked prefill, no time of the host; server (such as "
+            "trtllm-1.0, vllm-0.19, sglang-0.5) sets those of an engine"
+        )
     search = InstanceSearch(scenario=scenario, request=request, given=given)
     instances, capacities = search.find(kept, found_notes)
-    points = price_points(instances, found_notes)
+    with paused_garbage_collection():
+        points = price_points(instances, found_notes)
     if config.is_moe:
         record = load_record("moe", device)
         is_own = workload.expert_kernel == "as-16-bit"
@@ -304,6 +313,18 @@ def plan_serving(
         points=tuple(points),
         notes=tuple(found_notes),
     )
+
+
+@contextmanager
+def paused_garbage_collection() -> Iterator[None]:
+    """Pause the collection of reference cycles: hundreds of thousands of operations and prices hold none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _list_usable(formats: Sequence[ServingFormat], device: Device, notes: list[str]) -> list[ServingFormat]:

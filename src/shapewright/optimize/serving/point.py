@@ -187,7 +187,9 @@ def waiting_s(service_s: float, load_fraction: float) -> float:
 
 
 def settle_model(config: TransformerConfig, server: Server) -> TransformerConfig:
-    """Return the model with the projections that a server fuses; MLA's latents are separate."""
+    """Return the model with the projections that a server fuses (MLA's latents stay separate) and windows it keeps."""
+    if any(config.attention_windows) and config.attention_window_kind not in server.kept_windows:
+        config = replace(config, attention_windows=())
     if not server.fused_projections:
         return config
     return replace(config, fused_qkv=config.fused_qkv or not config.is_mla, fused_gate_up=config.gated_mlp)
@@ -213,6 +215,11 @@ class Instance:
         return self.scenario.layout
 
     @cached_property
+    def config(self) -> TransformerConfig:
+        """The model as the server runs it."""
+        return settle_model(self.scenario.config, self.request.server)
+
+    @cached_property
     def base(self) -> Workload:
         """The workload in the formats of the instance."""
         return replace(
@@ -226,8 +233,8 @@ class Instance:
 
     @cached_property
     def passes(self) -> Passes:
-        """The passes of the instance with the projections that the server fuses, lowered when first used."""
-        model = replace(self.scenario.model, config=settle_model(self.scenario.config, self.request.server))
+        """The passes of the instance, lowered when first used."""
+        model = replace(self.scenario.model, config=self.config)
         return Passes(self.scenario.replace(model=model, workload=self.base), self.request.adapters)
 
     def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
@@ -247,12 +254,12 @@ class Instance:
     def stage_estimates(self, num_tokens: int) -> tuple[MemoryEstimate, ...]:
         """Return the memory of each stage in a pass over some tokens; its cache is not that of the server. [byte]"""
         workload = replace(self.base, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
-        return estimate_stages(self.scenario.config, workload, self.layout)
+        return estimate_stages(self.config, workload, self.layout)
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the cache of one sequence on one device of each stage. [byte]"""
         workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
-        return tuple(stage.kv_cache_bytes for stage in estimate_stages(self.scenario.config, workload, self.layout))
+        return tuple(stage.kv_cache_bytes for stage in estimate_stages(self.config, workload, self.layout))
 
     @cached_property
     def adapters_bytes(self) -> float:
@@ -262,10 +269,13 @@ class Instance:
 
     def free_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the memory left for the cache on one device of each stage in a pass over some tokens. [byte]"""
-        budget_bytes = self.request.memory_fraction * self.scenario.device.memory_bytes - self.adapters_bytes
-        return tuple(
-            budget_bytes - (stage.total_bytes - stage.kv_cache_bytes) for stage in self.stage_estimates(num_tokens)
-        )
+        fraction, memory_bytes = self.request.memory_fraction, self.scenario.device.memory_bytes
+        used = [
+            stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in self.stage_estimates(num_tokens)
+        ]
+        if self.request.server.fraction_of_free:
+            return tuple(fraction * (memory_bytes - used_bytes) for used_bytes in used)
+        return tuple(fraction * memory_bytes - used_bytes for used_bytes in used)
 
     def most_sequences(self, num_tokens: int, length: int | None = None) -> int:
         """Return the sequences of a length that one replica holds beside a pass over some tokens.

@@ -137,6 +137,16 @@ def read_format(text: str) -> ServingFormat:
     return ServingFormat(dtype, words[1] if len(words) > 1 else dtype, words[2] if len(words) > 2 else dtype)
 
 
+def is_stored_only(dtype: object, device: Device) -> bool:
+    """Whether a format is 4-bit floats that a device can store but not multiply: MXFP4 under 16-bit activations."""
+    return isinstance(dtype, str) and get_dtype(dtype).name == "fp4" and "fp4" not in device.dense_flops_per_s
+
+
+def wide_dtype(device: Device) -> str:
+    """Return the 16-bit format that a device multiplies."""
+    return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
+
+
 def usual_formats(wanted: ServingFormat, device: Device) -> list[ServingFormat]:
     """Return formats to compare with the wanted one: 8-bit GEMMs, and 4-bit weights with the wanted GEMMs."""
     found = [ServingFormat("fp8", "fp8", "fp8")] if "fp8" in device.dense_flops_per_s else []

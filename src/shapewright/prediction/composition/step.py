@@ -128,9 +128,11 @@ def compose_sequence(priced: Iterable[PricedOperation]) -> StepTimes:
 def _add_interval(entry: PricedOperation, below: _Spread, above: _Spread) -> None:
     """Add the interval of an operation to that of its step."""
     price = entry.price
-    shared, times = error_correlation(price), entry.total_time_s / float(price.time_s)
-    below.add(times * abs(float(price.low_s - price.time_s)), shared)
-    above.add(times * abs(float(price.high_s - price.time_s)), shared)
+    time_s, times = float(price.time_s), int(entry.operation.repeats) * entry.exposed_fraction
+    shared = error_correlation(price)
+    root = sqrt(shared)
+    below.add(times * abs(float(price.low_s) - time_s), shared, root)
+    above.add(times * abs(float(price.high_s) - time_s), shared, root)
 
 
 @dataclass
@@ -145,10 +147,10 @@ class _Spread:
     alone: float = 0.0
     together_s: float = 0.0
 
-    def add(self, width_s: float, shared: float) -> None:
-        """Add a term with its half-width and correlation."""
+    def add(self, width_s: float, shared: float, root: float) -> None:
+        """Add a term with its half-width, its correlation and the square root of that."""
         self.alone += (1.0 - shared) * width_s * width_s
-        self.together_s += sqrt(shared) * width_s
+        self.together_s += root * width_s
 
     @property
     def width_s(self) -> float:

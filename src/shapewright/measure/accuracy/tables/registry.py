@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.measure.accuracy import serving_runs
 from shapewright.measure.accuracy.tables import (
     attention,
     collectives,
@@ -25,6 +24,9 @@ from shapewright.measure.accuracy.tables import (
 from shapewright.measure.accuracy.tables.kernels import attention as kernel_attention
 from shapewright.measure.accuracy.tables.kernels import exchange, hybrids
 from shapewright.measure.accuracy.tables.kernels import rows as kernel_rows
+from shapewright.measure.accuracy.tables.serving import rows as serving_rows
+from shapewright.measure.accuracy.tables.serving import runs as serving_runs
+from shapewright.measure.accuracy.tables.serving import table as serving_table
 from shapewright.measure.fit import loss_rows
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ TABLES: Mapping[str, Table] = {
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
     "published_training_more": Table("published_training_more.csv", published_rows.FORMAT, training.price_more),
     "serving_runs": Table("serving_runs.csv", serving_runs.FORMAT, serving_runs.price),
+    "serving_throughput": Table("serving_throughput.csv", serving_rows.FORMAT, serving_table.price),
+    "serving_static": Table("serving_static.csv", serving_rows.STATIC_FORMAT, serving_table.price_static),
     "training_mlperf": Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, training.price_mlperf),
 } | {
     table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)

@@ -1,0 +1,1 @@
+"""Tables of whole inference engines under load."""

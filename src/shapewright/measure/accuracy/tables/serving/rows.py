@@ -1,0 +1,296 @@
+"""Read the rows of serving_throughput.csv and serving_static.csv: whole engines under load.
+
+Each row becomes a load on an instance of the server that it names (pricing.servers), by its metric: queued requests, a
+closed loop at a concurrency, an open loop at a rate, a static batch. Unstated settings are the server's defaults, and
+counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.errors import ShapewrightError
+from shapewright.measure.accuracy.measured_files import Format
+from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
+from shapewright.models import Model, list_presets, read_model
+from shapewright.optimize.serving.closed_form import Load, open_loop, queued, static_batch
+from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+from shapewright.prediction.scenario import Scenario
+from shapewright.pricing.servers import Server, load_server
+from shapewright.workload import ParallelLayout, Workload
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.measure.accuracy.chunk import Columns
+    from shapewright.measure.accuracy.context import Context
+
+FORMAT = Format(
+    numbers={"num_gpus": 1},
+    labels=("framework", "framework_version", "model_id", "weight_dtype", "kv_cache_dtype", "device", "metric"),
+    optional=(
+        "tp",
+        "pp",
+        "ep",
+        "attention_dp",
+        "disaggregated",
+        "input_len",
+        "output_len",
+        "num_requests",
+        "concurrency",
+        "request_rate",
+        "output_tokens_per_s",
+        "ttft_s",
+        "tpot_s",
+        "e2e_latency_s",
+    ),
+)
+STATIC_FORMAT = Format(
+    numbers={"tp": 1, "input_len": 1, "batch_size": 1, "output_len": 2},
+    labels=("model", "device", "weight_dtype", "power_capped"),
+    positive=("prompt_time_s", "token_time_s", "e2e_time_s"),
+)
+
+_PRESETS = {
+    "gptj-6b": "gpt-j-6b",
+    "llama2-7b": "llama-2-7b",
+    "llama2-70b": "llama-2-70b",
+    "llama3-8b": "llama-3.1-8b",
+    "llama3-70b": "llama-3.1-70b",
+    "llama3.1-405b": "llama-3.1-405b",
+    "llama4-maverick": "llama-4-maverick",
+    "llama4-scout": "llama-4-scout",
+    "deepseek-r1": "deepseek-v3",
+    "minimax-m2.5": "minimax-m2",
+}
+"""Presets of models that the tables name otherwise; R1 and M2.5 have the shapes of V3 and M2."""
+_FORMATS = {
+    "fp16": ("fp16", "fp16"),
+    "bf16": ("bf16", "bf16"),
+    "fp8": ("fp8", "fp8"),
+    "nvfp4": ("fp4", "fp4"),
+    "mxfp4": ("fp8", "fp4"),
+}
+"""Formats of GEMMs and of weights by that of the table; on devices without fp4, MXFP4 weights meet 16 bits."""
+_SERVERS = {"TensorRT-LLM": "trtllm", "TensorRT": "trtllm", "vLLM": "vllm", "SGLang": "sglang"}
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_NEWEST = {"latest 2025-09": "0.5", "nightly 2026-02": "0.16", "2024-12 (about 0.4.0)": "0.4"}
+_STATIC_SERVER = "vllm-0.2"
+# Requests where a page states none: as TensorRT-LLM's pages do for their usual lengths.
+_REQUESTS = {(128, 128): 30000, (128, 2048): 3000, (2048, 128): 3000, (500, 2000): 3000, (1000, 1000): 3000}
+_OTHER_REQUESTS = 1500
+_QUEUED = ("offline_max_throughput", "offline_batch")
+
+
+@dataclass(frozen=True)
+class ServedRow:
+    """One published row, completed.
+
+    Attributes:
+        server: The server.
+        instance: Model, device, layout, formats and lengths.
+        load: The load, ready to be priced.
+        metric: Metric of the row.
+        measured: Measured values by quantity: a field of LoadTimes, or ``e2e_s``.
+    """
+
+    server: Server
+    instance: Instance
+    load: Load
+    metric: str
+    measured: Mapping[str, float]
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Model and device, which the rows are held out by."""
+        return self.instance.scenario.config.name, self.instance.scenario.device.name
+
+
+def read_served(columns: Columns, context: Context) -> Iterator[ServedRow]:
+    """Complete the rows of serving_throughput.csv; reasons for the others are counted in the context."""
+    assumed: Counter[str] = Counter()
+    for (name,), rows in columns.groups("device"):
+        device = context.find_device(name, rows.num_rows)
+        for place in range(rows.num_rows if device else 0):
+            assert device is not None
+            words = {key: column[place] for key, column in rows.labels.items()}
+            numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
+            try:
+                yield _read_row(words, numbers, context.with_pricing(device), assumed)
+            except ShapewrightError as error:
+                context.skipped[str(error)] += 1
+        context.advance(rows.num_rows)
+    if assumed:
+        context.note(
+            "serving_throughput: assumed: " + "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
+        )
+
+
+def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Device, assumed: Counter[str]) -> ServedRow:
+    """Complete one row.
+
+    Raises:
+        UnusableRowError: it lacks a field, or is not predicted.
+        ShapewrightError: its fields contradict each other, or the model does not fit.
+    """
+    metric = words["metric"]
+    if metric.startswith(("mlperf", "production")):
+        raise UnusableRowError(f"{metric}: input lengths and layout are not stated")
+    if numbers["disaggregated"] == 1.0:
+        raise UnusableRowError("disaggregated serving is not evaluated")
+    if np.isnan(numbers["input_len"]) or np.isnan(numbers["output_len"]):
+        raise UnusableRowError("input_len or output_len is not stated")
+    model = _read_model(words["model_id"])
+    server = server_of(words["framework"], words["framework_version"])
+    formats = read_formats(words["weight_dtype"], words["kv_cache_dtype"], device, server)
+    layout = _read_layout(model, numbers, server, assumed)
+    instance = make_instance(
+        model, device, layout, formats, server, round(numbers["input_len"]), round(numbers["output_len"])
+    )
+    count = numbers["num_requests"]
+    if np.isnan(count):
+        assumed["state no number of requests: as TensorRT-LLM's pages for those lengths"] += 1
+        lengths = (round(numbers["input_len"]), round(numbers["output_len"]))
+        count = _REQUESTS.get(lengths, _OTHER_REQUESTS)
+    load = _load_of(metric, instance, count, numbers)
+    measured = {"ttft_s": numbers["ttft_s"], "tpot_s": numbers["tpot_s"]}
+    if metric in _QUEUED or metric == "static_batch_throughput":
+        measured = {}
+    if metric == "static_batch_latency":
+        measured["e2e_s"] = numbers["e2e_latency_s"]
+    measured["output_tokens_per_s"] = numbers["output_tokens_per_s"]
+    kept = {key: value for key, value in measured.items() if value > 0.0}
+    if not kept:
+        raise UnusableRowError("no throughput and no latency is stated")
+    return ServedRow(server, instance, load, metric, kept)
+
+
+def _load_of(metric: str, instance: Instance, count: float, numbers: Mapping[str, float]) -> Load:
+    concurrency = numbers["concurrency"]
+    if metric in _QUEUED:
+        return queued(instance, count)
+    if metric.startswith("static_batch"):
+        return static_batch(instance, round(concurrency if concurrency > 0.0 else count))
+    if metric == "online_concurrency":
+        return queued(instance, max(count, concurrency), concurrency)
+    if metric == "online_request_rate":
+        return open_loop(instance, count, numbers["request_rate"])
+    raise UnusableRowError(f"unknown metric {metric!r}")
+
+
+def make_instance(
+    model: Model,
+    device: Device,
+    layout: ParallelLayout,
+    formats: ServingFormat,
+    server: Server,
+    prompt_len: int,
+    output_len: int,
+) -> Instance:
+    """Return an instance with the defaults of a server."""
+    workload = Workload(
+        phase="decode",
+        dtype=formats.dtype,
+        weight_dtype=formats.weight_dtype,
+        kv_cache_dtype=formats.kv_cache_dtype,
+        expert_kernel="as-16-bit",
+        attention="flash",
+    )
+    request = ServingRequest(
+        prompt_len=prompt_len,
+        output_len=max(output_len, 2),
+        server=server,
+        memory_fraction=server.memory_fraction,
+        block_tokens=server.block_tokens,
+    )
+    return Instance(Scenario(model=model, device=device, workload=workload, layout=layout), formats, request)
+
+
+def server_of(framework: str, version: str) -> Server:
+    """Return the server that a row names: the newest known version that is not newer.
+
+    Raises:
+        UnusableRowError: the framework is unknown.
+    """
+    engine = _SERVERS.get(framework)
+    if engine is None:
+        raise UnusableRowError(f"no server for framework {framework!r}")
+    if framework == "TensorRT" or version.startswith("after 1.0"):
+        return load_server("trtllm")
+    found = _VERSION.search(_NEWEST.get(version, version))
+    return load_server(f"{engine}-{found.group(1)}.{found.group(2)}" if found else engine)
+
+
+def read_formats(weights: str, cache: str, device: Device, server: Server) -> ServingFormat:
+    """Return the formats of a row; those that the device cannot multiply meet 16 bits.
+
+    Raises:
+        UnusableRowError: the format is unknown.
+    """
+    if weights not in _FORMATS:
+        raise UnusableRowError(f"unknown weight_dtype {weights!r}")
+    dtype, weight_dtype = _FORMATS[weights]
+    if weights == "mxfp4" and "fp4" not in device.dense_flops_per_s:
+        dtype = "bf16"
+    kept = "fp8" if cache == "fp8" else server.cache_dtype(dtype, weight_dtype)
+    return ServingFormat(dtype, weight_dtype, kept)
+
+
+def _read_model(name: str) -> Model:
+    preset = _PRESETS.get(name, name)
+    if preset not in list_presets():
+        raise UnusableRowError(f"no preset of {name!r}")
+    return read_model(preset)
+
+
+def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, assumed: Counter[str]) -> ParallelLayout:
+    """Return the layout; with attention data parallelism every device holds a replica of the attention."""
+    devices = round(numbers["num_gpus"])
+    stages = _count(numbers["pp"])
+    if np.isnan(numbers["tp"]):
+        assumed["state no tensor parallelism: over all devices"] += 1
+    tensor = devices // stages if np.isnan(numbers["tp"]) else round(numbers["tp"])
+    own: dict[str, Any] = {}
+    is_unstated = np.isnan(numbers["attention_dp"]) and devices > 1 and server.attention_data_parallel
+    if model.config.is_moe and is_unstated:
+        assumed["of experts state no attention data parallelism: as the server's pages"] += 1
+    if model.config.is_moe and (numbers["attention_dp"] == 1.0 or is_unstated):
+        tensor, own = 1, {"data_parallel": devices // stages, "expert_parallel": devices // stages}
+    elif model.config.is_moe and numbers["ep"] > 1.0:
+        own = {"expert_parallel": round(numbers["ep"]), "expert_tensor_parallel": 1}
+    return ParallelLayout(tensor_parallel=tensor, pipeline_parallel=stages, **own)
+
+
+def _count(value: float) -> int:
+    return 1 if np.isnan(value) else round(value)
+
+
+def read_static(columns: Columns, context: Context) -> Iterator[ServedRow]:
+    """Complete the rows of serving_static.csv; reasons for the others are counted in the context."""
+    server = load_server(_STATIC_SERVER)
+    for (name, model_id, power), rows in columns.groups("device", "model", "power_capped"):
+        device = context.find_device(name, rows.num_rows)
+        if device and power == "1":
+            context.skipped["a power cap is not modelled"] += rows.num_rows
+        for place in range(rows.num_rows if device and power != "1" else 0):
+            assert device is not None
+            numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
+            try:
+                formats = read_formats(rows.labels["weight_dtype"][place], "", device, server)
+                layout = ParallelLayout(tensor_parallel=round(numbers["tp"]))
+                lengths = (round(numbers["input_len"]), round(numbers["output_len"]))
+                own = context.with_pricing(device)
+                instance = make_instance(_read_model(model_id), own, layout, formats, server, *lengths)
+                load = static_batch(instance, round(numbers["batch_size"]))
+            except ShapewrightError as error:
+                context.skipped[str(error)] += 1
+                continue
+            names = {"e2e_s": "e2e_time_s", "ttft_s": "prompt_time_s", "tpot_s": "token_time_s"}
+            yield ServedRow(server, instance, load, "", {key: numbers[column] for key, column in names.items()})
+        context.advance(rows.num_rows)

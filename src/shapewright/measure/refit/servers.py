@@ -1,0 +1,331 @@
+"""Fit what servers run differently from the records, from published serving throughput and static batches.
+
+The data folder holds serving_throughput.csv and serving_static.csv. Fitted are, by engine: fractions of the bound that
+its own kernels reach, factors on kernels of the records, and the time that its host adds to a pass. Each parameter has
+a prior, so that a few rows move it little; each (model, device) pair of an engine counts alike, whatever its rows.
+Errors and intervals are those of pairs left out, each in turn. Some ten minutes on one core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shapewright.core.errors import ShapewrightError
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.tables.serving.rows import (
+    FORMAT,
+    STATIC_FORMAT,
+    ServedRow,
+    read_served,
+    read_static,
+)
+from shapewright.measure.accuracy.tables.serving.table import quantity_of
+from shapewright.measure.fit.shared import Array
+from shapewright.measure.refit.record_files import command, write_record
+from shapewright.optimize.serving.pass_times import lower_pass
+from shapewright.pricing.operations import price_operations
+from shapewright.pricing.servers import kernel_class
+
+TABLES = ("serving_throughput.csv", "serving_static.csv")
+QUANTILES = (0.05, 0.95)
+LEAST_WIDE = (0.9, 1.1)
+# Weight of a prior over that of a row, on logarithms.
+PRIOR = 0.1
+# Relative residual beyond which a row counts less, and relative step of the derivatives.
+OUTLIER, STEP = 0.1, 0.02
+MOST_STEPS, MOST_STEPS_HELD_OUT = 15, 6
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Servers that are fitted together.
+
+    Attributes:
+        name: Name of their record.
+        servers: Names of the servers.
+        quantities: Measured quantities that are fitted.
+        priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS`` and ``factor.CLASS`` for all of the
+            servers; ``host_s@SERVER``, ``host_per_sequence_s@SERVER``, ``launch_s@SERVER``, ``time_factor@SERVER`` and
+            ``factor.CLASS@SERVER`` for one.
+        given: Parameters that are not fitted.
+        why: Reason for these parameters.
+    """
+
+    name: str
+    servers: tuple[str, ...]
+    quantities: tuple[str, ...]
+    priors: Mapping[str, float]
+    given: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+# The all-reduce of serving libraries inside a node with NVLink, in CUDA graphs: TensorRT-LLM, vLLM and SGLang take 3 to
+# 7 us for small messages, and half of the link's bandwidth at 16 MB (collectives_more.parquet).
+OWN_ALL_REDUCE = {"start_s.all_reduce.link": 8e-6, "fraction.all_reduce.link": 0.45}
+# Over PCIe: from the fit of TensorRT-LLM on L40S, A100 PCIe and RTX PRO 6000.
+_PCIE = {"fraction.all_reduce.pcie": 0.6, "start_s.all_reduce.pcie": 5e-5}
+_TRTLLM = ("trtllm-0.5", "trtllm-0.9", "trtllm-0.14", "trtllm-0.17", "trtllm-1.0")
+
+ENGINES = (
+    Engine(
+        name="trtllm",
+        servers=_TRTLLM,
+        quantities=("output_tokens_per_s",),
+        priors={
+            "fraction.decode_attention.narrow": 0.85,
+            "fraction.decode_attention.wide": 0.85,
+            **_PCIE,
+            "fraction.alltoall.pcie": 0.6,
+            "start_s.alltoall.pcie": 5e-5,
+            "factor.alltoall.link": 1.3,
+            "factor.gemm.fp8": 0.9,
+            "factor.experts.fp4.blackwell": 1.0,
+            "factor.experts.fp8:fp4.blackwell": 1.5,
+            "factor.experts.bf16:fp4.hopper": 1.5,
+            "factor.experts.fp8.hopper@trtllm-1.0": 1.5,
+            "time_factor@trtllm-0.14": 1.0,
+            **{f"host_s@{name}": 5e-4 for name in _TRTLLM},
+            **{f"host_per_sequence_s@{name}": 3e-6 for name in _TRTLLM},
+        },
+        given=OWN_ALL_REDUCE,
+        why="records hold the kernels of vLLM and SGLang: TensorRT-LLM has its own attention of decoding, GEMMs in fp8 "
+        "and expert kernels; engines of version 1.0 run experts in PyTorch",
+    ),
+    Engine(
+        name="vllm-2023",
+        servers=("vllm-0.2",),
+        quantities=("e2e_s", "ttft_s", "tpot_s"),
+        priors={
+            "host_s@vllm-0.2": 5e-3,
+            "host_per_sequence_s@vllm-0.2": 1e-5,
+            "launch_s@vllm-0.2": 1e-5,
+            "time_factor@vllm-0.2": 1.2,
+        },
+        given=OWN_ALL_REDUCE,
+        why="kernels are launched one by one; kernels of 2023",
+    ),
+    Engine(
+        name="vllm",
+        servers=("vllm-0.6", "vllm-0.10", "vllm-0.16"),
+        quantities=("output_tokens_per_s",),
+        priors={
+            "host_s@vllm-0.6": 5e-3,
+            "time_factor@vllm-0.6": 1.1,
+            "time_factor@vllm-0.10": 1.0,
+            "factor.experts.fp8.hopper@vllm-0.16": 1.5,
+        },
+        given={**OWN_ALL_REDUCE, "host_s@vllm-0.10": 1e-3, "host_s@vllm-0.16": 1e-3},
+        why="kernels are those of the records; few pairs",
+    ),
+    Engine(
+        name="sglang",
+        servers=("sglang-0.3", "sglang-0.4"),
+        quantities=("output_tokens_per_s",),
+        priors={"time_factor@sglang-0.4": 1.1},
+        given={**OWN_ALL_REDUCE, "host_s@sglang-0.4": 1e-3, "host_s@sglang-0.5": 1e-3},
+        why="kernels are those of the records; one pair",
+    ),
+)
+
+
+class Prices:
+    """Rows with the prices of the operations of their passes, as arrays over operations.
+
+    Attributes:
+        rows: Each row with one measured quantity.
+        pairs: Server family and (model, device) pair of each.
+    """
+
+    def __init__(self, rows: Sequence[ServedRow], quantities: Sequence[str]) -> None:
+        self.rows: list[tuple[ServedRow, str]] = []
+        self._classes: dict[tuple[str, str], int] = {}
+        self._spans: list[tuple[int, int]] = []
+        columns: list[list[Array]] = [[], [], [], [], []]
+        self._servers: list[str] = []
+        sequences: list[int] = []
+        graphs: list[bool] = []
+        for row in rows:
+            try:
+                passes = [self._price(row, shape) for shape in row.load.shapes]
+            except ShapewrightError:
+                continue
+            for quantity in (name for name in quantities if name in row.measured):
+                first = len(sequences)
+                for shape, arrays in zip(row.load.shapes, passes, strict=True):
+                    for column, values in zip(columns, (*arrays, np.full(len(arrays[0]), len(sequences))), strict=True):
+                        column.append(values)
+                    sequences.append(shape.decode_batch)
+                    graphs.append(row.server.cuda_graphs and not shape.prefill_tokens)
+                    self._servers.append(row.server.name)
+                self._spans.append((first, len(sequences)))
+                self.rows.append((row, quantity))
+        self._time_s, self._bound_s, self._repeats, kinds, passes_of = (np.concatenate(one) for one in columns)
+        self._kinds, self._passes = kinds.astype(int), passes_of.astype(int)
+        self._sequences, self._is_graph = np.array(sequences, dtype=float), np.array(graphs)
+        self._kernels = np.bincount(self._passes, self._repeats, minlength=len(sequences))
+        self.measured = np.array([row.measured[quantity] for row, quantity in self.rows])
+        self.pairs = [row.pair for row, _ in self.rows]
+        counts = Counter((row.server.name, quantity, row.pair) for row, quantity in self.rows)
+        weights = np.array([counts[row.server.name, quantity, row.pair] ** -0.5 for row, quantity in self.rows])
+        self.weights = weights / weights.mean()
+
+    def _price(self, row: ServedRow, shape: Any) -> tuple[Array, Array, Array, Array]:
+        device, stages = row.instance.scenario.device, row.instance.layout.pipeline_parallel
+        operations = lower_pass(row.instance, shape).operations
+        prices = price_operations(operations, device)
+        repeats = np.array([int(one.repeats) * (stages if one.stage == "every" else 1) for one in operations], float)
+        kinds = [
+            self._classes.setdefault((kernel_class(one, device), row.server.name), len(self._classes))
+            for one in operations
+        ]
+        time_s, bound_s = (np.array([float(getattr(one, name)) for one in prices]) for name in ("time_s", "roofline_s"))
+        return time_s * repeats, bound_s * repeats, repeats, np.array(kinds)
+
+    def log_ratios(self, parameters: Mapping[str, float]) -> Array:
+        """Return ln(predicted / measured) of each row."""
+        seconds = self._pass_s(parameters)
+        predicted = [
+            quantity_of(row.load.combine(list(seconds[first:last])), quantity, row.instance.request.output_len)
+            for (row, quantity), (first, last) in zip(self.rows, self._spans, strict=True)
+        ]
+        ratios: Array = np.log(np.array(predicted) / self.measured)
+        return ratios
+
+    def _pass_s(self, parameters: Mapping[str, float]) -> Array:
+        def of_class(name: str, default: float) -> Array:
+            found = [
+                parameters.get(f"{name}.{kind}@{server}", parameters.get(f"{name}.{kind}", default))
+                for kind, server in self._classes
+            ]
+            values: Array = np.array(found)[self._kinds]
+            return values
+
+        def of_server(name: str, default: float) -> Array:
+            values = {server: parameters.get(f"{name}@{server}", default) for server in set(self._servers)}
+            return np.array([values[server] for server in self._servers])
+
+        fraction = of_class("fraction", np.inf)
+        own_s = of_class("start_s", 0.0) * self._repeats + self._bound_s / fraction
+        time_s = np.where(np.isinf(fraction), self._time_s, np.minimum(self._time_s, own_s)) * of_class("factor", 1.0)
+        sums: Any = np.bincount(self._passes, np.maximum(time_s, self._bound_s), minlength=len(self._servers))
+        device_s = sums * of_server("time_factor", 1.0)
+        launches_s = np.where(self._is_graph, 0.0, of_server("launch_s", 0.0) * self._kernels)
+        added_s = of_server("host_s", 0.0) + of_server("host_per_sequence_s", 0.0) * self._sequences
+        total: Array = np.maximum(device_s, launches_s) + added_s
+        return total
+
+
+def fit(
+    prices: Prices, engine: Engine, kept: Array | None = None, start: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Fit the parameters of an engine.
+
+    Args:
+        prices: Its rows.
+        engine: Priors and given parameters.
+        kept: Rows to fit on; None for all. [rows]
+        start: Parameters to start from; None for the priors.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(engine.priors)
+    priors = np.log([engine.priors[name] for name in names])
+    mask = np.ones(len(prices.rows), dtype=bool) if kept is None else kept
+
+    def residuals(logs: Array) -> Array:
+        parameters = {**engine.given, **dict(zip(names, np.exp(logs), strict=True))}
+        errors = (prices.weights * prices.log_ratios(parameters))[mask]
+        return np.concatenate([errors, PRIOR * (logs - priors)])
+
+    first = priors if start is None else np.log([start[name] for name in names])
+    most = MOST_STEPS if start is None else MOST_STEPS_HELD_OUT
+    found = least_squares(residuals, first, loss="soft_l1", f_scale=OUTLIER, diff_step=STEP, max_nfev=most)
+    fitted = {name: float(np.exp(log)) for name, log in zip(names, found.x, strict=True)}
+    # No kernel is faster than its bound.
+    bounded = {name: min(value, 1.0) if name.startswith("fraction.") else value for name, value in fitted.items()}
+    return {**engine.given, **bounded}
+
+
+def held_out_ratios(prices: Prices, engine: Engine, fitted: Mapping[str, float]) -> Array:
+    """Return ln(predicted / measured) of each row, fitted without its (model, device) pair."""
+    ratios = np.zeros(len(prices.rows))
+    for pair in sorted(set(prices.pairs)):
+        is_out = np.array([each == pair for each in prices.pairs])
+        parameters = fit(prices, engine, ~is_out, fitted)
+        ratios[is_out] = prices.log_ratios(parameters)[is_out]
+    return ratios
+
+
+def read_rows(data: Path) -> list[ServedRow]:
+    """Return all rows of both tables that can be completed."""
+    readers = ((TABLES[0], FORMAT, read_served), (TABLES[1], STATIC_FORMAT, read_static))
+    return [
+        row for name, layout, read in readers for row in read(read_columns(data / name, layout, Counter()), Context())
+    ]
+
+
+def refit(data: Path) -> None:
+    """Fit every engine and write its record."""
+    rows = read_rows(data)
+    for engine in ENGINES:
+        prices = Prices([row for row in rows if row.server.name in engine.servers], engine.quantities)
+        fitted = fit(prices, engine)
+        ratios = held_out_ratios(prices, engine, fitted)
+        write_record("servers", engine.name, make_record(engine, prices, fitted, ratios))
+        print(engine.name, f"{np.mean(np.abs(np.exp(ratios) - 1.0)):.3f} mean error of held-out pairs", flush=True)
+
+
+def make_record(engine: Engine, prices: Prices, fitted: Mapping[str, float], ratios: Array) -> dict[str, Any]:
+    """Return the record of an engine: parameters by server, intervals, and errors of held-out pairs."""
+    is_moe = np.array([row.instance.scenario.config.is_moe for row, _ in prices.rows])
+    in_sample = prices.log_ratios(fitted)
+    intervals, errors = {}, {}
+    for name, mask in (("dense", ~is_moe), ("moe", is_moe)):
+        if mask.any():
+            low, high = np.exp(-np.quantile(ratios[mask], QUANTILES[::-1]))
+            # One or two pairs may all lie on one side of the prediction.
+            intervals[name] = [min(float(low), LEAST_WIDE[0]), max(float(high), LEAST_WIDE[1])]
+            errors[name] = {
+                "rows": int(mask.sum()),
+                "pairs": len({pair for pair, own in zip(prices.pairs, mask, strict=True) if own}),
+                "held_out_mean_error": float(np.mean(np.abs(np.exp(ratios[mask]) - 1.0))),
+                "held_out_median_error": float(np.median(np.abs(np.exp(ratios[mask]) - 1.0))),
+                "fitted_mean_error": float(np.mean(np.abs(np.exp(in_sample[mask]) - 1.0))),
+            }
+    servers = {*engine.servers, *(name.partition("@")[2] for name in fitted if "@" in name)}
+    return {
+        "servers": {server: dict(_parameters_of(server, fitted)) for server in sorted(servers)},
+        "interval": intervals,
+        "provenance": {
+            "source": "published serving throughput, named per row",
+            "files": list(TABLES),
+            "command": command("servers"),
+            "split": "each (model, device) pair left out in turn",
+            "why": engine.why,
+            "priors": dict(engine.priors),
+            "given": dict(engine.given),
+            "errors": errors,
+        },
+    }
+
+
+def _parameters_of(server: str, fitted: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a server: host times, time factor and kernels."""
+    kernels: dict[str, dict[str, float]] = {}
+    for name, value in fitted.items():
+        words, _, of = name.partition("@")
+        if of and of != server:
+            continue
+        key, _, kind = words.partition(".")
+        if kind:
+            kernels.setdefault(kind, {})[key] = value
+        else:
+            yield key, value
+    yield "kernels", kernels

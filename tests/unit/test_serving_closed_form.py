@@ -1,0 +1,80 @@
+"""Loads in closed form: queued requests, closed and open loops, static batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from served import make_instance
+from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving import ServingRequest
+from shapewright.optimize.serving.closed_form import most_decoding, open_loop, queued, static_batch
+from shapewright.optimize.serving.point import Instance
+from shapewright.pricing.servers import CURRENT_SERVER, load_server
+
+REQUEST = ServingRequest(prompt_len=1000, output_len=500)
+
+
+def instance(**changes: object) -> Instance:
+    """Llama-3-8B on an H100 with changed defaults of its server."""
+    return make_instance(request=replace(REQUEST, server=replace(CURRENT_SERVER, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_batch_is_its_passes_added_up() -> None:
+    """Prompts in one pass, then O - 1 tokens."""
+    load = static_batch(make_instance(request=REQUEST), 4)
+    times = load.combine([0.1, 0.01])
+
+    assert times.ttft_s == pytest.approx(0.1)
+    assert times.output_tokens_per_s == pytest.approx(4 * 500 / (0.1 + 499 * 0.01))
+
+
+def test_many_queued_requests_reach_a_steady_rate() -> None:
+    """Ten times as many requests change the throughput by less than a tenth, and fill more than few do."""
+    rates = [queued(instance(), count).predict(instance())[0].output_tokens_per_s for count in (10, 5000, 50000)]
+
+    assert rates[2] == pytest.approx(rates[1], rel=0.1)
+    assert rates[0] < 0.5 * rates[1]
+
+
+def test_more_in_flight_serves_more_at_more_time_per_token() -> None:
+    """A closed loop trades throughput for speed, up to what the cache holds."""
+    times = [queued(instance(), 2000, count).predict(instance())[0] for count in (1, 8, 64)]
+
+    assert [one.output_tokens_per_s for one in times] == sorted(one.output_tokens_per_s for one in times)
+    assert [one.tpot_s for one in times] == sorted(one.tpot_s for one in times)
+
+
+def test_an_open_loop_serves_what_arrives_until_it_is_full() -> None:
+    """Below the capacity its tokens are those that arrive; above it those of queued requests."""
+    slow, fast = (open_loop(instance(), 5000, rate).predict(instance())[0] for rate in (1.0, 1000.0))
+
+    assert slow.output_tokens_per_s == pytest.approx(500.0, rel=0.05)
+    assert fast.output_tokens_per_s == pytest.approx(
+        queued(instance(), 5000).predict(instance())[0].output_tokens_per_s
+    )
+    assert fast.ttft_s > 10.0 * slow.ttft_s
+
+
+def test_reserving_answers_holds_fewer_sequences() -> None:
+    """An engine that never evicts starts a request only if its whole answer fits."""
+    assert most_decoding(instance(reserves_answers=True, most_sequences=10**6)) < most_decoding(
+        instance(most_sequences=10**6)
+    )
+
+
+def test_prefill_apart_from_decoding_is_slower() -> None:
+    """Passes that do both read the weights once."""
+    apart, together = (
+        queued(instance(mixes_prefill=mixes), 5000).predict(instance())[0].output_tokens_per_s
+        for mixes in (False, True)
+    )
+
+    assert apart < together
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    """No sequence fits beside 405 billion parameters."""
+    with pytest.raises(WorkloadError, match="does not fit"):
+        queued(make_instance("llama-3.1-405b", replace(REQUEST, server=load_server("vllm"))), 100)
