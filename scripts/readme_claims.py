@@ -13,6 +13,7 @@ from markdown_parts import markdown_table
 
 import shapewright
 from shapewright.models import count_parameters, read_model
+from shapewright.prediction.speedup import compare_times
 from shapewright.pricing.software import TUNED, UNNAMED, load_software, software_names
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,7 +37,11 @@ def odd_width() -> str:
     slower = []
     for device in _DEVICES:
         steps = [shapewright.predict(_MODEL, device=device, overrides=changed) for changed in ({}, changes)]
-        slower.append(f"{steps[1].step_time_s / steps[0].step_time_s:.1f} times as long on an {_SHORT_NAMES[device]}")
+        factor = compare_times(steps[1], steps[0])
+        slower.append(
+            f"{factor.factor:.1f} times as long on an {_SHORT_NAMES[device]} (90 % interval {factor.low:.1f} to "
+            f"{factor.high:.1f})"
+        )
     more = count_parameters(steps[1].config).total / count_parameters(steps[0].config).total - 1.0
     return (
         f"Llama-3-8B with `hidden_size` {even.hidden_size + 1} instead of {even.hidden_size} has {100 * more:.2f} % "

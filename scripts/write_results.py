@@ -14,6 +14,7 @@ from pathlib import Path
 import readme_claims
 from page_blocks import refresh_blocks
 from proxy_table import proxy_table
+from published_runs import evidence
 
 from shapewright.app.report.outputs.catalogue import describe_calibration
 from shapewright.hardware import list_devices, load_device
@@ -82,6 +83,7 @@ def devices_summary() -> str:
 BLOCKS = {
     "accuracy": readme_claims.accuracy_table,
     "devices": devices_summary,
+    "evidence": evidence,
     "odd-width": readme_claims.odd_width,
     "paper": readme_claims.paper,
     "proxy-losses": proxy_table,
