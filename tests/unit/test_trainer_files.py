@@ -20,7 +20,7 @@ import pytest
 import shapewright
 from shapewright.app.formats import write_format
 from shapewright.core.errors import ShapewrightError
-from shapewright.models import list_presets, read_model
+from shapewright.models import list_presets, read_model, untimed_values
 from shapewright.optimize.design import Design
 from shapewright.prediction.build import build_scenario
 
@@ -81,7 +81,13 @@ def test_presets_parse(form: str) -> None:
     for name in DENSE:
         scenario = build_scenario(name, "h100-sxm-80gb", workload={"global_batch_size": 64, "seq_len": 512})
         try:
-            text = write_format(form, scenario.config, workload=scenario.workload, layout=scenario.layout)
+            text = write_format(
+                form,
+                scenario.config,
+                workload=scenario.workload,
+                layout=scenario.layout,
+                untimed=untimed_values(scenario.model),
+            )
         except ShapewrightError:
             continue
         num_read += 1

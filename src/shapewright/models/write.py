@@ -98,9 +98,10 @@ _UNTIMED_KEYS = {
 
 
 def untimed_values(model: Model) -> dict[str, float]:
-    """Return ``rotary_base`` and ``norm_epsilon`` of a model's config.json, which no prediction depends on.
+    """Return the values of a model's config.json that its trainer needs and no prediction depends on.
 
-    A value that the file does not give is missing.
+    ``rotary_base``, ``norm_epsilon``, and ``rope_scaling_factor`` where positions are scaled as Llama 3.1 does. A value
+    that the file does not give is missing.
     """
     if model.raw is None:
         return {}
@@ -108,6 +109,9 @@ def untimed_values(model: Model) -> dict[str, float]:
     rope = part.get("rope_parameters")
     part = {**(rope if isinstance(rope, Mapping) else {}), **part}
     found = {name: next(filter(None, map(part.get, keys)), None) for name, keys in _UNTIMED_KEYS.items()}
+    scaling = part.get("rope_scaling") or rope
+    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) == "llama3":
+        found["rope_scaling_factor"] = scaling.get("factor")
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 

@@ -17,6 +17,7 @@ from shapewright.app.formats.output_format import (
     layout_error,
     model_error,
     num_replicas,
+    unwritten_scaling,
     workload_error,
 )
 
@@ -40,7 +41,11 @@ def write_yaml(
 ) -> str:
     """Write a config, without data, optimizer and schedule."""
     check_embedding_width(FORM, config)
-    lines = ["model_config:", *(f"  {key}: {json.dumps(value)}" for key, value in _model(config, untimed).items())]
+    lines = [
+        *unwritten_scaling(untimed),
+        "model_config:",
+        *(f"  {key}: {json.dumps(value)}" for key, value in _model(config, untimed).items()),
+    ]
     if workload is not None:
         check_training_workload(FORM.name, workload, _PRECISIONS)
         if workload.recompute != "none":

@@ -51,7 +51,11 @@ def write_arguments(
     lines = [*_model_settings(config), *_attention(config), *_mlp(config), *_head(config, layout)]
     names = {"norm_epsilon": "--norm-epsilon"}
     names |= {"rotary_base": "--rotary-base"} if config.position_embedding == "rotary" else {}
-    lines += [f"{flag} {untimed[name]:.10g}" for name, flag in names.items() if name in untimed]
+    if "rope_scaling_factor" in untimed and config.position_embedding == "rotary":
+        lines.append("--use-rope-scaling")
+        names["rope_scaling_factor"] = "--rope-scaling-factor"
+    values = {**untimed, "rotary_base": round(untimed.get("rotary_base", 0))}  # it takes an integer
+    lines += [f"{flag} {values[name]:.10g}" for name, flag in names.items() if name in untimed]
     lines += [] if layout is None else _layout_settings(config, layout)
     lines += [] if workload is None else _workload_settings(workload, layout)
     if workload is not None and workload.offload_optimizer:

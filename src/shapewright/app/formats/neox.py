@@ -19,6 +19,7 @@ from shapewright.app.formats.output_format import (
     layout_error,
     model_error,
     num_replicas,
+    unwritten_scaling,
     vocab_padding,
 )
 
@@ -60,6 +61,7 @@ def write_yaml(
     head = (
         f"# vocab_size {config.vocab_size}: tokenizers of {smallest} to {config.vocab_size} tokens are padded to it.\n"
     )
+    head += "".join(f"{line}\n" for line in unwritten_scaling(untimed))
     return head + "{\n" + "\n".join(lines) + "\n}\n"
 
 

@@ -77,7 +77,7 @@ _EXPERT_FIELDS = (
 
 
 Untimed = Mapping[str, float]
-"""Values that no prediction depends on, by name: ``rotary_base`` and ``norm_epsilon``; those unknown are missing."""
+"""Values that no prediction depends on, by name, see ``models.untimed_values``; those unknown are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +285,9 @@ def vocab_padding(target: OutputFormat, config: TransformerConfig, num_shards: i
 def num_replicas(layout: ParallelLayout | None) -> int:
     """Number of data-parallel replicas."""
     return layout.data_parallel if layout else 1
+
+
+def unwritten_scaling(untimed: Untimed) -> list[str]:
+    """Comment on the scaling of rotary positions, for formats that are written without it."""
+    factor = untimed.get("rope_scaling_factor")
+    return [] if factor is None else [f"# Not written: scaling of rotary positions (llama3, factor {factor:g})."]

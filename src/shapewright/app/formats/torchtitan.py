@@ -20,6 +20,7 @@ from shapewright.app.formats.output_format import (
     layout_error,
     model_error,
     num_replicas,
+    unwritten_scaling,
     workload_error,
 )
 from shapewright.workload.recompute import CORE
@@ -43,9 +44,10 @@ def write_toml(
         raise model_error(FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim")
     model, table, arguments = _flavor(config)
     names = {"rotary_base": "rope_theta", "norm_epsilon": "norm_eps"}
-    more = [f"{key}={untimed[name]:.10g}" for name, key in names.items() if name in untimed]
+    more = [f"{key}={float(untimed[name])!r}" for name, key in names.items() if name in untimed]
     arguments = ", ".join([arguments.removesuffix(")"), *more]) + ")"
     lines = [
+        *unwritten_scaling(untimed),
         *([f"# The model is qwen3, since llama3 has no {_missing_in_llama3(config)}."] if model == "qwen3" else []),
         f"# Add to {table} in torchtitan/models/{model}/__init__.py:",
         f'#     "{_FLAVOR}": {arguments},',

@@ -39,7 +39,7 @@ def write_format(
         config: The model.
         workload: Batch, sequence length, dtype and recomputation of a training step.
         layout: Parallel layout.
-        untimed: Base of the rotary embedding and epsilon of the norms, see ``models.untimed_values``.
+        untimed: Values that no prediction depends on, see ``models.untimed_values``.
 
     Returns:
         Text of the file, with a trailing newline.

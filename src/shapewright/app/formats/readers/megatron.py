@@ -94,9 +94,14 @@ def read_arguments(text: str) -> Reading:
         fields=fields,
         layout=layout,
         workload=_workload(values),
-        untimed=values.pick({"rotary_base": "rotary_base", "norm_epsilon": "norm_epsilon"}),
+        untimed=values.pick({name: name for name in _untimed_names(values)}),
         unread=values.unread(),
     )
+
+
+def _untimed_names(values: Values) -> tuple[str, ...]:
+    names = ("rotary_base", "norm_epsilon")
+    return (*names, "rope_scaling_factor") if values.flag("use_rope_scaling") else names
 
 
 def _model(values: Values, tensor_parallel: int) -> dict[str, Any]:
