@@ -278,6 +278,13 @@ def test_targets_that_the_model_lacks_are_refused() -> None:
         lower(config_of("gpt2"), Workload(finetune="lora", lora_targets="q,v"), ONE)
 
 
+@pytest.mark.parametrize("fields", [{"finetune": "last-layers", "last_layers": 2}, {"packed": "64"}])
+def test_encoder_decoders_have_no_last_layers_and_no_documents(fields: dict[str, Any]) -> None:
+    """Both are refused for two stacks, where the last layers of one read the output of the other."""
+    with pytest.raises(WorkloadError, match="encoder-decoder"):
+        lower(config_of("t5-base"), Workload(seq_len=128, **fields), ONE)
+
+
 def test_ranks_above_the_width_are_refused() -> None:
     """A rank above the width of the model is no low-rank adapter."""
     with pytest.raises(WorkloadError, match="exceeds hidden_size=768"):

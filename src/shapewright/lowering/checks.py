@@ -68,6 +68,11 @@ def _validate_finetuning(config: TransformerConfig, workload: Workload, layout: 
             f"finetune='full'",
             field="last_layers",
         )
+    if workload.last_layers is not None and config.stack == "encoder-decoder":
+        raise WorkloadError(
+            "finetune='last-layers' is not modelled for an encoder-decoder; use adapters, or finetune='full'",
+            field="finetune",
+        )
     if workload.packed is None:
         return
     if layout.context_parallel > 1:
