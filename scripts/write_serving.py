@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from shapewright.app.figures.chart import Line, Points, XYChart
+from shapewright.app.figures.chart import Band, Line, Points, XYChart
 from shapewright.app.figures.matplotlib_files import save_chart
 from shapewright.core.errors import ShapewrightError
 from shapewright.measure.accuracy.context import Context
@@ -113,7 +113,7 @@ def scatter(data: Path) -> XYChart:
         measured.append(row.measured["output_tokens_per_s"] / num_devices)
         drawn.append(predicted / num_devices)
     ends = [min(min(one) for one, _ in found.values()), max(max(one) for one, _ in found.values())]
-    series = [
+    series: list[Line | Points | Band] = [
         Line("equal", ends, ends, dashed=True),
         *(Points(name, measured, drawn) for name, (measured, drawn) in found.items()),
     ]
