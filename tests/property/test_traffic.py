@@ -33,6 +33,7 @@ def traffics(draw: st.DrawFn) -> Traffic:
     num_streams=st.integers(1, 3),
     is_apart=st.booleans(),
     is_chunked=st.booleans(),
+    is_mixed=st.booleans(),
     reserves_answers=st.booleans(),
     keeps_preempted=st.booleans(),
     num_replicas=st.integers(1, 2),
@@ -46,6 +47,7 @@ def test_nothing_is_lost(
     *,
     is_apart: bool,
     is_chunked: bool,
+    is_mixed: bool,
     reserves_answers: bool,
     keeps_preempted: bool,
     num_replicas: int,
@@ -53,7 +55,12 @@ def test_nothing_is_lost(
     """Requests, tokens and blocks are conserved for any arrivals, lengths, prefixes, caches and budgets."""
     given_sizes = {"num_blocks": num_blocks, "block_tokens": BLOCK, "num_streams": num_streams, "longest_len": 64}
     max_tokens = max_sequences + spare_tokens if is_chunked else 64
-    limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "is_chunked": is_chunked}
+    limits = {
+        "max_sequences": max_sequences,
+        "max_tokens": max_tokens,
+        "is_chunked": is_chunked,
+        "is_mixed": is_chunked and is_mixed,
+    }
     further_limits = {"reserves_answers": reserves_answers, "keeps_preempted": keeps_preempted}
     streams = constant_streams(**given_sizes, **limits, **further_limits, num_replicas=num_replicas)
     unit = SimulatedUnit(streams, streams if is_apart else None, (0.0,), (0.5,))

@@ -94,6 +94,14 @@ def test_prompts_that_are_not_cut_stop_decoding() -> None:
     assert outcome.end_s.tolist() == [5.0, 3.0]
 
 
+def test_cut_prompts_may_have_passes_of_their_own() -> None:
+    """A prompt of 100 tokens that is cut to passes of 64, none of them mixed, stops decoding for two passes."""
+    outcome = simulate(make_traffic([0.0, 0.5], [10, 100], [4, 2]), constant_streams(is_mixed=False))
+
+    assert outcome.first_s.tolist() == [1.0, 3.0]
+    assert outcome.end_s.tolist() == [6.0, 4.0]
+
+
 def test_reserved_answers_wait_instead() -> None:
     """Where whole answers are reserved, the second of two sequences starts when the first ends, and loses nothing."""
     streams = constant_streams(num_blocks=6, max_sequences=2, reserves_answers=True)

@@ -134,10 +134,10 @@ def test_overload_names_the_largest_load(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "has no column arrival_s"),
+        ("", "has no column 'arrival_s'"),
         (ROWS, "holds no requests"),
         ("timestamp,input_length,output_length\n27482,6955,52\n", "have no unit; name it arrival_s"),
-        ("when,prompt_len,output_len\n0,1,1\n", "has no column arrival_s"),
+        ("when,prompt_len,output_len\n0,1,1\n", "has no column 'arrival_s'"),
         (ROWS + "-1,10,10\n", "line 2: arrival_s='-1' must be seconds"),
         (ROWS + "5,10,10\n4,10,10\n", "line 3: arrival_s=4 is before the 5"),
         (ROWS + "0,0,10\n", "prompt_len='0' must be a whole number"),

@@ -76,8 +76,8 @@ def describe_traffic(output: TrafficOutput) -> str:
     what = "of a trace" if request.source == "trace" else f"with seed {request.seed}"
     return (
         f"{output.config.title} on {count}{devices}: {request.num_requests:,} requests {what}, "
-        f"{request.mean_prompt_len} tokens in and {request.mean_output_len} out on average, {output.format.name}"
-        + "".join(f", {limit}" for limit in limits)
+        f"{request.mean_prompt_len:.0f} tokens in and {request.mean_output_len:.0f} out on average, "
+        f"{output.format.name}" + "".join(f", {limit}" for limit in limits)
     )
 
 

@@ -28,8 +28,8 @@ class TrafficRequestOutput:
     source: str = described("`arrivals` or `trace`")
     num_requests: int = described("requests of each simulation")
     rates_per_s: list[float] = described("mean rates of arrival in requests per second; empty for that of the trace")
-    mean_prompt_len: int = described("mean tokens of a prompt")
-    mean_output_len: int = described("mean tokens of an answer")
+    mean_prompt_len: float = described("mean tokens of a prompt")
+    mean_output_len: float = described("mean tokens of an answer")
     ttft_p90_limit_s: float | None = described("limit of the 90 % quantile of the time to first token")
     tpot_p90_limit_s: float | None = described("limit of the 90 % quantile of the time per further token")
     num_devices: int | None = described("devices; null for one unit of each layout")
@@ -162,8 +162,8 @@ def traffic_output(found: TrafficPlan) -> TrafficOutput:
             source="trace" if question.is_trace else "arrivals",
             num_requests=found.num_requests,
             rates_per_s=list(question.rates_per_s),
-            mean_prompt_len=request.prompt_len,
-            mean_output_len=request.output_len,
+            mean_prompt_len=found.mean_prompt_len,
+            mean_output_len=found.mean_output_len,
             ttft_p90_limit_s=question.ttft_p90_s,
             tpot_p90_limit_s=question.tpot_p90_s,
             num_devices=request.num_devices,
@@ -198,8 +198,8 @@ def _server(server: SimulatedServer) -> TrafficServerOutput:
         largest_requests_per_s=server.largest_rate_per_s,
         pass_error_median_fraction=priced.error_median_fraction,
         pass_error_max_fraction=priced.error_most_fraction,
-        pass_low_fraction=priced.low_fraction,
-        pass_high_fraction=priced.high_fraction,
+        pass_low_fraction=candidate.unit.interval[0],
+        pass_high_fraction=candidate.unit.interval[1],
         closed_form_batch_size=point.batch_size,
         closed_form_requests_per_s=point.requests_per_s * candidate.num_units,
         closed_form_ttft_s=point.ttft.middle_s,

@@ -159,7 +159,13 @@ def _best_by_layout(points: Sequence[OperatingPoint], request: ServingRequest) -
     for point in ranked:
         if point.mode == "aggregated":
             together.setdefault(point.layout, point)
-    apart = [point for point in ranked if point.mode == "disaggregated"]
+    # Without a number of devices, units that are no larger than what one instance may be.
+    most = max((point.num_devices for point in together.values()), default=1)
+    apart = [
+        point
+        for point in ranked
+        if point.mode == "disaggregated" and (request.num_devices or most) >= point.num_devices
+    ]
     fewest = min((layout.pipeline_parallel for layout in together), default=1)
     listed = sorted(together.values(), key=lambda point: point.layout.pipeline_parallel > fewest)
     return [*listed[:1], *apart[:1], *listed[1:]]
@@ -196,7 +202,7 @@ def make_candidate(
         return Streams(priced.table, limits, num_units * num_instances * layout.pipeline_parallel), priced, instance
 
     decode, priced, _ = streams(point.layout, point.num_instances)
-    interval = (priced.low_fraction, priced.high_fraction)
+    interval = pass_interval(request.server, priced, is_moe=scenario.config.is_moe)
     unit = SimulatedUnit(decode, interval=interval)
     if point.prefill_layout is not None:
         prefill, _, instance = streams(point.prefill_layout, point.num_prefill_instances)
@@ -214,6 +220,20 @@ def make_candidate(
         cache_tokens=decode.limits.num_blocks * decode.limits.block_tokens * decode.num_streams,
         priced=priced,
     )
+
+
+def pass_interval(server: Server, priced: PricedTable, *, is_moe: bool) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of the times of passes over their middle.
+
+    That of the server's published throughput where it is known, else that of the passes.
+
+    Args:
+        server: The server.
+        priced: The passes.
+        is_moe: Whether the model is a mixture of experts.
+    """
+    ends = server.interval.get("moe" if is_moe else "dense")
+    return (1.0 / ends[1], 1.0 / ends[0]) if ends else (priced.low_fraction, priced.high_fraction)
 
 
 def _price(instance: Instance, scheduler: Scheduler, longest_len: int) -> tuple[PricedTable, Limits]:
@@ -242,6 +262,7 @@ def _price(instance: Instance, scheduler: Scheduler, longest_len: int) -> tuple[
         block_tokens,
         cache_tokens // block_tokens * replicas,
         is_chunked=server.chunked_prefill,
+        is_mixed=server.chunked_prefill and server.mixes_prefill,
         reserves_answers=server.reserves_answers,
         keeps_preempted=server.chunked_prefill,  # engines of that time cache blocks by default too
         num_replicas=replicas,

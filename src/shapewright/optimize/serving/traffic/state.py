@@ -81,7 +81,8 @@ class Limits(NamedTuple):
         max_tokens: Tokens of one pass.
         block_tokens: Tokens of a cache block.
         num_blocks: Blocks of the cache.
-        is_chunked: Whether prompts are cut and share passes with decoding sequences.
+        is_chunked: Whether prompts are cut to the tokens of a pass.
+        is_mixed: Whether prompts share passes with decoding sequences.
         reserves_answers: Whether a request starts only if its whole answer fits, so that none is preempted.
         keeps_preempted: Whether the blocks of a preempted sequence stay in the cache until they are needed.
         num_replicas: Replicas that run their passes in step; sequences and tokens are limits of each, blocks of all.
@@ -92,6 +93,7 @@ class Limits(NamedTuple):
     block_tokens: int
     num_blocks: int
     is_chunked: bool = True
+    is_mixed: bool = True
     reserves_answers: bool = False
     keeps_preempted: bool = False
     num_replicas: int = 1

@@ -152,7 +152,8 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
         The Totals, as a tuple. An error would be a mistake of this function: more than the cache was taken.
     """
     ready_s, prompt_len, output_len, sent_len, prefix, prefix_len = requests
-    max_sequences, max_tokens, block, num_blocks, is_chunked, reserves_answers, keeps_preempted, replicas = limits
+    max_sequences, max_tokens, block, num_blocks = limits[:4]
+    is_chunked, is_mixed, reserves_answers, keeps_preempted, replicas = limits[4:]
     max_running = max_sequences * replicas
     num, end = len(ready_s), len(work.before) - 1
     no_prefix = len(work.users) - 1
@@ -207,7 +208,7 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
             again.append(victim)
 
         num_filled, num_sent, tokens, seen, longest = 0, 0, 0, 0.0, 0
-        room = max_tokens + (-num_decoding // replicas) if is_chunked else max_tokens
+        room = max_tokens + (-num_decoding // replicas) if is_mixed else max_tokens
         budget = room * replicas
         num_kept = 0
         for place in range(num_cut):
@@ -294,7 +295,7 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
             work.filled[num_filled] = one
             num_filled += 1
 
-        steps = 1 if num_decoding > 0 and (is_chunked or tokens == 0) else 0
+        steps = 1 if num_decoding > 0 and (is_mixed or tokens == 0) else 0
         if num_decoding > 0 and tokens == 0:
             while work.end_step[ends[0][1]] != ends[0][0]:
                 heappop(ends)

@@ -69,6 +69,8 @@ class TrafficPlan(NotebookDisplay):
         format: Element formats.
         question: What was simulated.
         num_requests: Requests of each simulation.
+        mean_prompt_len: Mean tokens of their prompts.
+        mean_output_len: Mean tokens of their answers.
         servers: Servers, device by device.
         runs: A simulation for each server and rate.
         notes: Notes for the reader, one line each.
@@ -78,6 +80,8 @@ class TrafficPlan(NotebookDisplay):
     format: ServingFormat
     question: TrafficQuestion
     num_requests: int
+    mean_prompt_len: float
+    mean_output_len: float
     servers: tuple[SimulatedServer, ...]
     runs: tuple[TrafficRun, ...]
     notes: tuple[str, ...]
@@ -175,6 +179,8 @@ def plan_traffic(
         format=format_,
         question=question,
         num_requests=traffic.num_requests,
+        mean_prompt_len=float(traffic.prompt_len.mean()),
+        mean_output_len=float(traffic.output_len.mean()),
         servers=tuple(
             SimulatedServer(candidate=one, capacity_per_s=capacity, largest_rate_per_s=rate)
             for one, capacity, rate in zip(candidates, capacities, largest, strict=True)

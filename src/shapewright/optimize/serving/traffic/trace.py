@@ -113,8 +113,8 @@ def _columns(header: list[str], shown: str) -> dict[str, str]:
         elif field not in _OPTIONAL:
             listed = ", ".join(header[:12]) or "none"
             raise _refuse(
-                f"trace {shown} has no column {field} (its columns: {listed}); give {', '.join(_NAMES)}, the last two "
-                f"only where prompts share a prefix"
+                f"trace {shown} has no column {field!r} (its columns: {listed}); give {', '.join(map(repr, _NAMES))}, "
+                f"the last two only where prompts share a prefix"
             )
     if ("prefix_id" in found) != ("prefix_len" in found):
         raise _refuse(f"trace {shown} has one of prefix_id and prefix_len; give both or neither")

@@ -20,6 +20,7 @@ from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
 from shapewright.models import list_presets
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+from shapewright.optimize.serving.traffic.candidates import pass_interval
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import Traffic
 from shapewright.optimize.serving.traffic.state import Limits
@@ -151,6 +152,7 @@ def _simulate(instance: Instance, numbers: Mapping[str, float], traffic: Traffic
         block,
         cache_tokens // block * replicas,
         is_chunked=server.chunked_prefill,
+        is_mixed=server.chunked_prefill and server.mixes_prefill,
         reserves_answers=server.reserves_answers,
         keeps_preempted=server.chunked_prefill,
         num_replicas=replicas,
@@ -159,7 +161,7 @@ def _simulate(instance: Instance, numbers: Mapping[str, float], traffic: Traffic
     num_streams = 1 if replicas > 1 else _count(numbers["dp"])
     unit = SimulatedUnit(Streams(priced.table, limits, num_streams))
     found = []
-    for factor in (1.0, priced.low_fraction, priced.high_fraction):
+    for factor in (1.0, *pass_interval(server, priced, is_moe=instance.scenario.config.is_moe)):
         outcome = simulate_unit(unit.at(factor), traffic)
         times_s = (outcome.first_s - traffic.arrival_s, outcome.end_s - traffic.arrival_s)
         found.append(_quantities(traffic, *times_s, outcome.makespan_s))
