@@ -64,7 +64,7 @@ def train(folder: Path, attach: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_trainer_logs_the_comparison(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Attached, it logs every four steps after the first through the trainer, and warns of the vocabulary once."""
+    """Attached, it logs every four steps after the first through the trainer, and warns of the small batch once."""
     seen: list[dict[str, float]] = []
 
     class Reporter(transformers.TrainerCallback):
@@ -85,7 +85,7 @@ def test_transformers_trainer_logs_the_comparison(tmp_path: Path, caplog: pytest
     assert len(logged) == 2
     check_metrics(logged[-1])
     warnings = [record.message for record in caplog.records if record.name == "shapewright"]
-    assert sum("TC101" in line and "vocab_size=8191" in line for line in warnings) == 1
+    assert sum("WQ101" in line and "micro_batch_size=2" in line for line in warnings) == 1
 
 
 @pytest.mark.filterwarnings("ignore")
