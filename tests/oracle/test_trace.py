@@ -223,6 +223,31 @@ def test_fp32_is_found() -> None:
     assert "TC108" in {finding.code for finding in report.findings}
 
 
+def test_autocast_decides_the_format() -> None:
+    """Under autocast GEMMs and attention run in 16 bits, forward and backward; weights stay in fp32."""
+
+    class Mixed(torch.nn.Module):  # type: ignore[misc]
+        """Runs a GPT and an encoder layer under autocast, as training loops do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = Gpt()
+            self.layer = torch.nn.TransformerEncoderLayer(320, 4, 64, batch_first=True)
+
+        def forward(self, tokens: Any) -> Any:
+            """Loss of the last layer's outputs."""
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return self.layer(self.gpt(tokens)).float().mean()
+
+    found = shapewright.trace(build(Mixed), "tokens=int64[2,32]")
+    formats = {one.dtype for one in found.operations if isinstance(one, Gemm | Attention)}
+
+    assert formats == {"bf16"}
+    assert (found.dtype, found.parameter_dtype) == ("bf16", "fp32")
+    plain = shapewright.trace(build(Gpt), "tokens=int64[2,32]")
+    assert {one.dtype for one in plain.operations} == {"fp32"}
+
+
 def test_flex_attention_reads_its_mask() -> None:
     """The function of a block mask says whether attention is causal and how far it reaches."""
     from torch.nn.attention import flex_attention as flex

@@ -107,8 +107,8 @@ def kind_of(name: str, *, is_pointwise: bool) -> str:
 
 
 def dtype_of(tensor: Any) -> str:
-    """Our name of a tensor's element format; integers count by their width."""
-    name = str(tensor.dtype).removeprefix("torch.")
+    """Our name of the element format of a tensor, or of a torch dtype; integers count by their width."""
+    name = str(getattr(tensor, "dtype", tensor)).removeprefix("torch.")
     return _DTYPES.get(name, "fp32")
 
 

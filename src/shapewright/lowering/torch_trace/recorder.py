@@ -8,6 +8,7 @@ from typing import Any
 
 from shapewright.core.errors import TraceError
 from shapewright.lowering.operations import Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.torch_trace.autocast import seen_autocast
 from shapewright.lowering.torch_trace.dispatched import (
     Operator,
     count_bytes,
@@ -19,7 +20,7 @@ from shapewright.lowering.torch_trace.dispatched import (
     read_compute,
 )
 from shapewright.lowering.torch_trace.errors import user_line
-from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS
+from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS, dtype_of
 from shapewright.lowering.torch_trace.storages import (
     ACTIVATIONS,
     INPUTS,
@@ -91,6 +92,7 @@ class Recorder:
         self._path_of_node: dict[int, str] = {}
         self._nodes_with_weight: set[int] = set()
         self._weights: set[int] = set()
+        self._narrow_nodes: dict[int, Any] = {}
 
     # Modules
 
@@ -157,6 +159,7 @@ class Recorder:
     ) -> None:
         """Record an operation that stands for operators that were not dispatched, such as fused attention."""
         path, pass_name, node = self._place()
+        work = self._narrowed(work, node, is_backward=pass_name == "backward")
         call = Call(operator, path, pass_name, "backward" if pass_name == "backward" else "", work)
         self._note_bytes(call, reads, writes, path, pass_name)
         call.num_elements, call.is_fusible = writes[0].numel(), is_fusible
@@ -209,10 +212,19 @@ class Recorder:
             self._nodes_with_weight.add(node)
         if is_backward and not gradient and isinstance(work, Gemm | GroupedGemm):
             gradient = "dgrad" if uses_weight else "wgrad" if node in self._nodes_with_weight else "backward"
+        work = self._narrowed(work, node, is_backward=is_backward)
         has_weight = uses_weight or gradient in ("dgrad", "wgrad")
         if is_backward and not gradient:
             gradient = "backward"
         self.calls.append(Call(facts.label, path, pass_name, gradient, work, has_weight=has_weight))
+
+    def _narrowed(self, work: Operation, node: int, *, is_backward: bool) -> Operation:
+        """Operation in the format of autocast, whose casts are not made inside functions that PyTorch has in Python."""
+        narrow = self._narrow_nodes.get(node) if is_backward else seen_autocast()
+        if narrow is None or work.dtype != "fp32" or isinstance(work, Pointwise):
+            return work
+        self._narrow_nodes.setdefault(node, narrow)
+        return work.changed(dtype=dtype_of(narrow))
 
     def _place(self) -> tuple[str, str, int]:
         """Module, pass and number of the autograd node of the call that runs now."""

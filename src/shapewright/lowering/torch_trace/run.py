@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError
+from shapewright.lowering.torch_trace.autocast import emulated_autocast
 from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (
     check_signature,
@@ -215,6 +216,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
             if hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.device("meta"))
+            stack.enter_context(emulated_autocast())
             stack.enter_context(Mode())
             yield
     finally:
