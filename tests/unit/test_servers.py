@@ -134,3 +134,18 @@ def test_windows_that_a_server_does_not_keep_are_cached_whole() -> None:
     )
 
     assert min(whole.cache_bytes(16000)) > 1.5 * min(kept.cache_bytes(16000))
+
+
+def test_a_named_server_runs_expert_kernels_of_its_own() -> None:
+    """Its differences are fitted to 16-bit fractions, so the slow measured kernel of the records does not apply."""
+    named, unnamed = (
+        plan("mixtral-8x7b", num_devices=1, server=server, workload={"dtype": "fp8"}).workload.expert_kernel
+        for server in ("trtllm-0.17", None)
+    )
+
+    assert (named, unnamed) == ("as-16-bit", "measured")
+
+
+def test_sources_of_a_server_add_to_those_of_all() -> None:
+    """A source of its own does not hide the common ones."""
+    assert {"fused_projections", "block_tokens"} <= set(load_server("trtllm-1.0").sources)

@@ -229,7 +229,14 @@ def _read_servers() -> dict[str, Server]:
             record = json.loads(entry.read_text(encoding="utf-8"))
             for name, own in record["servers"].items():
                 fitted[name] = {**own, "interval": record["interval"]}
-    return {name: _parse(name, {**common, **own, **fitted.get(name, {})}) for name, own in raw.items()}
+    tables = ("expert_kernel", "sources")
+    return {
+        name: _parse(
+            name,
+            {**common, **own, **fitted.get(name, {}), **{key: {**common[key], **own.get(key, {})} for key in tables}},
+        )
+        for name, own in raw.items()
+    }
 
 
 def _parse(name: str, own: Mapping[str, Any]) -> Server:

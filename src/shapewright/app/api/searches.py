@@ -380,7 +380,7 @@ def serve_plan(
         **{name: value for name, value in given.items() if value is not None},
     )
     layout = given_fields(parts.pop("layout", None))
-    scenario = build_served(config, parts)
+    scenario = build_served(config, parts, engine)
     if num_devices is not None:
         check_allocation(num_devices, scenario.device)
     base = scenario.workload
@@ -404,10 +404,11 @@ def serve_plan(
     )
 
 
-def build_served(config: ScenarioLike, parts: ScenarioParts) -> Scenario:
+def build_served(config: ScenarioLike, parts: ScenarioParts, server: Server = CURRENT_SERVER) -> Scenario:
     """Build the scenario of a served model: of the workload, formats and kinds of kernels count.
 
-    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations.
+    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. A named
+    server has expert kernels of its own, whose differences from the 16-bit kernels of the records are fitted.
     """
     from shapewright.optimize.serving.request import is_stored_only, wide_dtype
 
@@ -425,6 +426,8 @@ def build_served(config: ScenarioLike, parts: ScenarioParts) -> Scenario:
         remarks = (Note(words, "stored-format", "dtype"),)
     parts["workload"] = {**served, "phase": "prefill"}
     scenario = build_scenario(source, **parts)
+    if server != CURRENT_SERVER and scenario.config.is_moe and served.get("expert_kernel") is None:
+        scenario = scenario.replace(expert_kernel="as-16-bit")
     return scenario.replace(remarks=(*scenario.remarks, *remarks)) if remarks else scenario
 
 

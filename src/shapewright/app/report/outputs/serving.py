@@ -46,7 +46,10 @@ class ServerOutput:
     chunked_prefill: bool = described("prompts are cut to the token budget of a pass")
     pass_tokens: int = described("token budget of a pass")
     most_sequences: int = described("most sequences that decode at once on a replica")
+    mixes_prefill: bool = described("passes may prefill and decode together")
     reserves_answers: bool = described("a request starts only if its whole answer fits in the cache")
+    fraction_of_free: bool = described("the share of the memory is of what weights leave free")
+    expert_kernel: dict[str, str] = described("kernel of experts by format")
     attention_data_parallel: bool = described("experts are served with replicated attention by default (DEP)")
     host_s: float = described("time that the host adds to a pass")
     host_per_sequence_s: float = described("time that the host adds to a pass for each decoding sequence")
@@ -242,7 +245,12 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
         found,
         device=summarize_device(found.device),
         request=take(ServingRequestOutput, found.request),
-        server=take(ServerOutput, found.request.server, sources=dict(found.request.server.sources)),
+        server=take(
+            ServerOutput,
+            found.request.server,
+            sources=dict(found.request.server.sources),
+            expert_kernel=dict(found.request.server.expert_kernel),
+        ),
         speculation=None if speculation is None else take(SpeculationOutput, speculation),
         adapters=None if found.request.adapters is None else take(AdaptersOutput, found.request.adapters),
         attention=found.workload.attention,
