@@ -233,7 +233,7 @@ def predict(
         calibration=sources | _software_source(stack),
         warnings=warnings,
     )
-    above_one = tuple(warn_of_utilization(prediction.hfu, prediction.mbu))
+    above_one = tuple(warn_of_utilization(prediction.hfu, 0.0 if workload.is_training else prediction.mbu))
     return replace(prediction, warnings=(*warnings, *above_one)) if above_one else prediction
 
 

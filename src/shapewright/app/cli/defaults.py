@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ def read_settings(folder: Path | None = None) -> Settings:
     Raises:
         ShapewrightError: a setting is unknown or malformed.
     """
-    start = Path.cwd() if folder is None else folder
+    return _read_settings(Path.cwd() if folder is None else folder)
+
+
+@lru_cache(maxsize=1)
+def _read_settings(start: Path) -> Settings:
     above = [start, *start.parents]
     depth = next((index for index, each in enumerate(above) if (each / ".git").exists()), 0)
     for each in above[: depth + 1]:
@@ -69,8 +74,8 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    if "shapewright" not in text:
-        return None
+    if "tool.shapewright" not in text and "[tool]" not in text:
+        return None  # without parsing it
     import tomllib
 
     try:

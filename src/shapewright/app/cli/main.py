@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from shapewright import __version__
-from shapewright.app.cli.defaults import DEVICE_VARIABLE, take_notes
 from shapewright.app.report.flags import with_flags
 from shapewright.core.errors import ShapewrightError, close_names, plain_text
 
 EXIT_FINE, EXIT_USAGE = 0, 2
+_NOTES = "shapewright.notes"  # key in the context of a command, as in defaults.py, which commands import
 
 # Command -> one-line help, in the order of use. The module of that name in ``commands`` is imported when it runs.
 _COMMANDS = {
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
         """Run a command; a closed pipe exits with 0, where click would exit with 1 (findings)."""
         try:
             code = super().invoke(ctx)
-            for note in take_notes():  # of commands whose output has no place for them
+            for note in ctx.meta.get(_NOTES, ()):  # of commands whose output has no place for them
                 click.echo(f"note: {with_flags(note)}", err=True)
             return code
         except BrokenPipeError:
@@ -153,7 +153,7 @@ def _usage_words(error: click.ClickException) -> str:
     """Message of a click error in one line, with a pointer to the help."""
     words = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
-        return f"{words}; give a device or a device file ('shapewright devices' lists all), or set {DEVICE_VARIABLE}"
+        return f"{words}; give a device or a device file ('shapewright devices' lists all), or set SHAPEWRIGHT_DEVICE"
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"
     return f"{words}; see '{path} --help'"
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from shapewright.models import Model
 
-Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 STANDARD_INPUT = ("-", "/dev/stdin")
 """Values of CONFIG that stand for standard input."""
@@ -22,6 +23,8 @@ def complete(list_names: Callable[[], Iterable[str]]) -> Completion:
     """Return a completion of names, of the last one in a list with commas."""
 
     def names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         before, comma, word = incomplete.rpartition(",")
         return [CompletionItem(before + comma + name) for name in list_names() if name.startswith(word)]
 
@@ -53,6 +56,8 @@ def complete_rule(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def _names_or_file(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
 

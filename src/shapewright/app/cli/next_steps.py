@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,22 +42,26 @@ def describe_next(context: click.Context) -> str:
     template = _NEXT.get(context.info_name or "")
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
         return ""
+    from shlex import quote
+
     model = _model_words(given)
     device = given.get("device") or str(given.get("devices") or "NAME").partition(",")[0]
     words = {
         "model": model,
         "device": device,
-        "job": f"{model} --device {shlex.quote(str(device))}",
-        "store": shlex.quote(str(given.get("store_path") or given.get("store") or "STORE")),
-        "output": shlex.quote(str(given.get("output") or "FILE")),
+        "job": f"{model} --device {quote(str(device))}",
+        "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
+        "output": quote(str(given.get("output") or "FILE")),
     }
     return f"next: shapewright {template.format_map(words)}"
 
 
 def _model_words(given: Mapping[str, Any]) -> str:
     """Return CONFIG and the fields of the model as they were given."""
+    from shlex import quote
+
     config = given.get("config")
-    words = [shlex.quote(config)] if isinstance(config, str) else ["-"] if config is not None else []
+    words = [quote(config)] if isinstance(config, str) else ["-"] if config is not None else []
     for key, value in given.items():
         group, _, name = key.partition("__")
         if group == "model" and value is not None:
@@ -66,5 +69,5 @@ def _model_words(given: Mapping[str, Any]) -> str:
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             elif not isinstance(value, tuple):
-                words.append(f"--{flag} {shlex.quote(str(value))}")
+                words.append(f"--{flag} {quote(str(value))}")
     return " ".join(words) or "CONFIG"
