@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import shapewright
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
+from shapewright.optimize.serving.point import settle_model
 
 MODELS = st.sampled_from(("gpt2-xl", "llama-3-8b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"))
 DEVICES = st.sampled_from(("h100-sxm-80gb", "a100-sxm-40gb", "l40s", "mi300x"))
@@ -33,6 +34,7 @@ def test_every_point_keeps_to_memory_and_load(
         found = shapewright.serve_plan(model, device=device, formats=[], **given)
     except WorkloadError:  # it does not fit on so few devices
         return
+    fused = settle_model(found.config, found.request.server)  # projections as the server has them
     for point in found.points[:: max(len(found.points) // 20, 1)]:
         held = point.num_sequences // (point.num_instances * point.layout.data_parallel)
         assert point.prefill_load_fraction <= MOST_LOAD_FRACTION + 1e-9
@@ -47,10 +49,17 @@ def test_every_point_keeps_to_memory_and_load(
         full = {**workload, "micro_batch_size": held, "context_len": prompt_len + output_len - 1}
         memory = shapewright.predict(model, device=device, workload=full, layout=point.layout).memory
         assert memory.weights_bytes + memory.kv_cache_bytes <= 0.9 * found.device.memory_bytes
-        step = shapewright.predict(model, device=device, workload=workload, layout=point.layout)
+        step = shapewright.predict(fused, device=device, workload=workload, layout=point.layout)
         assert point.tpot.middle_s >= step.step_time_s * (1 - 1e-9)
     fronts = [point.tokens_per_s_per_device for point in found.front()]
     assert fronts == sorted(fronts)
+    speeds = [(point.tokens_per_s_per_user, point.tokens_per_s_per_device) for point in found.front()]
+    assert not [
+        one for one in speeds if any(other != one and min(map(float.__sub__, other, one)) >= 0 for other in speeds)
+    ]
+    recommended = found.recommended
+    assert recommended is not None
+    assert recommended.point in found.front()
     best = found.best()
     assert best is not None
     assert best.total_tokens_per_s(num_devices) == pytest.approx(

@@ -207,6 +207,16 @@ def test_differences_from_the_plan_are_warnings(job: str, engine: str, words: st
     assert not any("checkpoint" in each for each in write_launch(make_plan("nodes"), "trtllm").warnings)
 
 
+def test_the_page_holds_the_launch_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --html, the commands are on the page too."""
+    page = tmp_path / "plan.html"
+    job = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "100", "--osl", "20", "--tp", "1"]
+    code, out, _ = run_command([*job, "--gpus", "1", "--format", "vllm", "--html", str(page)], capsys)
+    assert code == 0
+    assert "--max-num-seqs" in out
+    assert "--max-num-seqs" in page.read_text(encoding="utf-8")
+
+
 def test_adapters_are_in_the_lines_of_every_engine() -> None:
     """Rank and number of adapters; vLLM has ranks in steps, SGLang needs the modules, TensorRT-LLM a YAML key."""
     plan = make_plan("adapters")

@@ -16,7 +16,7 @@ _NEXT = {
     "mfu": "check {job}",
     "design": "report ./config.json --device {device} -o review.html",
     "plan": "check {job}",
-    "serve-plan": "predict {job} --phase decode",
+    "serve-plan": "serve-plan {job} {lengths} --format vllm",
     "flops": "predict {model} --device NAME",
     "params": "memory {model} --device NAME",
     "batch": "plan CONFIG --device NAME --gpus 8 --global-batch 64",
@@ -49,11 +49,23 @@ def describe_next(context: click.Context) -> str:
     words = {
         "model": model,
         "device": device,
+<<<<<<< HEAD
         "job": f"{model} --device {quote(str(device))}",
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
         "output": quote(str(given.get("output") or "FILE")),
+=======
+        "job": f"{model} --device {shlex.quote(str(device))}",
+        "lengths": f"--isl {_length_of(given.get('isl'), 1000)} --osl {_length_of(given.get('osl'), 200)}",
+        "store": shlex.quote(str(given.get("store_path") or given.get("store") or "STORE")),
+        "output": shlex.quote(str(given.get("output") or "FILE")),
+>>>>>>> 5a583a3c (Record how serving plans recommend, and hold fronts to be free of dominated points over models and devices)
     }
     return f"next: shapewright {template.format_map(words)}"
+
+
+def _length_of(given: object, default: int) -> int:
+    """Return a length that was given as one number, else a default."""
+    return given if isinstance(given, int) else default
 
 
 def _model_words(given: Mapping[str, Any]) -> str:

@@ -259,6 +259,10 @@ def serving_sections(output: ServePlanOutput) -> list[Section]:
         sections.append(Words("The recommended point", tuple(f"{name}: {words}" for name, words in facts.items())))
     else:
         sections.append(Words("No plan", (no_plan_words(output),)))
+    if output.launch is not None:
+        sections.append(
+            Words(f"Launch: {output.launch.engine} {output.launch.version}", output.launch.warnings, output.launch.text)
+        )
     sections.append(Figure(serving_chart(output), "Up and to the right is better."))
     if len(output.formats) > 1:
         note = "Other formats change the outputs of the model, which is not evaluated here."
