@@ -49,16 +49,10 @@ def describe_next(context: click.Context) -> str:
     words = {
         "model": model,
         "device": device,
-<<<<<<< HEAD
         "job": f"{model} --device {quote(str(device))}",
+        "lengths": f"--isl {_length_of(given.get('isl'), 1000)} --osl {_length_of(given.get('osl'), 200)}",
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
         "output": quote(str(given.get("output") or "FILE")),
-=======
-        "job": f"{model} --device {shlex.quote(str(device))}",
-        "lengths": f"--isl {_length_of(given.get('isl'), 1000)} --osl {_length_of(given.get('osl'), 200)}",
-        "store": shlex.quote(str(given.get("store_path") or given.get("store") or "STORE")),
-        "output": shlex.quote(str(given.get("output") or "FILE")),
->>>>>>> 5a583a3c (Record how serving plans recommend, and hold fronts to be free of dominated points over models and devices)
     }
     return f"next: shapewright {template.format_map(words)}"
 
