@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import json
 import os
 import pty
@@ -161,7 +162,12 @@ def test_examples_of_help_run(
     Path("profile.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     Path("my-gpu.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
-    words = shlex.split(example.partition(" > ")[0])[1:]
+    table = "device,library,kernel,dtype,m,n,k,latency_us\nh100-sxm-80gb,torch 2.8,gemm,bf16,4096,4096,4096,230\n"
+    Path("gemms.csv").write_text(table, encoding="utf-8")
+    command, _, standard_input = example.partition(" > ")[0].partition(" < ")
+    if standard_input:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(standard_input).read_bytes())))
+    words = shlex.split(command)[1:]
     code, out, err = run(words, capsys)
 
     assert code in {0, 1}
@@ -229,8 +235,12 @@ def test_exit_code_follows_severity(fail_on: str | None, expected: int, capsys: 
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
 )
-def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line on stderr that names the value and the way out, nothing on stdout, exit code 2."""
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi: this machine's GPU is no default
+    monkeypatch.delenv("SHAPEWRIGHT_DEVICE", raising=False)
     code, out, err = run(arguments, capsys)
 
     assert (code, out) == (2, "")
