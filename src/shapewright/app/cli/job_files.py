@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,7 @@ def fields_of_files(context: click.Context | None) -> dict[str, dict[str, Any]]:
 def _read_config(context: click.Context, _: click.Parameter, value: str | None) -> str | Model | None:
     if value in STANDARD_INPUT and not context.resilient_parsing:
         return read_standard_input()
-    if value is None or not Path(value.partition("::")[0]).is_file():
+    if value is None or not os.path.isfile(value.partition("::")[0]):  # noqa: PTH113 - takes long names
         return value
     from shapewright.app.formats.readers.read import is_job_file
 

@@ -68,8 +68,14 @@ def read_standard_input() -> Model:
     Raises:
         ConfigError: it is not a config.json.
     """
+    from shapewright.core.errors import ConfigError
     from shapewright.models.config_file import MAX_FILE_BYTES, parse_json_object
     from shapewright.models.read import read_object
 
-    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed; give a preset, a path or a hub id")
+    try:
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read standard input: {error}; give a preset, a path or a hub id") from None
     return read_object(parse_json_object(content, "standard input"), where="standard input")
