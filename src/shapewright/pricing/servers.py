@@ -127,10 +127,10 @@ class Server:
         """Version of the engine; empty for ``current``."""
         return self.name.partition("-")[2]
 
-    @property
-    def changes_prices(self) -> bool:
-        """Whether it changes the time of any operation."""
-        return bool(self.kernels) or self.time_factor != 1.0
+    def changes_prices(self, device: Device) -> bool:
+        """Whether it changes the time of any operation on a device: PCIe matters where no link joins all of a node."""
+        is_linked = has_link(device) and (device.link_group_size or device.node_size) >= device.node_size
+        return self.time_factor != 1.0 or any(not (is_linked and name.endswith(".pcie")) for name in self.kernels)
 
     def cache_dtype(self, dtype: str, weight_dtype: str) -> str:
         """Return the format of the cache for formats of GEMMs and weights."""

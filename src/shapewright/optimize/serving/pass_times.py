@@ -77,7 +77,7 @@ def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> l
         scenario: Model and device.
         server: The server.
     """
-    adjust = server.adjust if server.changes_prices else None
+    adjust = server.adjust if server.changes_prices(scenario.device) else None
     times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
     return [_add_host(one, alone, server) for one, alone in zip(passes, times, strict=True)]
 

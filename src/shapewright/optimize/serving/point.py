@@ -251,6 +251,16 @@ class Instance:
         """Batches that are processed at once: one per replica and pipeline stage."""
         return self.layout.data_parallel * self.layout.pipeline_parallel
 
+    @cached_property
+    def _known_cache_bytes(self) -> dict[int, tuple[float, ...]]:
+        """Caches of sequences that were estimated, by their tokens. [byte]"""
+        return {}
+
+    @cached_property
+    def _known_used_bytes(self) -> dict[int, tuple[float, ...]]:
+        """Memory beside the cache that was estimated, by the tokens of the pass. [byte]"""
+        return {}
+
     def stage_estimates(self, num_tokens: int) -> tuple[MemoryEstimate, ...]:
         """Return the memory of each stage in a pass over some tokens; its cache is not that of the server. [byte]"""
         workload = replace(self.base, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
@@ -258,8 +268,12 @@ class Instance:
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the cache of one sequence on one device of each stage. [byte]"""
-        workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
-        return tuple(stage.kv_cache_bytes for stage in estimate_stages(self.config, workload, self.layout))
+        known = self._known_cache_bytes
+        if num_tokens not in known:
+            workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
+            stages = estimate_stages(self.config, workload, self.layout)
+            known[num_tokens] = tuple(stage.kv_cache_bytes for stage in stages)
+        return known[num_tokens]
 
     @cached_property
     def adapters_bytes(self) -> float:
@@ -270,9 +284,12 @@ class Instance:
     def free_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the memory left for the cache on one device of each stage in a pass over some tokens. [byte]"""
         fraction, memory_bytes = self.request.memory_fraction, self.scenario.device.memory_bytes
-        used = [
-            stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in self.stage_estimates(num_tokens)
-        ]
+        if num_tokens not in self._known_used_bytes:
+            stages = self.stage_estimates(num_tokens)
+            self._known_used_bytes[num_tokens] = tuple(
+                stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in stages
+            )
+        used = self._known_used_bytes[num_tokens]
         if self.request.server.fraction_of_free:
             return tuple(fraction * (memory_bytes - used_bytes) for used_bytes in used)
         return tuple(fraction * memory_bytes - used_bytes for used_bytes in used)

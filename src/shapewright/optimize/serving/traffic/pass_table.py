@@ -212,7 +212,7 @@ def _compose(instance: Instance, passes: Sequence[Pass], *, with_host: bool = Fa
     if with_host:
         times = time_passes(passes, scenario, server)
     else:
-        adjust = server.adjust if server.changes_prices else None
+        adjust = server.adjust if server.changes_prices(instance.scenario.device) else None
         times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
     low, middle, high = zip(*((each.step_low_s, each.step_s, each.step_high_s) for each in times), strict=True)
     return np.array(low), np.array(middle), np.array(high)
