@@ -221,9 +221,8 @@ def simulate_loads(
     context = plan.config.max_position_embeddings
     (capacity_per_s,) = run_jobs([Job(unit, question, context, "capacity")], question)
     rates = [fraction * float(capacity_per_s) for fraction in load_fractions]
-    return list(
-        zip(rates, run_jobs([Job(unit, question, context, "run", rate) for rate in rates], question), strict=True)
-    )
+    results = run_jobs([Job(unit, question, context, "run", rate) for rate in rates], question)
+    return [(rate, middle) for rate, (middle, _, _) in zip(rates, results, strict=True)]
 
 
 def _make_run(
