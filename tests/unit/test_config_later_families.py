@@ -201,7 +201,10 @@ def test_experts_that_differ_between_layers() -> None:
 
 def test_omitted_parts_are_noted() -> None:
     """Multi-token prediction and sparse attention are mentioned in notes."""
-    assert "3 multi-token-prediction layer(s) omitted, as in transformers" in read_hf_config(_MINIMAX_M2).notes
+    assert any(
+        note.startswith("3 multi-token-prediction layer(s) omitted, as in transformers")
+        for note in read_hf_config(_MINIMAX_M2).notes
+    )
     notes = " ".join(read_hf_config(_DEEPSEEK_V32).notes)
     assert "training, whose kernels are not measured, is priced as dense attention" in notes
     assert "index_topk=2048" in notes

@@ -10,7 +10,7 @@ import pytest
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering import count_model_flops, lower
-from shapewright.lowering.operations import Attention, CausalConv, Gemm, Scan, SparseAttention
+from shapewright.lowering.operations import Attention, CausalConv, Gemm, Operation, Scan, SparseAttention
 from shapewright.memory import estimate_memory
 from shapewright.memory.states import Stage, count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
@@ -225,3 +225,27 @@ def test_an_indexer_needs_all_its_sizes_and_latents() -> None:
         latent(index_topk=0)
     with pytest.raises(ConfigError, match="index_topk=1024 is sparse attention over latents and needs"):
         latent(q_lora_rank=0)
+
+
+def test_multi_token_prediction_adds_layers_and_heads_to_training() -> None:
+    """Two layers further: their projection and norms, the logits twice more, on the last stage of training only."""
+    without, config = small(), small(num_mtp_layers=2)
+    h, (group, layer) = config.hidden_size, count_parameters(config).layers[-1]
+    assert group.layer_type == "attention"
+    added = count_parameters(config).total - count_parameters(without).total
+    assert added == 2 * (2 * h * h + 3 * h + layer.total)
+
+    def operations(model: TransformerConfig, phase: str) -> list[Operation]:
+        return list(lower(model, Workload(phase=phase, micro_batch_size=1, seq_len=128), ONE))
+
+    def logits(model: TransformerConfig) -> Counter[str]:
+        found = [entry for entry in operations(model, "train") if entry.block in ("logits", "cross_entropy")]
+        return Counter({entry.name: int(entry.repeats) for entry in found})
+
+    assert logits(config) == Counter({name: 3 * count for name, count in logits(without).items()})
+    further = [entry for entry in operations(config, "train") if entry.name.startswith("mtp.")]
+    assert {entry.stage for entry in further} == {"last"}
+    assert {entry.pass_name for entry in further} >= {"forward", "backward"}
+    assert len(operations(config, "prefill")) == len(operations(without, "prefill"))
+    with pytest.raises(ConfigError, match="num_mtp_layers=1 needs stack='decoder'"):
+        small(num_mtp_layers=1, stack="encoder")

@@ -18,10 +18,10 @@ from shapewright.lowering.attention import (
     lower_inputs,
     lower_output,
 )
-from shapewright.lowering.builders import lower_backward, norm, residual
+from shapewright.lowering.builders import lower_backward, norm, residual, weight_gemm
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.collectives import send_to_next_stage
-from shapewright.lowering.counts import count_encoder_layers, count_layers, layers_per_stage
+from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers, layers_per_stage
 from shapewright.lowering.embedding import (
     lower_embedding,
     lower_embedding_backward,
@@ -96,7 +96,7 @@ def lower_before_backward(
     parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
     """List the operations of the forward pass of a lowered step, and in training of the recompute pass."""
-    forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.head
+    forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.mtp + parts.head
     if not workload.is_training:
         return forward
     return forward + _limit_to_recomputed_layers(parts.recompute(workload.recompute), config, workload, layout)
@@ -146,7 +146,8 @@ def lower_parts(
         stacks=tuple(stacks),
         inputs=[operation for stack in stacks for operation in lower_embedding(stack.shard)],
         body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
-        head=lower_head(shard),
+        head=_with_mtp_heads(shard, lower_head(shard)),
+        mtp=_lower_mtp(shard),
     )
 
 
@@ -160,6 +161,7 @@ class StepParts:
         inputs: Forward operations before the layers.
         body: Forward operations of the layers, without transfers between pipeline stages.
         head: Forward operations after the layers.
+        mtp: Forward operations of the layers of multi-token prediction, on the last stage.
     """
 
     shard: Shard
@@ -167,6 +169,7 @@ class StepParts:
     inputs: list[Operation]
     body: list[Operation]
     head: list[Operation]
+    mtp: list[Operation]
 
     @cached_property
     def groups(self) -> tuple[WeightGroup, ...]:
@@ -216,7 +219,8 @@ class StepParts:
 
     def backward_of_head(self) -> list[Operation]:
         """List the operations of the backward pass from the loss to the last layer."""
-        return lower_head_backward(self.shard)
+        head = _with_mtp_heads(self.shard, lower_head_backward(self.shard))
+        return head + lower_backward(self.mtp, self.shard.workload)
 
     def backward_of_layers(self) -> list[Operation]:
         """List the operations of the backward pass from the last layer to the embedding."""
@@ -258,7 +262,8 @@ class StepParts:
 
     def weighted_layers(self) -> list[Operation]:
         """List the forward operations of the layers without the attention cores, whose GEMMs have no weights."""
-        return [operation for stack in self.stacks for operation in stack.layers if not operation.is_attention_core]
+        layers = [operation for stack in self.stacks for operation in stack.layers] + self.mtp
+        return [operation for operation in layers if not operation.is_attention_core]
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
         """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
@@ -297,6 +302,31 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
     return _Stack(shard, counts, add_adapters(shard, layers))
+
+
+def _lower_mtp(shard: Shard) -> list[Operation]:
+    """Lower the layers that predict further tokens: norms, the projection of 2 h to h, and a layer like the last.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2. They share embedding and logit matrix.
+    """
+    config, count = shard.config, shard.config.num_mtp_layers
+    if not count or not shard.workload.is_training:
+        return []
+    repeats, h, tokens = shard.num_passes * count, config.hidden_size, shard.num_residual_tokens
+    layers = _lower_stack(shard, LayerCounts({config.kind_of_layer(config.num_layers - 1): count})).layers
+    return [
+        norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=tokens, stage="last"),
+        weight_gemm(shard, "mtp", "project", repeats, m=tokens, n=h, k=2 * h, stage="last"),
+        *(operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in layers),
+    ]
+
+
+def _with_mtp_heads(shard: Shard, head: list[Operation]) -> list[Operation]:
+    """Run the operations after the layers once more for each layer of multi-token prediction."""
+    count = shard.config.num_mtp_layers
+    if not count or not shard.workload.is_training:
+        return head
+    return [operation.changed(repeats=operation.repeats * (1 + count)) for operation in head]
 
 
 def _lower_bias_gradients(stack: _Stack) -> list[Operation]:

@@ -50,6 +50,10 @@ class Stage:
         for kind, num_layers in self.kinds.items():
             key = LayerKind(kind.layer_type, mlp=kind.mlp)
             counts[key] = counts.get(key, 0) + num_layers
+        if self.is_last and self.config.num_mtp_layers:
+            last = self.config.kind_of_layer(self.config.num_layers - 1)
+            key = LayerKind(last.layer_type, mlp=last.mlp)
+            counts[key] = counts.get(key, 0) + self.config.num_mtp_layers
         cross = self.config.has_cross_attention
         kinds = [(kind, cross, num_layers) for kind, num_layers in counts.items()]
         return [*kinds, (LayerKind(), False, self.encoder_layers)] if self.encoder_layers else kinds

@@ -69,9 +69,11 @@ class ParameterCounts:
         other_embedding: Positions, token types, relative position biases, embedding normalization and the
             projections between embedding_size and hidden_size.
         final_norms: Normalizations after the last layer of each stack.
-        head: Untied logit matrix, its bias, and the transform before it.
+        head: Untied logit matrix, its bias, the transform before it, and the projections and norms of multi-token
+            prediction.
         layers: Each kind of layer of the main stack with its parameters.
         encoder_layers: Each kind of layer of the encoder of an encoder-decoder with its parameters.
+        mtp_layers: The layers of multi-token prediction with their parameters.
     """
 
     token_embedding: int
@@ -80,6 +82,7 @@ class ParameterCounts:
     head: int
     layers: tuple[tuple[LayerGroup, LayerParameters], ...]
     encoder_layers: tuple[tuple[LayerGroup, LayerParameters], ...] = ()
+    mtp_layers: tuple[tuple[LayerGroup, LayerParameters], ...] = ()
 
     @property
     def embedding(self) -> int:
@@ -113,7 +116,7 @@ class ParameterCounts:
 
     @property
     def _all_layers(self) -> tuple[tuple[LayerGroup, LayerParameters], ...]:
-        return self.layers + self.encoder_layers
+        return self.layers + self.encoder_layers + self.mtp_layers
 
     @property
     def _outside_layers(self) -> int:
@@ -140,6 +143,8 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
         head += v
     if config.head_transform:
         head += h * h + h + _norm(config)
+    # Norms of the token's embedding, of the hidden state and of the result; the matrix that joins the first two.
+    head += config.num_mtp_layers * (2 * h * h + 3 * _norm(config))
     return ParameterCounts(
         token_embedding=v * e,
         other_embedding=_other_embedding(config, num_stacks),
@@ -149,6 +154,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
         encoder_layers=tuple(
             (group, count_layer_parameters(config, group, is_encoder=True)) for group in config.encoder_layer_groups()
         ),
+        mtp_layers=tuple((group, count_layer_parameters(config, group)) for group in config.mtp_layer_groups()),
     )
 
 

@@ -166,6 +166,11 @@ class TransformerConfig:
     )
     lm_head_bias: bool = doc_field("the logit matrix has a bias", default=False)
 
+    num_mtp_layers: int = doc_field(
+        "layers that predict further tokens in training (multi-token prediction), each with a projection of 2 h to h",
+        default=0,
+    )
+
     # Provenance
     name: str = doc_field("name in reports", default="")
     model_type: str = doc_field("Hugging Face model_type, empty if not read from a config.json", default="")
@@ -271,6 +276,15 @@ class TransformerConfig:
         if not self.has_cross_attention:
             return ()
         return (LayerGroup(window=0, is_moe=False, num_layers=self.num_encoder_layers),)
+
+    def mtp_layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the layers of multi-token prediction, which are of the kind of the last layer; mostly empty."""
+        if not self.num_mtp_layers:
+            return ()
+        kind = self.kind_of_layer(self.num_layers - 1)
+        return (
+            LayerGroup(kind.window, kind.mlp == "experts", self.num_mtp_layers, kind.layer_type, kind.mlp != "none"),
+        )
 
 
 FIELD_NAMES = tuple(spec.name for spec in fields(TransformerConfig))

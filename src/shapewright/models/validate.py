@@ -141,7 +141,7 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def _count_field(name: str, value: object) -> int:
-    largest = MAX_NUM_LAYERS if name in ("num_layers", "num_encoder_layers") else MAX_COUNT
+    largest = MAX_NUM_LAYERS if name in ("num_layers", "num_encoder_layers", "num_mtp_layers") else MAX_COUNT
     return check_count(name, value, low=1 if name in _AT_LEAST_ONE else 0, high=largest)
 
 
@@ -185,6 +185,8 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
     }
     for name, plain in plain_patterns.items():
         pattern = values[name][: values["num_layers"]]
+        if pattern and name in ("layer_types", "mlp_layers"):  # configs name every layer, so that none is left open
+            pattern = tuple(pattern[index % len(pattern)] for index in range(values["num_layers"]))
         period = shortest_period(pattern)
         # A pattern shorter than the stack repeats as a whole: (4, 0, 4) continues with 4, (4, 0) would not.
         if len(pattern) == values["num_layers"] or not pattern or len(pattern) % len(period) == 0:
@@ -227,6 +229,7 @@ def _check_together(values: dict[str, Any]) -> None:
         )
     _check_mla(values)
     _check_indexer(values)
+    _check_mtp(values)
     _check_experts(values)
     _check_linear(values)
 
@@ -281,6 +284,14 @@ def _check_mla(values: dict[str, Any]) -> None:
             f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with kv_lora_rank "
             f"(MLA has no separate key-value heads); leave num_kv_heads out",
             field="num_kv_heads",
+        )
+
+
+def _check_mtp(values: dict[str, Any]) -> None:
+    if values["num_mtp_layers"] and values["stack"] != "decoder":
+        raise ConfigError(
+            f"num_mtp_layers={values['num_mtp_layers']} needs stack='decoder', not {values['stack']!r}; leave it out",
+            field="num_mtp_layers",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, hf_keys_of, read_hf_config
-from shapewright.models.layers import ATTENTION
+from shapewright.models.layers import ATTENTION, LayerKind, mixers_of
 from shapewright.models.read import Model
 from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.validate import shortest_period
@@ -155,8 +155,21 @@ def _resize_layer_lists(part: dict[str, Any], old: TransformerConfig, new: Trans
         part["attention_types"] = [[kinds, 1]]
     if part.get("moe_layer_end_index") == old.num_layers - 1:  # ernie4_5_moe: experts up to the last layer
         part["moe_layer_end_index"] = new.num_layers - 1
+    layers = [new.kind_of_layer(index) for index in range(new.num_layers)]
+    for key in ("full_attn_idxs", "attn_layer_indices"):  # lfm2, bamba: indices of the layers with attention
+        if isinstance(part.get(key), list):
+            part[key] = [index for index, layer in enumerate(layers) if ATTENTION in mixers_of(layer.layer_type)]
+    if isinstance(part.get("hybrid_override_pattern"), str):  # nemotron_h: a letter for each layer
+        part["hybrid_override_pattern"] = "".join(_letter(layer) for layer in layers)
     if isinstance(part.get("moe_layers"), list):  # llama4: indices of the layers with experts
         part["moe_layers"] = [index for index in range(new.num_layers) if new.is_moe_layer(index)]
+
+
+def _letter(layer: LayerKind) -> str:
+    """Return the letter of a layer in nemotron_h, each of whose layers is one block."""
+    if layer.mlp != "none":
+        return "E" if layer.mlp == "experts" else "-"
+    return "*" if layer.has_attention else "M"
 
 
 def _write_layer_types(part: dict[str, Any], new: TransformerConfig) -> None:

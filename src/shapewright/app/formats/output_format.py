@@ -30,6 +30,7 @@ PLAIN_DECODER: dict[str, tuple[object, ...]] = {
     "index_num_heads": (0,),
     "index_head_dim": (0,),
     "index_topk": (0,),
+    "num_mtp_layers": (0,),
     "layer_types": ((),),
     "mlp_layers": ((),),
     **dict.fromkeys(LINEAR_SIZES, (0,)),

@@ -36,6 +36,7 @@ Block = Literal[
     "shared_expert",
     "residual",
     "final_norm",
+    "mtp",
     "logits",
     "cross_entropy",
     "pipeline",

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from shapewright.core.errors import ConfigError
 from shapewright.models.families.config_values import ConfigValues
-from shapewright.models.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, FieldKeys, Fields
+from shapewright.models.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    FieldKeys,
+    Fields,
+    note_left_out_mtp,
+)
 from shapewright.models.families.moe import moe_layer_fields
 
 
@@ -87,7 +95,7 @@ DEEPSEEK_V2 = Family(
 
 def _note_omitted_mtp(values: ConfigValues) -> list[str]:
     num_left_out = values.optional_count("num_nextn_predict_layers")
-    return [f"{num_left_out} multi-token-prediction layer(s) omitted, as in transformers"] if num_left_out else []
+    return note_left_out_mtp(num_left_out)
 
 
 def _note_sparse_attention(values: ConfigValues) -> list[str]:

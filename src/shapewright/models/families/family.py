@@ -93,3 +93,11 @@ def rotary_layer_flags(values: ConfigValues) -> list[bool]:
 def window_on_every_layer(values: ConfigValues) -> Fields:
     """Read a sliding window that applies to all layers; no key means no window."""
     return {"attention_windows": (values.optional_count("sliding_window"),)}
+
+
+def note_left_out_mtp(num_layers: int) -> list[str]:
+    """Note layers of multi-token prediction, which a config names and transformers does not build."""
+    if not num_layers:
+        return []
+    left_out = f"{num_layers} multi-token-prediction layer(s) omitted, as in transformers"
+    return [f"{left_out}; num_mtp_layers adds them to training"]

@@ -8,7 +8,14 @@ from __future__ import annotations
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.deepseek import DEEPSEEK_V3
-from shapewright.models.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields
+from shapewright.models.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    Fields,
+    note_left_out_mtp,
+)
 from shapewright.models.families.moe import MIXTRAL, QWEN3_MOE, derive_sparse_layers, moe_layer_fields
 from shapewright.models.layers import ATTENTION, mixers_of
 
@@ -81,7 +88,7 @@ _QWEN_FIXED = {**RMSNORM_GATED, "qk_norm": "per-head", "attention_output_gate": 
 def note_omitted_mtp(values: ConfigValues) -> list[str]:
     """Note layers that predict further tokens, which transformers does not build."""
     count = values.optional_count("mtp_num_hidden_layers", "num_nextn_predict_layers")
-    return [f"{count} multi-token-prediction layer(s) omitted, as in transformers"] if count else []
+    return note_left_out_mtp(count)
 
 
 QWEN3_NEXT = Family(

@@ -6,13 +6,20 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.models.families.config_values import ConfigValues
-from shapewright.models.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields
+from shapewright.models.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    Fields,
+    note_left_out_mtp,
+)
 from shapewright.models.families.moe import MIXTRAL, moe_layer_fields
 
 
 def _note_omitted_mtp(values: ConfigValues) -> list[str]:
     num_left_out = values.optional_count("num_mtp_modules") if values.flag("use_mtp") else 0
-    return [f"{num_left_out} multi-token-prediction layer(s) omitted, as in transformers"] if num_left_out else []
+    return note_left_out_mtp(num_left_out)
 
 
 MINIMAX_M2 = Family(

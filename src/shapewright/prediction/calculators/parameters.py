@@ -71,7 +71,7 @@ def explain_parameters(config: TransformerConfig) -> tuple[Term, ...]:
 
 
 def _letters(config: TransformerConfig) -> dict[str, float]:
-    groups = config.layer_groups()
+    groups = (*config.layer_groups(), *config.mtp_layer_groups())
     return {
         "h": config.hidden_size,
         "e": config.embedding_size,
@@ -89,7 +89,7 @@ def _letters(config: TransformerConfig) -> dict[str, float]:
         "r_q": config.q_lora_rank,
         "r_kv": config.kv_lora_rank,
         "d_r": config.qk_rope_head_dim,
-        "L": config.num_layers,
+        "L": config.num_layers + config.num_mtp_layers,
         "L_d": sum(group.num_layers for group in groups if group.has_mlp and not group.is_moe),
         "L_a": sum(group.num_layers for group in groups if ATTENTION in mixers_of(group.layer_type)),
         "L_m": sum(group.num_layers for group in groups if group.is_moe),
@@ -213,4 +213,6 @@ def _head(config: TransformerConfig) -> str:
         parts.append("v")
     if config.head_transform:
         parts.append(f"h*h + h + {_norm(config)}")
+    if config.num_mtp_layers:
+        parts.append(f"{config.num_mtp_layers}*(2*h*h + 3*{_norm(config)})")
     return " + ".join(parts)
