@@ -122,6 +122,7 @@ def test_results_show_themselves_as_the_command_prints_them(
             "gpt2", device=device, arrivals="2/s", prompt_len=64, output_len=16, num_requests=200
         ),
         shapewright.sweep("gpt2", device=device, axes={"micro_batch_size": [1, 2]}),
+        shapewright.serve_traffic("gpt2", device=device, arrivals="2/s", prompt_len=64, output_len=8, num_requests=20),
         small_trace(),
         shapewright.predict(small_trace(), device=device),
         shapewright.check(small_trace(), device=device),
@@ -130,6 +131,6 @@ def test_results_show_themselves_as_the_command_prints_them(
     for result in results:
         assert result._repr_html_().startswith("<pre")
     run("predict", "gpt2", "--device", device)
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().out.partition("next: ")[0]  # the next command is for a shell
     shown = shown_text(results[0]._repr_html_())
     assert shown.split() == printed.partition("next: ")[0].split()

@@ -26,7 +26,7 @@ class Column:
         cells: One text per row; empty before columns_of fills it.
         rank: Order in which columns of a table that is too wide are dropped: highest first, 0 never.
         is_text: Whether the column is left-aligned, as text is, or right-aligned, as numbers are.
-        short_cells: Shorter texts, for tables that are too wide with the columns of rank 0 and 1; empty for none.
+        short_cells: Shorter texts, for tables that are too wide with the columns of rank 0 to 2; empty for none.
     """
 
     name: str
@@ -64,7 +64,7 @@ def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
     >>> [column.name for column in fit(wide, 80)], [column.name for column in fit(wide, 12)]
     (['name', 'time', 'why'], ['name', 'time'])
     """
-    if _total([column for column in columns if column.rank <= 1 and any(column.cells)]) > num_characters:
+    if _total([column for column in columns if column.rank <= 2 and any(column.cells)]) > num_characters:
         columns = [replace(column, cells=column.short_cells or column.cells) for column in columns]
     kept = [column for column in columns if column.rank == 0]
     for column in sorted(columns, key=lambda column: column.rank):
