@@ -2,8 +2,9 @@
 
     python scripts/write_traced_types.py [MODEL_TYPE...]
 
-Every type with a causal language head is built from the default config of transformers, with at most four layers, and
-its training step of 128 tokens is traced on the meta device and priced on an H200. The page holds the result by type.
+Every type with a causal language head is built from the default config of transformers, with four layers if it can have
+so few, and its training step of 128 tokens is traced on the meta device and priced on an H200. The page holds the
+result by type.
 Types run in chunks, each in a process of its own; all of them take half an hour on two cores. Given types are replaced
 in the page.
 """
@@ -27,7 +28,7 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder
 FEW_LAYERS, SEQ_LEN = 4, 128
 TYPES_PER_PROCESS, NUM_PROCESSES = 8, 2
 DEVICE = "h200-sxm-141gb"
-_ROW = re.compile(r"^\| `(\w+)` \| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `([\w-]+)` \| (.*) \|$", re.MULTILINE)
 
 
 def causal_types() -> list[str]:
@@ -42,24 +43,28 @@ def describe(model_type: str) -> tuple[str, str]:
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    try:
-        values = default_config(model_type)
-    except Exception as error:
-        return model_type, f"no | transformers cannot make a default config: {_cell(first_line(error))}"
-    return model_type, f"{_read(values)} | {_trace(values)}"
+    cells = ""
+    for most_layers in (FEW_LAYERS, 10**6):
+        try:
+            values = default_config(model_type, most_layers)
+        except Exception as error:
+            cells = f"no | transformers cannot make a default config: {_cell(first_line(error))}"
+            continue
+        cells = f"{_read(values)} | {_trace(values)}"
+        if " | yes" in cells:
+            break
+    return model_type, cells
 
 
-def default_config(model_type: str) -> dict[str, Any]:
-    """config.json object that transformers has by default, with few layers where the type can have few."""
+def default_config(model_type: str, most_layers: int) -> dict[str, Any]:
+    """config.json object that transformers has by default, with few layers."""
     from transformers import AutoConfig
 
     filled = AutoConfig.for_model(model_type).to_dict()
-    few = {key: min(filled[key], FEW_LAYERS) for key in LAYER_KEYS if isinstance(filled.get(key), int)}
-    try:
-        small = AutoConfig.for_model(model_type, **few).to_dict()
-    except Exception:
-        small = filled
-    return {**small, "model_type": model_type}
+    few = {key: most_layers for key in LAYER_KEYS if isinstance(filled.get(key), int) and filled[key] > most_layers}
+    values = AutoConfig.for_model(model_type, **few).to_dict()
+    # A value of None would replace one that transformers derives.
+    return {key: value for key, value in values.items() if value is not None} | {"model_type": model_type}
 
 
 def _read(values: dict[str, Any]) -> str:
@@ -116,10 +121,11 @@ def write_page(known: dict[str, str], version: str) -> None:
     read = sum(cells.startswith("yes") for cells in known.values())
     head = f"""# Architectures
 
-Written by `scripts/write_traced_types.py`: {len(known)} types with a causal language head of transformers {version}, in
-their default configs with at most {FEW_LAYERS} layers. {read} are read from their config, which gives layouts, serving
-and search; {traced} are predicted with [`--trace`](guides/trace-a-module.md), which builds the model with transformers.
-The FLOPs are those of a training step of {SEQ_LEN} tokens; where there are none, the reason is given.
+Written by `scripts/write_traced_types.py`: {len(known)} types with a causal language head of transformers {version},
+in their default configs with {FEW_LAYERS} layers, or all of them where the type needs them. {read} are read from their
+config, which gives layouts, serving and search; {traced} are predicted with
+[`--trace`](guides/trace-a-module.md), which builds the model with transformers. The FLOPs are those of a training step
+of {SEQ_LEN} tokens; where there are none, the reason is given.
 
 | model_type | config read | traced |
 | --- | --- | --- |

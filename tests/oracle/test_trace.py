@@ -113,6 +113,17 @@ def gemms_of(found: Trace) -> Counter[Any]:
     return Counter({one: one.repeats for one in found.operations if isinstance(one, Gemm)})
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of parts of torch that torch.compile imports
+def test_compiled_modules_are_run_as_they_are() -> None:
+    """What torch.compile has wrapped is traced without compiling it, under the names of the module itself."""
+    plain, compiled = (
+        shapewright.trace(module, "tokens=int64[2,32]") for module in (build(Gpt), torch.compile(build(Gpt)))
+    )
+
+    assert compiled.operations == plain.operations
+    assert compiled.module_type == "Gpt"
+
+
 def test_operations_name_their_module_and_gradient() -> None:
     """A linear layer's GEMMs are named by its path, also in the backward pass, in the layouts of PyTorch."""
     found = {one.name: one for one in shapewright.trace(build(Gpt), "tokens=int64[2,32]").operations}

@@ -63,6 +63,7 @@ def build_from_config(
         )
     try:
         whole = transformers.AutoConfig.for_model(model_type, **given)
+        whole.get_text_config(decoder=True)
     except Exception as error:
         raise TraceError(f"transformers cannot read this {model_type} config: {first_line(error)}") from None
     config, builder = _find_builder(whole)
@@ -113,10 +114,12 @@ def trace_built_model(
     width = tensor_spec(dtype or "bfloat16", (1,)).dtype
     is_training = options.get("phase", "train") == "train"
     last_error = None
-    # Some models need the masks of their own attention, and some a loss of their own.
-    for attention, has_labels in [(one, True) for one in ATTENTIONS] + [(ATTENTION, False)]:
+    # Some models need the masks of their own attention, some have no loss of the usual form, and some mix formats.
+    attempts = [(attention, has_labels, width) for has_labels in (True, False) for attention in ATTENTIONS]
+    attempts += [] if dtype else [(ATTENTIONS[-1], False, "float32")]
+    for attention, has_labels, own_width in attempts:
         try:
-            model, note = build_from_config(config, width, (attention,))
+            model, note = build_from_config(config, own_width, (attention,))
             given = inputs or default_inputs(model, batch_size, seq_len, has_labels=has_labels and is_training)
             trace = trace_module(model, given, source=source, assumes_values=True, **options)
         except TraceError as error:
@@ -132,7 +135,7 @@ def _find_builder(whole: Any) -> tuple[Any, Any]:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    text = whole.get_text_config()
+    text = whole.get_text_config(decoder=True)
     for mapping, builder in _WHOLE_FIRST if text.is_encoder_decoder else _BUILDERS:
         for config in (text, whole):
             if type(config) in getattr(modeling_auto, mapping):

@@ -74,6 +74,7 @@ _KINDS = {
         "binary_cross_entropy", "polar", "complex", "renorm", "frobenius_norm", "_weight_norm_interface", "mse",
         "glu", "prelu", "_prelu_kernel", "rrelu_with_noise", "_cudnn_ctc_loss", "kl_div", "_pdist_forward",
         "floor_divide",
+        "log_sigmoid", "_is_all_true", "_is_any_true",
     ),
 }  # fmt: skip
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}

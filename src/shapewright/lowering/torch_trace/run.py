@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,7 +94,7 @@ def trace_module(
     if phase not in PHASES:
         raise TraceError(f"phase={phase!r} of a trace; choose train or prefill (a forward pass)", field="phase")
     specs = _read_inputs(inputs)
-    type_name = type(module).__name__
+    type_name = type(getattr(module, "_orig_mod", module)).__name__
     check_signature(module.forward, specs, type_name)
     with _lock, user_errors(f"{type_name}.forward"):
         return _trace(
@@ -213,6 +214,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
     ]
     try:
         with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Using `torch.compile")  # its hooks run twice, at the root alone
             if hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.device("meta"))
@@ -284,7 +287,7 @@ def _summarize(
         memory = replace(memory, saved_bytes=0.0)
     return Trace(
         source=source,
-        module_type=type(module).__name__,
+        module_type=type(getattr(module, "_orig_mod", module)).__name__,
         inputs=describe_inputs(specs),
         phase="train" if is_training else "prefill",
         dtype=most_common(flops, parameter_dtype),
