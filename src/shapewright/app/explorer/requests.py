@@ -199,8 +199,8 @@ class DesignRequestBody(JobRequest):
 class ServingRequestBody(JobRequest):
     """A serving plan of the job's model; of the job, model, device and formats count."""
 
-    prompt_len: Annotated[int, Field(strict=True, ge=1, le=LONGEST_LEN)] = 1000
-    output_len: Annotated[int, Field(strict=True, ge=2, le=LONGEST_LEN)] = 200
+    prompt_len: Annotated[int, Field(strict=True, ge=1, le=LONGEST_LEN)] | None = None
+    output_len: Annotated[int, Field(strict=True, ge=2, le=LONGEST_LEN)] | None = None
     num_devices: Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)] | None = None
     ttft_limit_s: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
     tpot_limit_s: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
@@ -209,8 +209,8 @@ class ServingRequestBody(JobRequest):
     engine: Literal[ENGINES] = Field(default="vllm", description="engine whose version prices and launches the plan")  # type: ignore[valid-type]
 
     def question(self) -> dict[str, Any]:
-        """Arguments of the serving plan, without the job and the engine."""
-        names = ("prompt_len", "output_len", "num_devices", "ttft_limit_s", "tpot_limit_s", "requests_per_s")
+        """Arguments of the serving plan, without the job, the lengths and the engine."""
+        names = ("num_devices", "ttft_limit_s", "tpot_limit_s", "requests_per_s")
         return {**{name: getattr(self, name) for name in names}, "usd_per_hour": self.usd_per_hour, "formats": []}
 
 

@@ -25,6 +25,7 @@ from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent, format_seconds
+from shapewright.lowering.checks import max_sequence_length
 from shapewright.optimize.serving.limits import PASS_LIMITS
 from shapewright.optimize.serving.traffic.sweep import simulate_loads
 
@@ -39,6 +40,8 @@ Answer = dict[str, Any]
 
 # Fields of a workload that a served model has.
 _SERVED = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel")
+# Lengths where none are given; shorter where the model has fewer positions. [token]
+_USUAL_PROMPT_LEN, _USUAL_OUTPUT_LEN = 1000, 200
 LOAD_FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 _NUM_REQUESTS = 600
 _LIMIT_BARS = 12
@@ -48,10 +51,14 @@ def answer_serving(body: ServingRequestBody, devices: DeviceLookup) -> Answer:
     """JSON output of ``serve-plan --format``, with its text, figures, and latency over simulated load."""
     job, engine = body.job, find_engine(body.engine)
     workload = job_fields(job)["workload"]
+    model = read_job_model(job)
+    most_tokens = max_sequence_length(model.config)
     device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
     plan = choose_expressible(
         serve_plan(
-            read_job_model(job),
+            model,
+            prompt_len=body.prompt_len or min(_USUAL_PROMPT_LEN, most_tokens * 3 // 4),
+            output_len=body.output_len or min(_USUAL_OUTPUT_LEN, most_tokens // 8),
             device=device,
             workload={name: workload[name] for name in _SERVED if name in workload},
             server=engine.server_name,

@@ -7,21 +7,22 @@ import { draw, savers } from "../core/figures.js";
 const ENGINES = { vllm: "vLLM", sglang: "SGLang", trtllm: "TensorRT-LLM" };
 // Fields of the request: label, start value, and the factor from the shown unit.
 const FIELDS = {
-  prompt_len: ["Prompt tokens", 1000, 1],
-  output_len: ["Answer tokens", 200, 1],
+  prompt_len: ["Prompt tokens", null, 1],
+  output_len: ["Answer tokens", null, 1],
   num_devices: ["Devices", null, 1],
   ttft_limit_s: ["First token within, ms", null, 1e-3],
   tpot_limit_s: ["Per token within, ms", null, 1e-3],
   requests_per_s: ["Load, requests/s", null, 1],
   usd_per_hour: ["USD/h of a device", null, 1],
 };
+const USUAL = { prompt_len: "1000", output_len: "200" };
 const COUNTS = ["prompt_len", "output_len", "num_devices"];
 const FIGURES = ["front", "ttft", "tpot", "limits"];
 
 export function makeServing() {
   const inputs = Object.fromEntries(Object.entries(FIELDS).map(([name, [, value]]) => {
     const whole = COUNTS.includes(name);
-    return [name, h("input", { type: "number", id: `serving-${name}`, min: whole ? "1" : "0", step: whole ? "1" : "any", value: value === null ? "" : String(value), inputmode: whole ? "numeric" : "decimal", placeholder: "any" })];
+    return [name, h("input", { type: "number", id: `serving-${name}`, min: whole ? "1" : "0", step: whole ? "1" : "any", value: value === null ? "" : String(value), inputmode: whole ? "numeric" : "decimal", placeholder: USUAL[name] ?? "any" })];
   }));
   const engine = h("select", { id: "serving-engine" }, Object.entries(ENGINES).map(([name, title]) => h("option", { value: name }, title)));
   const request = () => ({
