@@ -35,6 +35,7 @@ def check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def import_checked() -> None:
     """Import every module of the checked package with its annotations enforced."""
+    importlib.import_module("shapewright")  # what it imports for type checkers alone needs packages of the extras
     typeshed = types.ModuleType("_typeshed")  # exists for type checkers only
     typeshed.DataclassInstance = object  # type: ignore[attr-defined]
     sys.modules["_typeshed"] = typeshed

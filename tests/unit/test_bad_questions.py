@@ -62,7 +62,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Mapping[str, str], tuple[str, ...]], ..
         "optimizer",
         (*JOBS, "mfu", "plan"),
         {"--optimizer": "adamz"},
-        ("'adamz'", "did you mean 'adamw'?", "lion"),
+        ("'adamz'", "did you mean 'adam', 'adamw'?", "lion"),
     ),
     # check and report tell of a layout that divides nothing as a finding: their exit code is 1.
     ("degree", ("memory", "predict", "search", "compare", "plan"), {"--tp": "5"}, ("tensor_parallel=5", "4 or 8")),

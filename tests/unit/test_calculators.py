@@ -206,7 +206,7 @@ def test_notes_of_reading_a_config_are_shown(command: str, tmp_path: Path, capsy
 
     (note,) = json.loads(as_json)["notes"]
     assert note.startswith("model_type 'brandnew' is not known")
-    assert out.splitlines()[-1] == f"note: {note}"
+    assert out.splitlines()[-2] == f"note: {note}"
 
 
 def test_budget_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

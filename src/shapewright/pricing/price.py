@@ -6,7 +6,7 @@ Roofline: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -56,12 +56,12 @@ class Price:
             return "latency"
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
-    def scaled(self, ratio: float) -> Self:
+    def scaled(self, ratio: float) -> Price:
         """Return the price of something that takes ``ratio`` times as long in every part."""
         names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s")
         return replace(self, **{name: ratio * getattr(self, name) for name in names})
 
-    def widened(self, error: float) -> Self:
+    def widened(self, error: float) -> Price:
         """Return the price with an interval widened by an independent error, a factor; not below the roofline."""
         low, high = (np.asarray(end / self.time_s) for end in (self.low_s, self.high_s))
         low, high = widen_by_error((low, high), np.log(error))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from shapewright.app.cli.console import echo
 from shapewright.app.cli.next_steps import describe_next
 
 SCREEN_LINES = 40
@@ -68,7 +69,7 @@ class GroupedCommand(click.Command):
         code = super().invoke(ctx)
         line = describe_next(ctx)
         if line:
-            click.echo(line)
+            echo(line)
         return code
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

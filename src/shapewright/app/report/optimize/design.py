@@ -25,7 +25,7 @@ _DESIGN_COLUMNS = (
     Column("net speed-up"),
     Column("90 % interval", rank=1),
     Column("better", rank=2),
-    Column("why it loses", is_text=True, rank=2),
+    Column("why it loses", is_text=True),
     Column("plan", is_text=True, rank=3),
 )
 _FRONT_COLUMNS = (Column("parameters"), Column("tokens"), Column("tokens/parameter"), Column("hours"), Column("loss"))

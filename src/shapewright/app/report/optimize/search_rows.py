@@ -22,7 +22,7 @@ _CANDIDATE_COLUMNS = (
     Column("net"),
     Column("90 % interval", rank=1),
     Column("better", rank=2),
-    Column("loss (nats)", rank=1, is_text=True),
+    Column("loss (nats)", rank=2, is_text=True),
     Column("speed-up", rank=1),
     Column("90 % interval of speed", rank=3),
     Column("faster", rank=4),
