@@ -111,23 +111,23 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
             env=child_environment() | {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
-        try:
-            _, errors = process.communicate(json.dumps(request).encode(), timeout=time_limit_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(AttributeError, ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR1)  # it writes where it is
-                time.sleep(_SECONDS_TO_DUMP)
-            text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
-            raise TraceError(
-                f"the trace did not finish within {time_limit_s:g} s{_place_of(text, request)}",
-                advice="look for a loop that does not end, or give more time with --time-limit S",
-                user_traceback=text,
-            ) from None
-        finally:
-            # The child may have children of its own, and an interrupt must not leave it behind.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with process:  # closes its pipes, and waits for it
+            try:
+                _, errors = process.communicate(json.dumps(request).encode(), timeout=time_limit_s)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(AttributeError, ProcessLookupError):
+                    os.kill(process.pid, signal.SIGUSR1)  # it writes where it is
+                    time.sleep(_SECONDS_TO_DUMP)
+                text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+                raise TraceError(
+                    f"the trace did not finish within {time_limit_s:g} s{_place_of(text, request)}",
+                    advice="look for a loop that does not end, or give more time with --time-limit S",
+                    user_traceback=text,
+                ) from None
+            finally:
+                # The child may have children of its own, and an interrupt must not leave it behind.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
         if not result.is_file():
             words = errors.decode(errors="replace").strip()
             reason = words.splitlines()[-1][:200] if words else f"exit status {process.returncode}"
