@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,8 +27,6 @@ from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from shapewright.models import TransformerConfig
 
 pytestmark = pytest.mark.oracle

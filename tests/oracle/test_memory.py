@@ -10,6 +10,7 @@ from hf_models import hf_config, tiny_config
 from shapewright.memory import count_cached_elements, list_saved_tensors
 from shapewright.memory.estimate import estimate_kv_cache
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.layers import LayerKind
 from shapewright.workload import ParallelLayout, Workload
 
 torch = pytest.importorskip("torch", reason="needs the trace extra", exc_type=ImportError)
@@ -137,6 +138,6 @@ def test_kv_cache_is_as_large_as_a_real_one(key: str) -> None:
     measured = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     config = read_hf_config(raw).config
     workload = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")
-    windows = [(group.window, group.num_layers) for group in config.layer_groups()]
-    assert estimate_kv_cache(config, workload, ParallelLayout(), windows) == measured
+    kinds = [(LayerKind(group.layer_type, group.window, "dense"), group.num_layers) for group in config.layer_groups()]
+    assert estimate_kv_cache(config, workload, ParallelLayout(), kinds) == measured
     assert count_cached_elements(config) * 4 * BATCH_SIZE * SEQ_LEN * config.num_layers == measured
