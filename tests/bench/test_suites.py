@@ -11,14 +11,21 @@ from shapewright.lowering.operations import Gemm
 from shapewright.measure.bench import measuring
 from shapewright.measure.bench.device.backend import Backend, InputPool
 from shapewright.measure.bench.measuring import prepare
-from shapewright.measure.bench.suites.registry import COLLECTIVES, MAMF, coarse_first, make_suite, suite_names
+from shapewright.measure.bench.suites.registry import (
+    CALIBRATION,
+    COLLECTIVES,
+    MAMF,
+    coarse_first,
+    make_suite,
+    suite_names,
+)
 from shapewright.measure.store.record import Case
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES, "compiled"}))
+@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES, CALIBRATION, "compiled"}))
 def test_suites_contain_distinct_cases(name: str, small: bool) -> None:
     """Cases of a suite are distinct, and their order depends on the seed only."""
     cases = make_suite(name, ("bf16",), small=small, seed=1)
