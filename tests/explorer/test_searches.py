@@ -83,7 +83,8 @@ def test_a_running_search_can_be_stopped(client: TestClient) -> None:
 
     stopped = wait(client, first["id"], longest_s=60.0)
     assert stopped["state"] == "cancelled"
-    assert stopped["result"]["is_complete"] is False
+    # On a busy machine it may stop before it has a result.
+    assert stopped["result"] is None or stopped["result"]["is_complete"] is False
     assert wait(client, third["id"])["state"] == "done"
     assert client.get(f"/api/v1/searches/{second['id']}").json()["result"] is None
 
