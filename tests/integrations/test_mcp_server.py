@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,7 +26,14 @@ TINY = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "intermediate_size": 1376, "vocab_size": 32003,
 }  # fmt: skip
+Result = TypeVar("Result")
 TOOLS = ("check", "predict", "search", "design", "plan", "serve_plan")
+
+
+def run_apart(talk: Coroutine[Any, Any, Result]) -> Result:
+    """Run a conversation in a thread of its own: the browser's tests keep an event loop running in this one."""
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        return threads.submit(asyncio.run, talk).result()
 
 
 def call(tool: str, access: Access | None = None, **arguments: Any) -> tuple[bool, str]:
@@ -35,7 +44,7 @@ def call(tool: str, access: Access | None = None, **arguments: Any) -> tuple[boo
             result = await client.call_tool(tool, arguments)
             return bool(result.is_error), result.content[0].text
 
-    return asyncio.run(talk())
+    return run_apart(talk())
 
 
 def answer(tool: str, access: Access | None = None, **arguments: Any) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def test_server_speaks_over_standard_input_and_output(tmp_path: Path) -> None:
         async with Client(stdio_client(server)) as client:
             return await client.list_tools(), await client.call_tool("check", {"config": "config.json", **H100})
 
-    listed, result = asyncio.run(talk())
+    listed, result = run_apart(talk())
     schemas = {tool.name: tool.input_schema for tool in listed.tools}
     text = result.content[0].text
 
