@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.deadline import check_deadline
 from shapewright.lowering.adapters import add_adapters
-from shapewright.lowering.attention import (
+from shapewright.lowering.attention.core import lower_context_exchange, lower_core, lower_cross_core
+from shapewright.lowering.attention.projections import (
     lower_bias_gradients,
-    lower_context_exchange,
-    lower_core,
-    lower_cross_core,
     lower_cross_inputs,
     lower_inputs,
     lower_output,

@@ -1,21 +1,17 @@
-"""Functions that search: search for shapes, plan for training, serve_plan for serving."""
+"""Functions that search: search for shapes, plan for training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
-from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.notes import Note
-from shapewright.hardware.nodes import check_allocation
-from shapewright.lowering import validate_lengths
 from shapewright.models import read_model
 from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split, find_idle_modules
 from shapewright.prediction.scenario import Scenario
-from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
@@ -23,13 +19,10 @@ if TYPE_CHECKING:
     from shapewright.models import Model, ModelLike
     from shapewright.optimize.plan import PlanResult
     from shapewright.optimize.search import SearchRequest, SearchResult
-    from shapewright.optimize.serving import Adapters, ServingFormat, ServingPlan, Speculation
     from shapewright.prediction.build import DeviceLike
 
 # Batch and context of a served model, for the cost of a generated token: a loaded server and an average conversation.
 _SERVED_SEQUENCES, _SERVED_CONTEXT_TOKENS = 64, 2048
-# Fields of a scenario's workload that matter for serving.
-_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel")
 
 
 @takes_scenario
@@ -310,166 +303,3 @@ def _note_on_shape(scenario: Scenario) -> tuple[Note, ...]:
     named = ", ".join(f"{violation.field.rpartition('.')[2]}={violation.actual}" for violation in odd)
     text = f"the shape has dimensions that are not aligned ({named}): 'shapewright check' says what they cost"
     return (Note(text, "shape"),)
-
-
-@takes_scenario
-def serve_plan(
-    config: ScenarioLike,
-    *,
-    prompt_len: int,
-    output_len: int,
-    cached_len: int = 0,
-    ttft_limit_s: float | None = None,
-    tpot_limit_s: float | None = None,
-    num_devices: int | None = None,
-    formats: Sequence[str] | None = None,
-    memory_fraction: float | None = None,
-    block_tokens: int | None = None,
-    speculation: Mapping[str, Any] | None = None,
-    usd_per_hour: float | None = None,
-    requests_per_s: float | None = None,
-    adapters: Mapping[str, Any] | None = None,
-    server: str | Server | None = None,
-    **parts: Unpack[ScenarioParts],
-) -> ServingPlan:
-    """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
-
-    Of the workload, dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel count. Degrees in ``layout`` are
-    kept: tensor_parallel, pipeline_parallel, data_parallel (replicas of the attention), expert_parallel and
-    expert_tensor_parallel.
-
-    Args:
-        config: A decoder model or a Scenario, see ScenarioLike.
-        prompt_len: Tokens of a prompt.
-        output_len: Tokens of an answer.
-        cached_len: Tokens of a prompt that are in the KV cache already, such as earlier turns or a shared prefix.
-        ttft_limit_s: Limit of the time to the first token. [s]
-        tpot_limit_s: Limit of the time per further token. [s]
-        num_devices: Devices; None for instances of up to a node.
-        formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
-        memory_fraction: Share of a device's memory that the server takes; None for the server's default.
-        block_tokens: Tokens of a block of the paged cache; None for the server's default.
-        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
-        usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
-        requests_per_s: Load to carry, for the number of instances; None without. [1/s]
-        adapters: rank and num_resident of LoRA adapters, and optionally their targets; None without.
-        server: Inference engine and version, such as ``trtllm-1.0``; None for what current engines share.
-        parts: See ScenarioParts.
-
-    Returns:
-        Every way to serve that was priced, and the capacity of an instance by layout and format; ``recommended`` of it
-        is the recommended operating point, ``best()`` the one with most tokens per second that keeps the limits.
-
-    Raises:
-        ShapewrightError: an argument is invalid, or the model does not fit.
-    """
-    from shapewright.optimize.serving import ServingRequest, plan_serving, read_format, usual_formats
-
-    given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
-    engine = find_server(server)
-    given |= {"memory_fraction": engine.memory_fraction if memory_fraction is None else memory_fraction}
-    given |= {"block_tokens": engine.block_tokens if block_tokens is None else block_tokens, "server": engine}
-    request = ServingRequest(
-        prompt_len=prompt_len,
-        output_len=output_len,
-        cached_len=cached_len,
-        speculation=_read_speculation(speculation),
-        usd_per_hour=usd_per_hour,
-        requests_per_s=requests_per_s,
-        adapters=_read_adapters(adapters),
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    layout = given_fields(parts.pop("layout", None))
-    scenario = build_served(config, parts, engine)
-    if num_devices is not None:
-        check_allocation(num_devices, scenario.device)
-    base = scenario.workload
-    validate_lengths(scenario.config, replace(base, seq_len=request.total_len))
-    wanted = served_format(scenario, engine)
-    if isinstance(formats, str):
-        raise WorkloadError(
-            f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}", field="formats"
-        )
-    others = usual_formats(wanted, scenario.device) if formats is None else [read_format(text) for text in formats]
-    notes = scenario.notes
-    if scenario.config.is_moe and any(get_dtype(one.dtype).bits < 16 for one in others):
-        # The kernel has no effect on the first format, but on the others.
-        notes = tuple(note for note in notes if note.field != "expert_kernel")
-    return plan_serving(
-        scenario,
-        request,
-        formats=[wanted, *others],
-        layout=layout,
-        notes=(*notes, *find_idle_expert_split(scenario.config, layout)),
-    )
-
-
-def build_served(config: ScenarioLike, parts: ScenarioParts, server: Server = CURRENT_SERVER) -> Scenario:
-    """Build the scenario of a served model: of the workload, formats and kinds of kernels count.
-
-    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. A named
-    server has expert kernels of its own, whose differences from the 16-bit kernels of the records are fitted.
-    """
-    from shapewright.optimize.serving.request import is_stored_only, wide_dtype
-
-    served = given_fields(parts.get("workload"))
-    if isinstance(config, Scenario):
-        served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
-        parts.setdefault("device", config.device)
-    source = config.model if isinstance(config, Scenario) else config
-    device = parts.get("device")
-    found = None if device is None else find_device(device)
-    remarks: tuple[Note, ...] = ()
-    if found is not None and is_stored_only(served.get("dtype"), found):
-        served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
-        words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
-        remarks = (Note(words, "stored-format", "dtype"),)
-    parts["workload"] = {**served, "phase": "prefill"}
-    scenario = build_scenario(source, **parts)
-    if server != CURRENT_SERVER and scenario.config.is_moe and served.get("expert_kernel") is None:
-        scenario = scenario.replace(expert_kernel="as-16-bit")
-    return scenario.replace(remarks=(*scenario.remarks, *remarks)) if remarks else scenario
-
-
-def served_format(scenario: Scenario, server: Server) -> ServingFormat:
-    """Return the element formats of a served model."""
-    from shapewright.optimize.serving import ServingFormat
-
-    base = scenario.workload
-    weight_dtype = base.weight_dtype or base.dtype
-    cache_dtype = base.kv_cache_dtype or server.cache_dtype(base.dtype, weight_dtype)
-    return ServingFormat(base.dtype, weight_dtype, cache_dtype)
-
-
-def find_server(server: str | Server | None) -> Server:
-    """Return a server, by name or as it is; None gives what current engines share."""
-    if isinstance(server, Server):
-        return server
-    return load_server(server) if server else CURRENT_SERVER
-
-
-def _read_adapters(given: Mapping[str, Any] | None) -> Adapters | None:
-    """Build Adapters from a mapping of its fields."""
-    from shapewright.optimize.serving import Adapters
-
-    if not given:
-        return None
-    wanted, known = {"rank", "num_resident"}, {"rank", "num_resident", "targets"}
-    if not wanted <= set(given) <= known:
-        raise WorkloadError(
-            f"adapters has {', '.join(map(str, given))}; give rank and num_resident, and targets if not all-linear",
-            field="adapters",
-        )
-    return Adapters(**given)
-
-
-def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:
-    """Build Speculation from a mapping of its three fields."""
-    from shapewright.optimize.serving import Speculation
-
-    if not given:
-        return None
-    wanted = [spec.name for spec in fields(Speculation)]
-    if sorted(given) != sorted(wanted):
-        raise WorkloadError(f"speculation has {', '.join(map(str, given))}; give {', '.join(wanted)}, and no more")
-    return Speculation(**given)

@@ -67,11 +67,6 @@ class KernelWork:
             rare=self.rare,
         )
 
-    @property
-    def weight_names(self) -> tuple[str, ...]:
-        """Names of the weights, the exponent last."""
-        return (*self.compute, *self.memory, *self.serial, POWER)
-
 
 @dataclass(frozen=True)
 class KernelParts:

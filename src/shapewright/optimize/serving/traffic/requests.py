@@ -99,11 +99,6 @@ class LengthDistribution:
             return float(np.dot(self.numbers, self.shares))
         return float(_KINDS[self.kind].mean(*self.numbers))
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether all lengths are equal."""
-        return self.kind == "fixed"
-
     def draw(self, generator: np.random.Generator, count: int) -> Lengths:
         """Return random lengths of at least one token. [token], [requests]"""
         if self.kind == "mixed":
