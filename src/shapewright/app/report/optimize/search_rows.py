@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of
+from shapewright.app.report.outputs.effect import describe_loss
 from shapewright.app.report.outputs.search import FIELD_LETTERS, describe_changes
 from shapewright.core.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.app.report.outputs.effect import EffectOutput
     from shapewright.app.report.outputs.search import CandidateOutput
 
 _CANDIDATE_COLUMNS = (
@@ -102,25 +102,6 @@ def _row(shape: CandidateOutput) -> list[str]:
         format_bytes(shape.memory_bytes),
         format_bytes(shape.kv_bytes_per_token),
     ]
-
-
-def describe_loss(effect: EffectOutput) -> str:
-    """Difference of the loss with its interval, ``free``, or nothing where it is not known."""
-    if effect.loss_difference_nats is None:
-        return ""
-    if effect.is_free:
-        return "free"
-    return (
-        f"{effect.loss_difference_nats:+.3f} ({effect.loss_difference_low_nats:+.3f} to "
-        f"{effect.loss_difference_high_nats:+.3f})"
-    )
-
-
-def describe_net(effect: EffectOutput) -> str:
-    """Speed-up to the same loss with its interval, or nothing where it is not known."""
-    if effect.net_speedup is None:
-        return ""
-    return f"{effect.net_speedup:.3f}x ({effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f})"
 
 
 def describe_measures(candidate: CandidateOutput) -> str:

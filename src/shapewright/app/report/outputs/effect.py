@@ -49,3 +49,22 @@ def effect_output(effect: LossEffect | None) -> EffectOutput:
         net_speedup_high=None if net is None else net.high,
         chance_better=None if net is None else net.probability_faster,
     )
+
+
+def describe_loss(effect: EffectOutput) -> str:
+    """Difference of the loss with its interval, ``free``, or nothing where it is not known."""
+    if effect.loss_difference_nats is None:
+        return ""
+    if effect.is_free:
+        return "free"
+    return (
+        f"{effect.loss_difference_nats:+.3f} ({effect.loss_difference_low_nats:+.3f} to "
+        f"{effect.loss_difference_high_nats:+.3f})"
+    )
+
+
+def describe_net(effect: EffectOutput) -> str:
+    """Speed-up to the same loss with its interval, or nothing where it is not known."""
+    if effect.net_speedup is None:
+        return ""
+    return f"{effect.net_speedup:.3f}x ({effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f})"
