@@ -6,10 +6,12 @@ import csv
 import json
 import os
 import re
+import shlex
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -358,6 +360,34 @@ def test_plan_of_a_bad_shape_points_to_check(capsys: pytest.CaptureFixture[str])
     _, out, _ = run(["plan", *_ODD, "--gpus", "8", "--global-batch", "64"], capsys)
     assert "hidden_size=4097" in out
     assert "'shapewright check' says what they cost" in out
+
+
+@pytest.mark.parametrize("path", ["predict", "check", "memory"])
+def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next command is about the same model and layout, with options that it knows."""
+    given = [
+        "gpt2",
+        "--num-layers",
+        "3",
+        "--device",
+        "h100-sxm-80gb",
+        "--tp",
+        "2",
+        "--dtype",
+        "fp16",
+        "--no-qkv-bias",
+        "--node-size",
+        "4",
+    ]
+    _, out, _ = run([path, *given], capsys)
+    words = shlex.split(out.splitlines()[-1])[2:]
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None
+    parsed = command.make_context(words[0], words[1:]).params
+
+    assert (parsed["model__num_layers"], parsed["model__qkv_bias"]) == (3, False)
+    if words[0] != "plan":  # which chooses the layout
+        assert (parsed["layout__tensor_parallel"], parsed["workload__dtype"]) == (2, "fp16")
 
 
 @pytest.mark.parametrize("path", ["check", "predict", "params", "devices", "rule", "batch"])

@@ -44,6 +44,8 @@ _OTHER_FLAGS = {
 }
 # A field that a message advises to set; ``field=value`` states a fact and stays.
 _BARE_FIELD = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/(])")
+# A value that a message advises to set.
+_SET_VALUE = re.compile(r"\bset ([a-z_]+)='([a-z0-9-]+)'")
 
 
 def with_flags(message: str) -> str:
@@ -51,9 +53,19 @@ def with_flags(message: str) -> str:
 
     >>> with_flags("tensor_parallel=6 must divide num_heads=64; change tensor_parallel")
     'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'
+    >>> with_flags("does not fit; set recompute='full'")
+    'does not fit; set --recompute full'
     """
     known = _flags_by_field()
+    message = _SET_VALUE.sub(lambda advice: f"set {_setting(advice[1], advice[2], known)}", message)
     return _BARE_FIELD.sub(lambda found: known.get(found[1], found[1]), message)
+
+
+def _setting(field: str, value: str, known: dict[str, str]) -> str:
+    """Return what to type to set a field to a value; each value of the guard is a flag of its own."""
+    if field == "guard":
+        return f"--{value}"
+    return f"{known[field]} {value}" if field in known else f"{field}={value!r}"
 
 
 def _flags_by_field() -> dict[str, str]:
