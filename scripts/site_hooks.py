@@ -17,7 +17,7 @@ from shapewright.hardware import list_devices, load_device
 from shapewright.lint import list_rules, rule_page
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|scripts|benchmarks)/[^)]*\)")
-_RULE_FILE = re.compile(r"\[([A-Z]{2}\d+)\]\(\.\./src/shapewright/lint/rules/\w+/\w+\.py\)")
+_RULE_FILE = re.compile(r"\[([A-Z]{2}\d+)\]\(\.\./src/shapewright/lint/rules/\w+\.py\)")
 _DEVICE_FILE = re.compile(r"\]\(\.\./src/shapewright/hardware/data/([\w.-]+)\.toml\)")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from functools import cache
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import UnknownRuleError, close_names
-from shapewright.lint.rule import FAMILIES, Rule
+from shapewright.lint import rules
+from shapewright.lint.rule import FAMILIES, RULES, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,9 +18,9 @@ if TYPE_CHECKING:
 @cache
 def list_rules() -> tuple[Rule, ...]:
     """Return all rules, sorted by code."""
-    from shapewright.lint.rules import MODULES
-
-    return tuple(sorted((module.RULE for module in MODULES), key=lambda rule: rule.code))
+    for module in pkgutil.iter_modules(rules.__path__, f"{rules.__name__}."):
+        importlib.import_module(module.name)
+    return tuple(RULES[code] for code in sorted(RULES))
 
 
 def get_rule(code_or_name: str) -> Rule:

@@ -137,29 +137,32 @@ class Violation:
     max_cost_fraction: float = 1.0
 
 
+Check = Callable[["Scenario"], Iterator[Violation]]
+"""Yields the violations of a scenario; it does no I/O, and tests cheap conditions first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A lint rule; its documentation is the docstring of its module.
+    """A lint rule; its documentation is the docstring of its check.
 
     Attributes:
         code: Family and number, such as ``TC101``.
         name: Name of the bad pattern; reads well after "allow".
         since: First version of the package with the rule.
         reads: Paths of the fields that the rule depends on.
-        check: Yields the violations of a scenario; it does no I/O, and tests cheap conditions first.
+        check: Yields the violations of a scenario.
     """
 
     code: str
     name: str
     since: str
     reads: tuple[str, ...]
-    check: Callable[[Scenario], Iterator[Violation]]
+    check: Check
 
     @property
     def page(self) -> str:
         """The rule's documentation as Markdown."""
-        module = inspect.getmodule(self.check)
-        return inspect.cleandoc((module and module.__doc__) or "")
+        return inspect.cleandoc(self.check.__doc__ or "")
 
     @property
     def summary(self) -> str:
@@ -170,3 +173,24 @@ class Rule:
     def family(self) -> str:
         """Name of the family."""
         return FAMILIES[self.code[:2]]
+
+
+RULES: dict[str, Rule] = {}
+"""The rules of the imported modules, by code."""
+
+
+def rule(code: str, name: str, *, reads: tuple[str, ...], since: str = "0.1.0") -> Callable[[Check], Check]:
+    """Make a rule of its check, whose docstring is the page of the rule.
+
+    Args:
+        code: Family and number, such as ``TC101``.
+        name: Name of the bad pattern; reads well after "allow".
+        reads: Paths of the fields that the rule depends on.
+        since: First version of the package with the rule.
+    """
+
+    def register(check: Check) -> Check:
+        RULES[code] = Rule(code=code, name=name, since=since, reads=reads, check=check)
+        return check
+
+    return register

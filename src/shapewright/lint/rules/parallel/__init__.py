@@ -1,1 +1,0 @@
-"""Rules on parallel layouts (PL)."""

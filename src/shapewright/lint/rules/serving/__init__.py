@@ -1,1 +1,0 @@
-"""Rules about what inference engines can load and start."""

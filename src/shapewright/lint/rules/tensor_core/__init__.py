@@ -1,1 +1,0 @@
-"""Rules on alignment and formats for tensor cores (TC)."""

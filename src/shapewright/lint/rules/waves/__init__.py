@@ -1,1 +1,0 @@
-"""Rules on tiles, waves and batch sizes (WQ)."""
