@@ -442,3 +442,18 @@ def test_decode_does_not_check_the_sequence_length() -> None:
     decode = Workload(phase="decode", micro_batch_size=1, seq_len=33, context_len=33)
     operations: tuple[Operation, ...] = lower(CONFIG, decode, ParallelLayout(context_parallel=2))
     assert operations
+
+
+def test_equal_refusals_have_equal_reasons() -> None:
+    """Shapes of other sizes that a degree does not divide are counted together: the reason leaves out the size."""
+    reasons = set()
+    for num_heads in (10, 14):
+        with pytest.raises(LayoutError) as caught:
+            validate_layout(
+                replace(CONFIG, num_heads=num_heads, num_kv_heads=num_heads, hidden_size=64 * num_heads),
+                WORKLOAD,
+                ParallelLayout(tensor_parallel=4),
+            )
+        reasons.add(caught.value.reason)
+
+    assert reasons == {"tensor_parallel=4 must divide num_heads"}

@@ -39,14 +39,17 @@ class ShapewrightError(ValueError):
         fact: What is wrong: the message without subject and advice.
         subject: Name that the message starts with, such as a device; empty where it starts with none.
         field: Field that has the wrong value; empty where no single one has.
+        reason: What is wrong, in words that are the same for all shapes of a model; the fact if none are given.
     """
 
     code: ClassVar[str] = "input"
 
-    def __init__(self, fact: str = "", *, subject: str = "", advice: str = "", field: str = "") -> None:
+    def __init__(
+        self, fact: str = "", *, subject: str = "", advice: str = "", field: str = "", reason: str = ""
+    ) -> None:
         fact, subject = plain_text(fact), plain_text(subject)
         super().__init__(f"{f'{subject} ' if subject else ''}{fact}{f'; {plain_text(advice)}' if advice else ''}")
-        self.fact, self.subject, self.field = fact, subject, field
+        self.fact, self.subject, self.field, self.reason = fact, subject, field, reason or fact
 
 
 class ConfigError(ShapewrightError):

@@ -140,18 +140,21 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
                 f"tensor_parallel={t} must divide {field_name}={value}",
                 advice=f"try {_degrees_near(t, config)}",
                 field="tensor_parallel",
+                reason=f"tensor_parallel={t} must divide {field_name}",
             )
     if not _shares_kv_heads(config, t):
         raise LayoutError(
             f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it",
             advice=f"try {_degrees_near(t, config)}",
             field="tensor_parallel",
+            reason=f"tensor_parallel={t} must divide num_kv_heads or be a multiple of it",
         )
     if t > config.vocab_size:
         raise LayoutError(
             f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}",
             advice="lower it",
             field="tensor_parallel",
+            reason=f"tensor_parallel={t} must not exceed vocab_size",
         )
 
 
@@ -224,7 +227,11 @@ def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -
             )
         stages = max(_even_stages(config, layout), default=1)
         lower = f"lower pipeline_parallel{f' to {stages}' if stages > 1 else ''}"
-        raise LayoutError(f"{degrees} must not exceed num_layers={config.num_layers}; {lower}{counted}")
+        raise LayoutError(
+            f"{degrees} must not exceed num_layers={config.num_layers}",
+            advice=f"{lower}{counted}",
+            reason=f"{degrees} must not exceed num_layers",
+        )
 
 
 def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: str) -> None:
@@ -242,9 +249,11 @@ def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, de
     if counted % chunks:
         raise LayoutError(
             f"num_layers={config.num_layers} plus {ends} end(s) that count as a layer make {counted}, which is not a "
-            f"multiple of {degrees}; change one of them, or omit account_for_embedding_in_pipeline_split and "
-            f"account_for_loss_in_pipeline_split",
+            f"multiple of {degrees}",
+            advice="change one of them, or omit account_for_embedding_in_pipeline_split and "
+            "account_for_loss_in_pipeline_split",
             field="num_layers",
+            reason=f"num_layers plus {ends} end(s) that count as a layer is not a multiple of {degrees}",
         )
 
 
@@ -284,12 +293,14 @@ def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, 
             f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}",
             advice=f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}",
             field="expert_tensor_parallel",
+            reason=f"expert_tensor_parallel={e_t} must divide moe_intermediate_size",
         )
     if workload.is_training:
         if t > 1 and not layout.sequence_parallel:
             raise LayoutError(
                 f"expert_tensor_parallel={e_t} with tensor_parallel={t} requires sequence_parallel, so that every "
-                f"device sends different tokens; use sequence_parallel=True or omit expert_tensor_parallel",
+                f"device sends different tokens",
+                advice="use sequence_parallel=True or omit expert_tensor_parallel",
                 field="expert_tensor_parallel",
             )
         return
@@ -297,8 +308,8 @@ def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, 
     if not (layout.keeps_experts_in_tensor_group or is_over_replicas):
         raise LayoutError(
             f"expert_parallel * expert_tensor_parallel = {layout.expert_parallel} * {e_t} is not supported by serving "
-            f"libraries with tensor_parallel={t}; use a product of {t}, or expert_tensor_parallel=1 with "
-            f"expert_parallel a multiple of {t}"
+            f"libraries with tensor_parallel={t}",
+            advice=f"use a product of {t}, or expert_tensor_parallel=1 with expert_parallel a multiple of {t}",
         )
 
 
@@ -313,7 +324,8 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice = ", or use sequence_parallel=False" if splits_tokens and workload.seq_len % cp == 0 else ""
         raise LayoutError(
-            f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}",
+            f"seq_len={workload.seq_len} must be a multiple of {degrees}",
+            advice=f"try seq_len {allowed}{advice}",
             field="seq_len",
         )
 

@@ -39,7 +39,8 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
         allowed = f"{below} or {below + per_round}" if below else f"{per_round}"
         raise WorkloadError(
             f"global_batch_size={workload.global_batch_size} must be a multiple of micro_batch_size * data_parallel = "
-            f"{workload.micro_batch_size} * {layout.data_parallel}; try {allowed}",
+            f"{workload.micro_batch_size} * {layout.data_parallel}",
+            advice=f"try {allowed}",
             field="global_batch_size",
         )
     passes = workload.global_batch_size // per_round

@@ -6,7 +6,6 @@ bit-identical wherever they run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -155,22 +154,10 @@ def run_job(job: Job, findings: Findings) -> Iterator[int]:
     scenarios = (*job.scenarios, *([job.serving] if job.serving else []))
     for part in lower_together(grid, scenarios):
         if isinstance(part, Refused):
-            findings.tally.refused[_without_numbers(str(part.reason))] += part.num_shapes
+            findings.tally.refused[part.error.reason] += part.num_shapes
             yield part.num_shapes
         else:
             yield from _Evaluation(job, part, findings).run()
-
-
-def _without_numbers(message: str) -> str:
-    """Return the reason of a refusal without the numbers of one shape, so that equal reasons are counted together.
-
-    >>> _without_numbers("tensor_parallel=8 must divide num_heads=20; try 4")
-    'tensor_parallel=8 must divide num_heads'
-    """
-    reason = message.partition(";")[0]
-    return re.sub(
-        r"\b(num_heads|num_kv_heads|intermediate_size|moe_intermediate_size|vocab_size|num_layers)=\d+", r"\1", reason
-    )
 
 
 def _refuse_overflow(grid: Grid, varied: VariedScenario) -> None:

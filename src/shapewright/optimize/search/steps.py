@@ -102,7 +102,7 @@ class Refused:
     """Shapes that cannot be lowered, and the error of the first of them."""
 
     num_shapes: int
-    reason: ShapewrightError
+    error: ShapewrightError
 
 
 def lower_grid(grid: Grid, varied: VariedScenario) -> Iterator[Lowered | Refused]:
