@@ -10,7 +10,7 @@ from coverage_facts import is_inside
 
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy.evaluate import Accuracy
-from shapewright.measure.refit.attention.rows import PHASES
+from shapewright.measure.refit.attention.physics import PHASES
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.software import TUNED, UNNAMED, load_software, software_names
 

@@ -15,7 +15,7 @@ from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
 from shapewright.measure.fit.shared import HELD_OUT_FOLD
 from shapewright.measure.refit.attention.kernel_fit import layout_folds
-from shapewright.measure.refit.attention.rows import PHASES, SECTIONS, read_rows
+from shapewright.measure.refit.attention.physics import PHASES, SECTIONS, read_rows
 from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
 from shapewright.measure.refit.intervals.rows import (
     fitted_shapes,

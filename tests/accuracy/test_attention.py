@@ -30,7 +30,7 @@ CASES = [(*path.rsplit("/", 1), name) for path, limits in LIMITS.items() for nam
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """The module that reads the rows."""
-    return load_refit("attention.rows")
+    return load_refit("attention.physics")
 
 
 class HeldOut(NamedTuple):

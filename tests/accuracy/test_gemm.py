@@ -16,7 +16,7 @@ from refit_module import load_refit
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.tables.paper_gemm import GEMMS_ALONE, paper_library
+from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 from shapewright.pricing.price import GemmPrice

@@ -12,13 +12,12 @@ from measured import measured_file
 
 from shapewright.hardware import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.kernels.table import KernelGroup
+from shapewright.measure.accuracy.tables.kernels import KernelGroup
 from shapewright.pricing.kernels.price import kernel_rates
 
 pytest.importorskip("scipy", reason="refits need the fit extra")
 
-from shapewright.measure.refit.kernels.fit import fit_kernel
-from shapewright.measure.refit.kernels.records import SOURCES
+from shapewright.measure.refit.kernels import SOURCES, fit_kernel
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["kernels"]
 TABLES = {table.name: table for table, _ in SOURCES}

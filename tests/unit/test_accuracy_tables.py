@@ -12,9 +12,9 @@ from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_cs
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
 from shapewright.measure.accuracy.evaluate import evaluate_folder
-from shapewright.measure.accuracy.tables.gemm_amd import section_of
+from shapewright.measure.accuracy.tables.gemm import section_of
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
-from shapewright.measure.accuracy.tables.pointwise_fp32 import find_launch, with_launch
+from shapewright.measure.accuracy.tables.pointwise import find_pointwise_launch, with_launch
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import FP32_GEMM, FP32_POINTWISE, load_record
@@ -231,7 +231,7 @@ def test_pointwise_fp32(tmp_path: Path) -> None:
     tensor = 4.0 * height * width
     operation = Pointwise(name="x", dtype="fp32", operation="add", read_bytes=2.0 * tensor, written_bytes=tensor)
     kernel_s = np.asarray(price_pointwise(operation, t4, record).time_s)
-    launch = find_launch("add", t4)
+    launch = find_pointwise_launch("add", t4)
     time_s = with_launch(kernel_s, launch.launch_s, launch.hidden_s)
     columns = {"rows": [*height, 8], "columns": [*width, 64], "latency_s": [*time_s, 1.0]}
     words = {"device": ["t4"] * 4, "operation": ["add"] * 3 + ["cumsum"]}

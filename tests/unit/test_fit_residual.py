@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from shapewright.hardware import load_device
-from shapewright.measure.refit.gemm.residual_trees import (
+from shapewright.measure.refit.gemm.trees import (
     NUM_RUNNERS_UP,
     OWN_TREES,
     Correction,

@@ -10,7 +10,7 @@ import pytest
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.refit.kernels.fit import fit_kernel, intervals_of, tabulate
+from shapewright.measure.refit.kernels import fit_kernel, intervals_of, tabulate
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.kernels.price import correct_kernel, kernel_rates, match_kernel, price_kernel

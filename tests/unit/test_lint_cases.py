@@ -22,7 +22,7 @@ import pytest
 from shapewright.lint import Finding, list_rules
 from shapewright.lint.check import evaluate
 from shapewright.lint.example import example_scenario
-from shapewright.lint.registry import get_rule
+from shapewright.lint.rule import get_rule
 from shapewright.prediction.scenario import Scenario
 
 CASES = Path(__file__).parents[1] / "lint"

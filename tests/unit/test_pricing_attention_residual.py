@@ -11,7 +11,7 @@ import pytest
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.refit.attention.residual_tables import fade_past_most_heads
+from shapewright.measure.refit.attention.residual import fade_past_most_heads
 from shapewright.pricing.attention.kernels import AttentionShape
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.attention.residual import LOG_STEP, AttentionResidual, load_residual, log_correction

@@ -9,7 +9,7 @@ from shapewright.app.cli import main
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.tables.paper_gemm import PAPER_SECTION
+from shapewright.measure.accuracy.tables.gemm import PAPER_SECTION
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.residual import (

@@ -7,7 +7,7 @@ from math import log
 
 import pytest
 
-from shapewright.optimize.search.gains import explain_gains
+from shapewright.optimize.search.result import explain_gains
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.speedup import compare_times

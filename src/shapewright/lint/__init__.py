@@ -9,10 +9,10 @@ from shapewright.lint.check import exit_code as exit_code
 from shapewright.lint.check import fix_config as fix_config
 from shapewright.lint.combined import CombinedFix as CombinedFix
 from shapewright.lint.combined import name_changes as name_changes
-from shapewright.lint.registry import get_rule as get_rule
-from shapewright.lint.registry import list_rules as list_rules
-from shapewright.lint.registry import rule_page as rule_page
 from shapewright.lint.rule import SEVERITIES as SEVERITIES
 from shapewright.lint.rule import Finding as Finding
 from shapewright.lint.rule import Rule as Rule
 from shapewright.lint.rule import Suggestion as Suggestion
+from shapewright.lint.rule import get_rule as get_rule
+from shapewright.lint.rule import list_rules as list_rules
+from shapewright.lint.rule import rule_page as rule_page

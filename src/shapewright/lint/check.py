@@ -12,8 +12,7 @@ from shapewright.core.notes import Refusal
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.combined import CombinedFix, combine_fixes, name_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
-from shapewright.lint.registry import list_rules, select_rules
-from shapewright.lint.rule import SEVERITIES, Finding, Suggestion
+from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules, select_rules
 from shapewright.prediction.scenario import Scenario
 
 if TYPE_CHECKING:

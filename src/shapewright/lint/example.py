@@ -7,7 +7,7 @@ from typing import Any
 
 from shapewright.hardware import load_device
 from shapewright.lint.check import evaluate
-from shapewright.lint.registry import get_rule
+from shapewright.lint.rule import get_rule
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload

@@ -10,7 +10,7 @@ from shapewright import __version__
 from shapewright.app.report.outputs.check import CombinedFixOutput, finding_output
 from shapewright.app.report.outputs.model import plain, take
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.lint.registry import get_rule, list_rules, rule_page
+from shapewright.lint.rule import get_rule, list_rules, rule_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

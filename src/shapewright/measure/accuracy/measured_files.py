@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import MeasuredFileError, first_line
+from shapewright.core.errors import MeasuredFileError, MissingExtraError, first_line
 from shapewright.core.units import find_time_columns
 from shapewright.measure.accuracy.chunk import Columns, Labels
-from shapewright.measure.parquet import reading_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -97,6 +98,29 @@ def require_columns(path: Path, names: Sequence[str], present: Any) -> None:
             f"(it has {', '.join(map(str, present)) or 'none'}); add or rename columns (docs/measuring.md, "
             f"Tables of your own), or leave the file out"
         )
+
+
+@contextmanager
+def reading_parquet(path: Path) -> Iterator[ModuleType]:
+    """Provide ``pyarrow.parquet`` to read a file, and translate its errors.
+
+    Raises:
+        MeasuredFileError: the file does not exist, or is not valid parquet.
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {path.name} needs pyarrow, which is not installed; run: pip install 'shapewright[fit]'"
+        ) from error
+    try:
+        yield pq
+    except MeasuredFileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MeasuredFileError(f"{path} cannot be read as parquet ({first_line(error)}); replace the file") from error
 
 
 def read_parquet(

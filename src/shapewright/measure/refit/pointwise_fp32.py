@@ -18,7 +18,7 @@ import pandas as pd
 
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Pointwise
-from shapewright.measure.accuracy.tables.pointwise_fp32 import bytes_of, kind_names, with_launch
+from shapewright.measure.accuracy.tables.pointwise import bytes_of, kind_names, with_launch
 from shapewright.measure.fit.pointwise_record import Constant, predict_pointwise
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,

@@ -151,7 +151,8 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         name="attention-paper",
-        module="attention.paper_kernel",
+        module="attention.physics",
+        function="refit_paper",
         tables=("paper_layers.csv",),
         writes="attention/a100-sxm-80gb.json, section of the 2023 kernel",
         reason="starts from the current kernel and subtracts predicted GEMMs",
@@ -188,7 +189,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         name="kernels",
-        module="kernels.records",
+        module="kernels",
         tables=_KERNEL_TABLES,
         writes=", ".join(f"{name.partition('.')[0]}/*" for name in _KERNEL_TABLES),
         reason="",

@@ -13,7 +13,7 @@ from shapewright.app.report.outputs.model import Output, described, optional, pl
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
-from shapewright.optimize.search.gains import Gain
+from shapewright.optimize.search.result import Gain
 from shapewright.optimize.search.verdict import VERDICTS
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
 from shapewright.workload import ParallelLayout, Workload

@@ -24,13 +24,14 @@ from shapewright.lowering import lower
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
-from shapewright.measure.accuracy.tables.gemm import SAME_SIZE_FACTOR, price_gemms
-from shapewright.measure.accuracy.tables.paper_gemm import (
+from shapewright.measure.accuracy.tables.gemm import (
     GEMMS_ALONE,
     PAPER_DTYPE,
     PAPER_LIBRARY,
+    SAME_SIZE_FACTOR,
     noted_overhead_s,
     paper_library,
+    price_gemms,
 )
 from shapewright.models import TransformerConfig
 from shapewright.prediction.composition import PricedOperation, compose_step

@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.measure.accuracy.tables import (
     attention,
-    collectives,
+    communication,
     gemm,
-    gemm_amd,
-    gemm_fp32,
+    kernels,
     linear_layers,
     loss_by_shape,
     moe,
-    paper_gemm,
     paper_layers,
     pointwise,
-    pointwise_fp32,
     published_rows,
     training,
 )
-from shapewright.measure.accuracy.tables.kernels import attention as kernel_attention
-from shapewright.measure.accuracy.tables.kernels import exchange, hybrids
-from shapewright.measure.accuracy.tables.kernels import rows as kernel_rows
 from shapewright.measure.accuracy.tables.serving import rows as serving_rows
 from shapewright.measure.accuracy.tables.serving import runs as serving_runs
 from shapewright.measure.accuracy.tables.serving import table as serving_table
@@ -51,16 +45,16 @@ class Table(NamedTuple):
 
 TABLES: Mapping[str, Table] = {
     "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
-    "gemm_amd": Table("gemm_amd.parquet", gemm_amd.FORMAT, gemm_amd.price),
-    "gemm_fp32": Table("gemm_fp32.parquet", gemm_fp32.FORMAT, gemm_fp32.price),
+    "gemm_amd": Table("gemm_amd.parquet", gemm.AMD_FORMAT, gemm.price_amd),
+    "gemm_fp32": Table("gemm_fp32.parquet", gemm.FP32_FORMAT, gemm.price_fp32),
     "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
     "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),
     "moe": Table("moe.parquet", moe.FORMAT, moe.price),
-    "collectives": Table("collectives.parquet", collectives.FORMAT, collectives.price),
+    "collectives": Table("collectives.parquet", communication.FORMAT, communication.price),
     "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
-    "pointwise_fp32": Table("pointwise_fp32.parquet", pointwise_fp32.FORMAT, pointwise_fp32.price),
-    "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
+    "pointwise_fp32": Table("pointwise_fp32.parquet", pointwise.FP32_FORMAT, pointwise.price_fp32),
+    "paper_gemm": Table("paper_gemm.csv", gemm.PAPER_FORMAT, gemm.price_paper),
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
     "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
@@ -72,15 +66,15 @@ TABLES: Mapping[str, Table] = {
 } | {
     table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
     for table, suffix in (
-        (kernel_attention.TRAINING, "csv"),
-        (kernel_attention.ENCODER, "parquet"),
-        (kernel_attention.LATENT, "parquet"),
-        (kernel_rows.NORMS, "csv"),
-        (kernel_rows.FUSED, "csv"),
-        (kernel_rows.QUANTIZE, "parquet"),
-        (hybrids.LINEAR, "parquet"),
-        (hybrids.SPARSE, "parquet"),
-        (exchange.ALL_REDUCE, "parquet"),
-        (exchange.EXCHANGE, "parquet"),
+        (attention.TRAINING, "csv"),
+        (attention.ENCODER, "parquet"),
+        (attention.LATENT, "parquet"),
+        (kernels.NORMS, "csv"),
+        (kernels.FUSED, "csv"),
+        (kernels.QUANTIZE, "parquet"),
+        (attention.LINEAR, "parquet"),
+        (attention.SPARSE, "parquet"),
+        (communication.ALL_REDUCE, "parquet"),
+        (communication.EXCHANGE, "parquet"),
     )
 }

@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 
 from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
-from shapewright.measure.accuracy.tables.gemm_amd import LIBRARY, section_of
+from shapewright.measure.accuracy.tables.gemm import AMD_LIBRARY, section_of
 from shapewright.measure.fit.gemm_section import (
     FitParameters,
     device_rates,
@@ -32,7 +32,7 @@ from shapewright.measure.fit.gemm_section import (
     round_to_6_digits,
 )
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, fold_of_rows, interval_of
-from shapewright.measure.refit.gemm.forests import learn_forest
+from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.record_files import command, read_record, record_path, save_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
 from shapewright.pricing.calibration.residual import section_name
@@ -268,4 +268,4 @@ def _write(name: str, device: Device, found: dict[tuple[str, str], Section], tod
 def _usual_order(key: tuple[str, str]) -> tuple[int, int]:
     """Rank of a section as the one that prices its format without a named library."""
     scale = next(place for place, word in enumerate(_USUAL_SCALES) if section_of(word, shuffled=False) in key[0])
-    return scale, 0 if key[0] == f"{LIBRARY}, {_USUAL_SCALES[scale]}, shuffled" else 1
+    return scale, 0 if key[0] == f"{AMD_LIBRARY}, {_USUAL_SCALES[scale]}, shuffled" else 1

@@ -37,7 +37,7 @@ from shapewright.measure.fit.gemm_section import (
     transform,
 )
 from shapewright.measure.fit.shared import Array, coverage_of, interval_of, split_by_shape
-from shapewright.measure.refit.gemm.forests import learn_forest
+from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.intervals.interval_files import write_groups
 from shapewright.measure.refit.intervals.residual_intervals import Groups
 from shapewright.measure.refit.intervals.transfer import transfer_groups

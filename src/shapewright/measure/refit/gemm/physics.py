@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.hardware.architectures import USUAL_ALIGNMENT_FACTORS
-from shapewright.measure.accuracy.tables.paper_gemm import GEMMS_ALONE, PAPER_SECTION
+from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, PAPER_SECTION
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
 from shapewright.measure.fit.gemm_section import (
     FIT_ROWS,

@@ -26,7 +26,8 @@ from shapewright.measure.fit.gemm_section import (
     round_to_6_digits,
 )
 from shapewright.measure.fit.shared import split_by_shape
-from shapewright.measure.refit.gemm.residual_trees import (
+from shapewright.measure.refit.gemm.rows import SOURCES, Source
+from shapewright.measure.refit.gemm.trees import (
     MIDDLE_TREES,
     OWN_TREES,
     SHARED_TREES,
@@ -38,7 +39,6 @@ from shapewright.measure.refit.gemm.residual_trees import (
     shape_folds,
     to_log_steps,
 )
-from shapewright.measure.refit.gemm.rows import SOURCES, Source
 from shapewright.measure.refit.record_files import command, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.residual import LOG_STEP, section_name

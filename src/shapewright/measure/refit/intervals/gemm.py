@@ -20,7 +20,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.chunk import Columns
-from shapewright.measure.accuracy.tables.paper_gemm import GEMMS_ALONE, paper_library
+from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
 from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
 from shapewright.measure.refit.intervals.left_out import bias_of

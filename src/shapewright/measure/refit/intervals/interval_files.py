@@ -19,9 +19,8 @@ import pandas as pd
 from shapewright.hardware import load_device
 from shapewright.measure.fit.shared import round_to_4_digits
 from shapewright.measure.refit.collectives import ONE_MACHINE_GROUPS
-from shapewright.measure.refit.intervals.attention import attention_groups
-from shapewright.measure.refit.intervals.experts import expert_groups
 from shapewright.measure.refit.intervals.gemm import gemm_groups, prior_biases
+from shapewright.measure.refit.intervals.kernels import attention_groups, expert_groups
 from shapewright.measure.refit.intervals.left_out import left_out_interval, prior_bias_of
 from shapewright.measure.refit.intervals.residual_intervals import Groups, own_groups, parts_of, pool
 from shapewright.measure.refit.intervals.rows import (

@@ -12,7 +12,7 @@ from typing import Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError, ShapewrightError
 from shapewright.core.units import find_time_columns
-from shapewright.measure.parquet import reading_parquet
+from shapewright.measure.accuracy.measured_files import reading_parquet
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.imports.campaign import Environment, read_campaign, read_environment, read_lines
 from shapewright.measure.store.imports.logs import (

@@ -1,4 +1,4 @@
-"""Interval groups of fused attention: its sections, other libraries, left-out devices."""
+"""Interval groups of fused attention and of expert blocks: their sections, other libraries, left-out devices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shapewright.measure.refit.intervals.residual_intervals import Groups, Inter
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     attention_layouts,
+    expert_layouts,
     held_out_rows,
     label_values,
     price_rows,
@@ -30,6 +31,7 @@ from shapewright.measure.refit.intervals.transfer import transfer_groups
 from shapewright.pricing.attention.kernels import AttentionShape
 from shapewright.pricing.attention.sections import choose_kernels, choose_section
 from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.residual import section_name
 
 TABLES = ("attention_prefill", "attention_decode")
 
@@ -137,3 +139,114 @@ def other_attention_libraries(columns: Columns) -> Iterator[Columns]:
         for other in others:
             rest = columns.take((devices == device) & (libraries != other))
             yield with_labels(rest, library=other, kernel="")
+
+
+def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Return the interval groups of expert blocks."""
+    columns = read_table(folder, "moe")
+    rows, known = own_rows(columns)
+    rows["regime"] = rows.device + rows.dtype + rows.path.isin(list(known)).astype(str)
+    groups, report = own_groups(rows[rows.path != ""], "regime", known)
+    for device in rows.device.unique():
+        groups |= default_groups(load_record("moe", load_device(device)), groups)
+
+    some = sampled(held_out_rows(folder, "moe"), ROWS_OF_A_TABLE)
+    is_rare = rows.is_held_out & (rows.path == "")
+    others = [*other_kernels(columns, some), rows[is_rare].assign(library="rare kernels")]
+    groups |= library_groups(rows_of_gemms(pd.concat(others, ignore_index=True)))
+    far = rows_of_gemms(price_rows("moe", some, uncalibrated=True))
+    return groups | transfer_groups("moe", far, prior_biases(folder)), report
+
+
+def own_rows(columns: Columns) -> tuple[pd.DataFrame, dict[str, Interval]]:
+    """Return rows priced with their own kernel's section, with the group in ``path`` (empty without one).
+
+    Returned too are the intervals of learned tables, by group.
+    """
+    parts = seen_and_halves("moe", columns, expert_layouts(columns))
+    kernels = label_values(columns, "kernel")
+    own = []
+    for kernel in sorted(set(kernels)):
+        for chosen, said in parts:
+            found = columns.take((kernels == kernel) & chosen)
+            if found.num_rows:
+                own.append(price_rows("moe", found).assign(kernel=kernel, **said))
+    rows = pd.concat(own, ignore_index=True)
+    names = ["device", "dtype", "library", "kernel"]
+    sections = {key: find_section(*key) for key in rows[names].drop_duplicates().itertuples(index=False, name=None)}
+    rows["path"] = [sections[key].group for key in rows[names].itertuples(index=False, name=None)]
+    # Intervals are indexed by the time of one GEMM, of which a block has two.
+    rows["regime_s"] = rows.predicted / 2.0
+    tables = {one.group: one.table_interval for one in sections.values() if one.table_interval is not None}
+    return rows, tables
+
+
+def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
+    """Yield rows priced with kernels that did not run them.
+
+    With an unknown name, rows of other libraries take vllm's sections, which price models; vllm's rows take each of
+    sglang's kernels that was measured on their device.
+
+    Args:
+        columns: The whole table, which contains the measured combinations.
+        some: The rows to price.
+    """
+    is_default = np.array([word.startswith("vllm") for word in label_values(some, "library")])
+    unnamed = with_labels(some, library="another", kernel="another")
+    yield price_rows("moe", unnamed.take(~is_default))
+    measured = set(zip(*(label_values(columns, name) for name in ("kernel", "library", "device")), strict=True))
+    sglang = sorted({(kernel, library) for kernel, library, _ in measured if kernel.startswith("sglang")})
+    for kernel, library in sglang:
+        devices = sorted(
+            device for device in set(label_values(some, "device")) if (kernel, library, device) in measured
+        )
+        chosen = some.take(is_default & np.isin(label_values(some, "device"), devices))
+        yield price_rows("moe", with_labels(chosen, library=library, kernel=kernel))
+
+
+def rows_of_gemms(blocks: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of blocks as those of their two GEMMs, with their element format."""
+    formats = blocks.dtype.map(lambda word: get_dtype(word).name)
+    return blocks.assign(
+        format=formats,
+        format_family=formats,
+        predicted=blocks.predicted / 2.0,
+        measured=blocks.measured / 2.0,
+    )
+
+
+class PricedSection(NamedTuple):
+    """The section that prices some blocks.
+
+    Attributes:
+        group: Name of its interval group; empty if the record has no section of its own.
+        table_interval: Interval of the learned table, from layouts that its trees did not see; None without a table.
+    """
+
+    group: str
+    table_interval: Interval | None = None
+
+
+def find_section(device: str, dtype: str, library: str, kernel: str) -> PricedSection:
+    """Find the section that prices a block."""
+    record = load_record("moe", load_device(device))
+    name, known = get_dtype(dtype).name, record.parameters["libraries"]
+    key = f"{library}/{kernel}"
+    if name not in known.get(key, {}):
+        return PricedSection("")
+    section = section_name(name, key)
+    group = f"own/{record.id}/{section}"
+    if not record.residual or section not in record.residual["tables"]:
+        return PricedSection(group)
+    return PricedSection(f"{group}, learned", record.residual["interval"]["libraries"][key][name])
+
+
+def default_groups(record: Any, groups: Groups) -> Groups:
+    """Return the groups of the sections that price models, which are those of one library's kernel."""
+    found: Groups = {}
+    for dtype, words in record.provenance.get("defaults", {}).items():
+        for learned in ("", ", learned"):
+            own = groups.get(f"own/{record.id}/{dtype} of {words.removeprefix(f'{dtype}, ')}{learned}")
+            if own is not None:
+                found[f"own/{record.id}/{dtype}{learned}"] = own
+    return found

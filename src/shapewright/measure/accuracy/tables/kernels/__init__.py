@@ -1,1 +1,0 @@
-"""Tables of kernels that are priced by their work (pricing.kernels)."""

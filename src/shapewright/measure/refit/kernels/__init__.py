@@ -1,1 +1,0 @@
-"""Refits of the records of kernels that are priced by their work."""
