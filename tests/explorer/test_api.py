@@ -238,7 +238,7 @@ def test_the_report_is_a_file(client: TestClient) -> None:
         ),
         (
             {**GPT3, "overrides": {"num_layers": 512, "attention_windows": list(range(1, 513))}},
-            "more than the limit of 128",
+            "gives 512 kinds of layers; at most 32",
         ),
         ({"device": "h100-sxm-80gb"}, "a model without a config needs hidden_size"),
     ],

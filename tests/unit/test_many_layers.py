@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
 
-from shapewright.memory.estimate import estimate_stages
+from shapewright.core.errors import ConfigError
+from shapewright.core.traced import Tape, Traced, sum_of_products
+from shapewright.lowering.counts import count_layers
+from shapewright.memory.estimate import estimate_memory, estimate_stages
 from shapewright.memory.states import peak_stage_candidates
 from shapewright.models import TransformerConfig
+from shapewright.models.layers import count_kinds
 from shapewright.workload import ParallelLayout, Workload
 
 
@@ -45,3 +50,56 @@ def test_few_stages_of_many_are_looked_at() -> None:
     config = make_config(64_000, (1024, 1024, 1024, 0))
 
     assert len(list(peak_stage_candidates(config, ParallelLayout(pipeline_parallel=16_000)))) <= 6
+
+
+@pytest.mark.parametrize("num_layers", [64, 65])
+def test_stages_without_a_period_are_told_apart(num_layers: int) -> None:
+    """Of random windows and experts, the peak of inference and the busiest stage are those of a full look."""
+    chosen = random.Random(num_layers)
+    for _ in range(20):
+        windows = tuple(chosen.choice((0, 16, 64, 200)) for _ in range(num_layers))
+        config = make_config(num_layers, windows, (True, *(chosen.random() < 0.5 for _ in range(5))))
+        layout = ParallelLayout(pipeline_parallel=chosen.choice((5, 8, 13)))
+        workload = Workload(phase="decode", micro_batch_size=8, context_len=chosen.choice((8, 100, 1000)))
+        totals = [stage.total_bytes for stage in estimate_stages(config, workload, layout)]
+        stages = [layout.layers_of_stage(num_layers, index) for index in range(layout.pipeline_parallel)]
+
+        assert estimate_memory(config, workload, layout).total_bytes == max(totals)
+        assert count_layers(config, layout).num_layers == max(map(len, stages))
+        busiest = count_layers(config, layout).kinds
+        assert sum(count for kind, count in busiest.items() if kind.mlp == "experts") == max(
+            sum(config.is_moe_layer(layer) for layer in stage) for stage in stages if len(stage) == len(stages[0])
+        )
+
+
+def test_work_is_bounded_before_it_starts() -> None:
+    """Many kinds of layers, and deep models whose layers never repeat, are refused with the field and the bound."""
+    with pytest.raises(ConfigError, match=r"attention_windows=\(1, 2, .* gives 33 kinds of layers; at most 32"):
+        make_config(64, tuple(range(1, 34)))
+    chosen = random.Random(1)
+    windows = tuple(chosen.choice((0, 64)) for _ in range(300))
+    with pytest.raises(ConfigError, match=r"attention_windows=.* does not repeat within 256 layers"):
+        make_config(300, windows)
+
+    assert make_config(250, windows[:250]).num_layers == 250
+
+
+def test_deep_models_may_begin_with_other_layers() -> None:
+    """Three dense layers before 65,533 with experts, and windows of a period of five, take few stages to estimate."""
+    config = make_config(65_536, (32, 32, 32, 32, 0), (False,) * 3 + (True,) * 65_533)
+
+    candidates = list(peak_stage_candidates(config, ParallelLayout(pipeline_parallel=8192)))
+
+    assert sum(config.count_kinds(range(65_536)).values()) == 65_536
+    assert len(candidates) <= 4
+
+
+def test_a_traced_number_of_layers_has_few_terms() -> None:
+    """A search over vocabularies of a model with 1,100 listed layers has no expression of 1,100 terms."""
+    config = make_config(1100, (32,) * 3 + (0,) * 1097)
+    tape = Tape()
+
+    counts = count_kinds(config.patterns, 0, tape.variable("num_layers", 1100))
+
+    assert [(kind.window, int(count)) for kind, count in counts] == [(32, 3), (0, 1097)]
+    assert all(len(sum_of_products(count.node)) == 1 for _, count in counts if isinstance(count, Traced))

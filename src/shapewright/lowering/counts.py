@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
+from shapewright.memory.states import unlike_stages
 from shapewright.models.layers import ATTENTION, NO_MIXER, LayerKind, mixers_of
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
     patterns = config.patterns
     if patterns.period == 1:
         return LayerCounts({patterns.kind_of(0): layers_per_stage(config, layout)})
-    stages = [layout.layers_of_stage(config.num_layers, index) for index in range(layout.pipeline_parallel)]
+    stages = [layout.layers_of_stage(config.num_layers, index) for index in unlike_stages(config, layout)]
     return max((LayerCounts(config.count_kinds(stage)) for stage in stages), key=_work)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from shapewright.core.deadline import check_deadline
@@ -119,7 +119,10 @@ def estimate_memory(
     3.27
     """
     check_deadline()
-    indices = peak_stage_candidates(config, layout)
+    caches = not workload.is_training and config.is_causal
+    indices = peak_stage_candidates(
+        config, layout, partial(_count_cached_tokens, config, workload, layout) if caches else None
+    )
     return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
 
 
@@ -254,21 +257,26 @@ def estimate_kv_cache(
     """
     if workload.is_training or config.stack == "encoder":
         return 0.0
-    length = workload.context_len + 1 if config.has_cross_attention else workload.kv_len
     tokens = 0
     states_bytes: float = 0.0
     for kind, num_layers in kinds:
         states_bytes += num_layers * estimate_layer_state(config, workload, kind.layer_type, layout.tensor_parallel)
-        if not kind.has_attention:
-            continue
-        kept = min(kind.window, length) if kind.window else length
-        tokens += num_layers * _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
-        if config.has_cross_attention:
+        tokens += num_layers * _count_cached_tokens(config, workload, layout, kind)
+        if config.has_cross_attention and kind.has_attention:
             source_len = ceil_div(workload.seq_len, layout.context_parallel)
             tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
     width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
     cached = width * tokens * count_cached_elements(config, layout.tensor_parallel)
     return workload.micro_batch_size * (cached + states_bytes)
+
+
+def _count_cached_tokens(config: TransformerConfig, workload: Workload, layout: ParallelLayout, kind: LayerKind) -> int:
+    """Count the tokens of one sequence in the KV cache of a layer's self-attention on one device."""
+    if not kind.has_attention:
+        return 0
+    length = workload.context_len + 1 if config.has_cross_attention else workload.kv_len
+    kept = min(kind.window, length) if kind.window else length
+    return _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
 
 
 def estimate_layer_state(

@@ -8,17 +8,28 @@ replicated by their own degrees (layout.expert_tensor_degree, layout.num_expert_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
-from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, mixers_of
+from shapewright.models.layers import (
+    ATTENTION,
+    IntArray,
+    LayerGroup,
+    LayerKind,
+    LayerPatterns,
+    count_ranges,
+    mixers_of,
+)
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
-from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.layout import ParallelLayout, layers_of_stage
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:
@@ -59,38 +70,62 @@ class Stage:
         return [*kinds, (LayerKind(), False, self.encoder_layers)] if self.encoder_layers else kinds
 
 
-def _layers_are_alike(config: TransformerConfig) -> bool:
-    return config.patterns._replace(is_rotary=(False,)).period == 1
-
-
-def peak_stage_candidates(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
+def peak_stage_candidates(
+    config: TransformerConfig, layout: ParallelLayout, cached_tokens: Callable[[LayerKind], int] | None = None
+) -> Iterable[int]:
     """List the stages among which the one that needs most memory is.
 
     The first stage has most micro-batches in flight, the last the logits; stages between them can need more only if
     layers differ, or if embedding or loss count as a layer, which gives the second stage a layer more than the first.
+    Of those with equal layers the first and the last are listed, as the number of micro-batches in flight falls or
+    rises from stage to stage, and in inference the one that caches most.
+
+    Args:
+        config: The model.
+        layout: Degrees of parallelism.
+        cached_tokens: Tokens that a layer of some kind caches, in inference.
     """
-    last = min(layout.pipeline_parallel, config.num_layers) - 1
-    if not _layers_are_alike(config):
-        return (*_unlike_stages(config, layout, last), layout.pipeline_parallel - 1)
-    if layout.pipeline_parallel == 1:
-        return (0,)
-    has_middle = any(layout.ends_as_layers) and layout.pipeline_parallel > 2
-    return (0, 1, layout.pipeline_parallel - 1) if has_middle else (0, layout.pipeline_parallel - 1)
+    num_stages = layout.pipeline_parallel
+    windows = config.attention_windows if cached_tokens else ()
+    patterns = config.patterns._replace(is_rotary=(False,), windows=windows or (0,))
+    if patterns.period == 1:
+        has_middle = any(layout.ends_as_layers) and num_stages > 2
+        return (0, *(1,) * has_middle, *(num_stages - 1,) * (num_stages > 1))
+    kinds, counts = _count_stages(patterns, config.num_layers, num_stages, layout.ends_as_layers)
+    middle = np.arange(1, num_stages - 1)
+    if cached_tokens is not None:
+        tokens = counts @ np.array([cached_tokens(kind) for kind in kinds], dtype=float)
+        middle = middle[np.argsort(-tokens[middle], kind="stable")]
+    # Windows decide what is cached, and nothing else.
+    sets = {kind._replace(window=0): index for index, kind in enumerate(kinds)}
+    member = np.array([[kind._replace(window=0) == each for each in sets] for kind in kinds], dtype=np.int64)
+    alike = counts @ member
+    found = {0, num_stages - 1}
+    for order in (middle,) if cached_tokens is not None else (middle, middle[::-1]):
+        found.update(order[_first_of_each(alike[order])].tolist())
+    return sorted(found)
 
 
-def _unlike_stages(config: TransformerConfig, layout: ParallelLayout, last: int) -> list[int]:
-    """List the first stage, and of the stages between it and the last the outermost two of each set of layers.
+def unlike_stages(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
+    """List the first stage with each set of layers."""
+    _, counts = _count_stages(config.patterns, config.num_layers, layout.pipeline_parallel, layout.ends_as_layers)
+    stages: list[int] = _first_of_each(counts).tolist()
+    return stages
 
-    Equal stages differ in the micro-batches in flight alone, whose number falls or rises from stage to stage.
-    """
-    first: dict[tuple[object, ...], int] = {}
-    final: dict[tuple[object, ...], int] = {}
-    for index in range(1, last):
-        layers = layout.layers_of_stage(config.num_layers, index)
-        key = (frozenset(config.count_kinds(layers).items()),)
-        first.setdefault(key, index)
-        final[key] = index
-    return sorted({0, *first.values(), *final.values()} & set(range(last)))
+
+def _first_of_each(rows: IntArray) -> IntArray:
+    """Return the index of the first of each set of equal rows."""
+    return np.sort(np.unique(rows, axis=0, return_index=True)[1])
+
+
+@lru_cache(maxsize=256)
+def _count_stages(
+    patterns: LayerPatterns, num_layers: int, num_stages: int, ends_as_layers: tuple[bool, bool]
+) -> tuple[list[LayerKind], IntArray]:
+    """Count the layers of every stage by kind."""
+    ranges = [layers_of_stage(num_layers, num_stages, index, ends_as_layers) for index in range(num_stages)]
+    starts, stops = (np.array([getattr(each, end) for each in ranges]) for end in ("start", "stop"))
+    return count_ranges(patterns, starts, stops)
 
 
 def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Workload) -> DeviceParameters:

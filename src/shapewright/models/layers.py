@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
 
 ATTENTION = "attention"
 ATTENTION_AND_MAMBA2 = "attention+mamba2"
@@ -114,6 +120,9 @@ class LayerPatterns(NamedTuple):
         return LayerKind(layer_type, window, mlp if self.has_mlp[index % len(self.has_mlp)] else "none", is_rotary)
 
 
+_MOST_TRACED_LAYERS = 256
+
+
 @lru_cache(maxsize=1024)
 def count_kinds(patterns: LayerPatterns, start: int, stop: int) -> tuple[tuple[LayerKind, int], ...]:
     """Count consecutive layers by kind, in order of first appearance.
@@ -124,8 +133,71 @@ def count_kinds(patterns: LayerPatterns, start: int, stop: int) -> tuple[tuple[L
     """
     counts: dict[LayerKind, int] = {}
     period = patterns.period
+    if period > _MOST_TRACED_LAYERS:
+        # Expressions of a traced number would have a term for every layer of a period.
+        stop = int(stop)
     for first in range(start, min(start + period, stop)):
         kind = patterns.kind_of(first)
         # Layers first, first + period, first + 2 * period, ... are equal.
         counts[kind] = counts.get(kind, 0) + -(-(stop - first) // period)
     return tuple(counts.items())
+
+
+def number_layers(patterns: Sequence[tuple[Any, ...]], num_layers: int) -> tuple[list[int], IntArray]:
+    """Number the combinations of values of patterns that repeat.
+
+    Returns:
+        The first layer with each combination, and the number of each layer's combination.
+
+    >>> firsts, layers = number_layers(((32, 0), (True, False, False)), 7)
+    >>> firsts, layers.tolist()
+    ([0, 1, 2, 3], [0, 1, 2, 3, 2, 1, 0])
+    """
+    columns = [np.resize(np.unique(pattern, return_inverse=True)[1], num_layers) for pattern in patterns]
+    _, firsts, layers = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return firsts[order].tolist(), rank[layers.reshape(-1)]
+
+
+def count_ranges(patterns: LayerPatterns, starts: IntArray, stops: IntArray) -> tuple[list[LayerKind], IntArray]:
+    """Count the layers of each kind in ranges of consecutive layers.
+
+    Args:
+        patterns: Patterns of the model.
+        starts: First layer of each range.
+        stops: Layer after the last one of each range.
+
+    Returns:
+        The kinds, and their numbers as an array of ranges by kinds.
+
+    >>> patterns = LayerPatterns(("attention",), (32, 32, 0), (True,), (False,), (True,))
+    >>> kinds, counts = count_ranges(patterns, np.array([0, 2]), np.array([2, 6]))
+    >>> [kind.window for kind in kinds], counts.tolist()
+    ([32, 0], [[2, 0], [2, 2]])
+    """
+    combined, layers = number_layers(patterns, int(stops.max()))
+    kinds = [patterns.kind_of(first) for first in combined]
+    before = np.zeros((len(layers) + 1, len(kinds)), dtype=np.int64)
+    np.cumsum(layers[:, None] == np.arange(len(kinds)), axis=0, out=before[1:])
+    return kinds, before[stops] - before[starts]
+
+
+def count_unlike_layers(layers: IntArray) -> int:
+    """Count the layers up to the end of the first repetition of those that repeat until the last layer.
+
+    >>> count_unlike_layers(np.array([7, 0, 1, 0, 1, 0]))  # one layer, then a period of two
+    3
+    """
+    reverse = layers[::-1].tolist()
+    # Knuth, Morris and Pratt, from the last layer: a suffix of n layers has the period n minus its longest border.
+    borders = [0] * len(reverse)
+    fewest = len(reverse)
+    for index in range(1, len(reverse)):
+        border = borders[index - 1]
+        while border and reverse[index] != reverse[border]:
+            border = borders[border - 1]
+        borders[index] = border + (reverse[index] == reverse[border])
+        fewest = min(fewest, len(reverse) - borders[index])
+    return fewest

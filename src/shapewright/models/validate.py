@@ -13,11 +13,24 @@ from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.fields import documented_fields
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
-from shapewright.models.layers import ATTENTION, LAYER_TYPES, LINEAR_LAYERS, mixers_of
+from shapewright.models.layers import (
+    ATTENTION,
+    LAYER_TYPES,
+    LINEAR_LAYERS,
+    count_unlike_layers,
+    mixers_of,
+    number_layers,
+)
 
 MAX_COUNT = 2**40  # far above any dimension; products of several such counts are still finite floats
 MAX_NUM_LAYERS = 2**16  # some functions iterate over layers
 MAX_TEXT_LENGTH = 200
+
+MAX_LAYER_KINDS = 32
+MAX_UNLIKE_LAYERS = 256
+"""Bounds of the work that a few bytes of a config can cause: each kind of layer is lowered and priced, and each stage
+whose layers differ from those of others is estimated. Published models have up to four kinds, and up to 130 layers
+before they repeat."""
 
 SCANS = tuple(kind for kind in LINEAR_LAYERS if kind != "short_convolution")
 """Layers with a scan over tokens."""
@@ -27,6 +40,15 @@ LINEAR_SIZES = (
     "linear_conv_width", "linear_step_rank",
 )  # fmt: skip
 """Fields of layers without softmax attention that are 0 in models without them."""
+
+PLAIN_PATTERNS: dict[str, tuple[Any, ...]] = {
+    "attention_windows": (0,),
+    "moe_layers": (True,),
+    "rotary_layers": (True,),
+    "layer_types": (ATTENTION,),
+    "mlp_layers": (True,),
+}
+"""Fields with one value per layer, and the value that all layers have by default."""
 
 _AT_LEAST_ONE = ("hidden_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings")
 
@@ -176,14 +198,7 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
     if values["num_experts"]:
         values["moe_intermediate_size"] = values["moe_intermediate_size"] or values["intermediate_size"]
     _resolve_linear(values)
-    plain_patterns: dict[str, tuple[Any, ...]] = {
-        "attention_windows": (0,),
-        "moe_layers": (True,),
-        "rotary_layers": (True,),
-        "layer_types": (ATTENTION,),
-        "mlp_layers": (True,),
-    }
-    for name, plain in plain_patterns.items():
+    for name, plain in PLAIN_PATTERNS.items():
         pattern = values[name][: values["num_layers"]]
         if pattern and name in ("layer_types", "mlp_layers"):  # configs name every layer, so that none is left open
             pattern = tuple(pattern[index % len(pattern)] for index in range(values["num_layers"]))
@@ -227,11 +242,34 @@ def _check_together(values: dict[str, Any]) -> None:
             f"rotary_layers={short_repr(values['rotary_layers'])} needs position_embedding='rotary'; leave it out",
             field="rotary_layers",
         )
+    _check_patterns(values)
     _check_mla(values)
     _check_indexer(values)
     _check_mtp(values)
     _check_experts(values)
     _check_linear(values)
+
+
+def _check_patterns(values: dict[str, Any]) -> None:
+    """Check that layers are of few kinds, and that those of deep models repeat."""
+    patterns = {name: values[name] for name in PLAIN_PATTERNS if values[name]}
+    if max(map(len, patterns.values()), default=1) == 1:
+        return
+    kinds, layers = number_layers(tuple(patterns.values()), values["num_layers"])
+    longest = max(patterns, key=lambda name: len(set(patterns[name])))
+    if len(kinds) > MAX_LAYER_KINDS:
+        raise ConfigError(
+            f"{longest}={short_repr(values[longest])} gives {len(kinds)} kinds of layers; at most {MAX_LAYER_KINDS} "
+            f"are supported",
+            field=longest,
+        )
+    if values["num_layers"] > MAX_UNLIKE_LAYERS and count_unlike_layers(layers) > MAX_UNLIKE_LAYERS:
+        longest = max(patterns, key=lambda name: len(patterns[name]))
+        raise ConfigError(
+            f"{longest}={short_repr(values[longest])} does not repeat within {MAX_UNLIKE_LAYERS} layers, which models "
+            f"of more layers must (num_layers={values['num_layers']})",
+            field=longest,
+        )
 
 
 def _check_linear(values: dict[str, Any]) -> None:

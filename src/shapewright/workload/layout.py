@@ -190,12 +190,16 @@ class ParallelLayout:
         Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_block.py (get_num_layers_to_build) and
             transformer_layer.py (get_transformer_layer_offset).
         """
-        before = int(self.account_for_embedding_in_pipeline_split)
-        per_stage = -(-(num_layers + sum(self.ends_as_layers)) // self.pipeline_parallel)
-        first = max(index * per_stage - before, 0)
-        return range(first, max(min((index + 1) * per_stage - before, num_layers), first))
+        return layers_of_stage(num_layers, self.pipeline_parallel, index, self.ends_as_layers)
 
     @property
     def splits_sequence_over_tensor(self) -> bool:
         """Whether norms and residuals process 1/t of the tokens (Megatron-LM's sequence parallelism)."""
         return self.sequence_parallel and self.tensor_parallel > 1
+
+
+def layers_of_stage(num_layers: int, num_stages: int, index: int, ends_as_layers: tuple[bool, bool]) -> range:
+    """Indices of the layers of one of a number of pipeline stages; see ParallelLayout.layers_of_stage."""
+    per_stage = -(-(num_layers + sum(ends_as_layers)) // num_stages)
+    first = max(index * per_stage - ends_as_layers[0], 0)
+    return range(first, max(min((index + 1) * per_stage - ends_as_layers[0], num_layers), first))

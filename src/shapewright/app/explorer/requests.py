@@ -35,8 +35,6 @@ MAX_COMPARED_DEVICES = 64
 MAX_STAGES = 512
 """Most pipeline stages of a job: answers list every stage, and a page cannot show more."""
 MAX_LIST_ENTRIES = 4096
-MAX_LAYER_KINDS = 128
-"""Most kinds of layers of a job: each is lowered and priced separately; published models have two or three."""
 PASTED = "pasted config"
 
 # A coarse bound on any integer; TransformerConfig and Workload check tighter ones.
@@ -254,12 +252,6 @@ def build_job_scenario(job: Job, devices: DeviceLookup) -> Scenario:
     )
     if not scenario.device.uncalibrated:
         scenario = replace(scenario, remarks=(*scenario.remarks, *devices.calibration_notes(scenario.device)))
-    kinds = len(scenario.config.layer_groups())
-    if kinds > MAX_LAYER_KINDS:
-        raise ConfigError(
-            f"{kinds} kinds of layers are more than the limit of {MAX_LAYER_KINDS} of the explorer; "
-            f"use the command line instead"
-        )
     stages = scenario.layout.pipeline_parallel
     if stages > MAX_STAGES:
         raise LayoutError(
