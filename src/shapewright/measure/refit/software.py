@@ -9,8 +9,8 @@ minute on one core.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.published_rows import FORMAT
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 from shapewright.measure.fit.shared import Array, error_summary, fit_log_times
+from shapewright.measure.refit import loss_steps
+from shapewright.measure.refit.generations import GENERATIONS, SOURCE, TABLE, Generation, Parameter
 from shapewright.measure.refit.record_files import command, write_record
 from shapewright.prediction.predict import Prediction, borrowed_fraction, predict
 from shapewright.pricing.software import (
-    EXCHANGE_HIDDEN_FRACTION,
     OVERLAP_SHARE,
     TUNED,
     UNNAMED,
@@ -33,152 +34,10 @@ from shapewright.pricing.software import (
     load_software,
 )
 
-TABLE = "published_training_throughput.csv"
-SOURCE = "published training throughput, named per row"
 # Most rows per fit; steps of similar rows have similar errors.
 MOST_ROWS = 60
 # Quantiles of the interval.
 QUANTILES = (0.05, 0.95)
-# FlashAttention-3 is 1.5 to 2 times as fast as 2 on H100, whose record holds 3. Source: arXiv 2407.08608, abstract.
-FLASH_2_ON_HOPPER = 1.75
-# Heads of 108 elements ran 27 % slower in BLOOM's experiments than heads of 144 and 216: as if their batched GEMMs used
-# no tensor cores. The share of the fp32 rate comes from other rows, whose heads the table lacks and the source states
-# (chronicles-prequel.md, 20 February 2022, 80 layers, t=8, p=10): h=14400 with 96 heads of 150 elements against h=13824
-# with 64 heads of 216, seconds of a step at b=1, 2, 4, 8: 221.21/160.29, 207.92/151.07, 208.18/147.43, 229.69/152.51.
-# Measured over predicted ratio of each pair at a share of 0.5: 1.07, 1.00, 0.97, 1.01.
-UNALIGNED_HEADS_FRACTION = 0.5
-# Rows are exchanged in 16 bits whatever the format of the GEMMs (megatron/core/transformer/moe/fused_a2a.py), and
-# biases and clamps of experts are separate kernels (experts.py, ``_apply_bias``; fusions/fused_bias_geglu.py) until
-# Transformer Engine's fused grouped MLP includes them, which recipes enable in 2026 (``cutedsl_fused_grouped_mlp``).
-MEGATRON_EXPERTS = {"fused_experts": False, "narrow_dispatch": False}
-
-
-# A field of Software, or an architecture's entry of such a field.
-Parameter = str | tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One generation of software and its free parameters.
-
-    Attributes:
-        software: Its name and title, and the parameters known without a fit.
-        free: Free parameters and their ranges.
-        group_of: Returns the group that a run is left out with.
-        why: Reason for these parameters, and rejected alternatives.
-    """
-
-    software: Software
-    free: dict[Parameter, tuple[float, float]]
-    group_of: Callable[[PublishedRun], str]
-    why: str
-
-
-def model_family(run: PublishedRun) -> str:
-    """Return model and size in one spelling."""
-    return str(run.config.name).lower().replace("llama3.1", "llama3").replace("_", "-").replace("llama-", "llama")
-
-
-def source_or_width(run: PublishedRun) -> str:
-    """Return the hidden size of BLOOM's experiments, and the source of other runs."""
-    return str(run.config.hidden_size) if run.source.startswith("BLOOM") else run.source.split(" ")[0]
-
-
-GENERATIONS = (
-    Generation(
-        Software(name="nemo-2024", title="NVIDIA NeMo and Megatron-Bridge, 24.07 to 26.06"),
-        {},
-        model_family,
-        "no factor: overlaps as in a tuned stack, including tensor-parallel communication with gradient GEMMs",
-    ),
-    Generation(
-        Software(
-            name="nemo-moe-2025",
-            title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, launched one by one",
-            workload=MEGATRON_EXPERTS,
-        ),
-        {"host_s": (1e-6, 2e-3)},
-        model_family,
-        "each operation costs the host a fixed time: in each layer it waits for how many rows each expert gets, and "
-        "cannot run ahead. Recipes without CUDA graphs",
-    ),
-    Generation(
-        Software(
-            name="nemo-moe-2025-graphs",
-            title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, attention and router in CUDA graphs",
-            host_scope="experts",
-            workload=MEGATRON_EXPERTS,
-        ),
-        {"host_s": (1e-6, 2e-3)},
-        model_family,
-        "each operation of experts costs the host a fixed time: recipes with cuda_graph_scope attn, moe_router, "
-        "moe_preprocess",
-    ),
-    Generation(
-        Software(
-            name="nemo-moe-2026",
-            title="NVIDIA Megatron-Bridge since 26.06 with experts, the iteration in one CUDA graph",
-            expert_hidden_fraction=EXCHANGE_HIDDEN_FRACTION,
-            workload={"narrow_dispatch": False},
-        ),
-        {},
-        model_family,
-        "no factor: expert exchanges overlap with another micro-batch (moe_a2a_overlap), which hides the "
-        "same share as a GEMM hides of concurrent communication; no launches are left (cuda_graph_impl full_iteration)",
-    ),
-    Generation(
-        Software(name="megatron-2020", title="Megatron-LM of 2020 and 2021", tensor_hidden_fraction=0.0),
-        {},
-        model_family,
-        "no factor: A100 and V100 err in opposite directions. Overlap of all-reduces with weight gradients came in "
-        "2022",
-    ),
-    Generation(
-        Software(
-            name="megatron-deepspeed-2021",
-            title="Megatron-DeepSpeed of 2021 and 2022 (BLOOM, MT-NLG)",
-            overlap_share=0.0,
-            tensor_hidden_fraction=0.0,
-            unaligned_heads_fraction=UNALIGNED_HEADS_FRACTION,
-        ),
-        {"host_s": (1e-6, 2e-3)},
-        source_or_width,
-        "each operation costs the host a fixed time, so that small micro-batches and tensor slices lose most; BLOOM "
-        "ran with CUDA_LAUNCH_BLOCKING=1 (run script tr11-176B-ml.slurm), which alone cost 0 to 7 % by its own log; a "
-        "factor instead leaves layouts in the wrong order. "
-        "Gradients are reduced after the last micro-batch. Batched GEMMs of head dimensions not aligned to 16 "
-        "bytes (108 and 150 elements) run at half the fp32 rate, taken from rows that are not among these",
-    ),
-    Generation(
-        Software(
-            name="fsdp-2023",
-            title="PyTorch FSDP of 2023 with FlashAttention 1 (MosaicML llm-foundry)",
-            overlap_share=0.0,
-            tensor_hidden_fraction=0.0,
-        ),
-        {
-            "time_factor": (0.5, 2.0),
-            ("attention_factor", "ampere"): (0.8, 5.0),
-            ("attention_factor", "hopper"): (0.8, 8.0),
-        },
-        model_family,
-        "steps grow by the whole communication of shards; attention of long sequences runs at the rate of the "
-        "FlashAttention 1 kernel on A100, and far below FlashAttention 3, which the Hopper record holds",
-    ),
-    Generation(
-        Software(
-            name="fsdp-2024",
-            title="PyTorch FSDP2 of 2024 (torchtitan)",
-            overlap_share=0.0,
-            tensor_hidden_fraction=0.0,
-            attention_factor={"hopper": FLASH_2_ON_HOPPER},
-        ),
-        {"time_factor": (0.5, 2.0)},
-        model_family,
-        "steps grow by the whole communication of shards; Hopper's attention factor is not fitted (arXiv 2407.08608: "
-        "FlashAttention 3 is 1.5 to 2 times as fast as 2)",
-    ),
-)
 
 
 def apply(software: Software, values: dict[Parameter, float]) -> Software:
@@ -219,17 +78,26 @@ def fit(generation: Generation, runs: Sequence[PublishedRun]) -> dict[Parameter,
     )[0]
 
 
-def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any]:
-    """Fit one generation and return its record, with errors on left-out groups."""
-    measured = np.array([run.step_s for run in runs])
+def predict_left_out(generation: Generation, runs: Sequence[PublishedRun]) -> Array:
+    """Predict the step of each run by a fit to the runs of other groups. [s]"""
     groups = np.array([generation.group_of(run) for run in runs])
     held_out = np.empty(len(runs))
-    reports: dict[str, Any] = {}
     for group in sorted(set(groups)):
         inside = groups == group
         seen, left_out = ([run for run, here in zip(runs, mask, strict=True) if here] for mask in (~inside, inside))
         held_out[inside] = predict_steps(apply(generation.software, fit(generation, seen)), left_out)
-        reports[f"held out {group}"] = error_summary(held_out[inside], measured[inside])
+    return held_out
+
+
+def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any]:
+    """Fit one generation and return its record, with errors on left-out groups."""
+    measured = np.array([run.step_s for run in runs])
+    groups = np.array([generation.group_of(run) for run in runs])
+    held_out = predict_left_out(generation, runs)
+    reports: dict[str, Any] = {
+        f"held out {group}": error_summary(held_out[groups == group], measured[groups == group])
+        for group in sorted(set(groups))
+    }
     values = fit(generation, runs)
     reports["held out"] = error_summary(held_out, measured)
     reports["fit"] = error_summary(predict_steps(apply(generation.software, values), runs), measured)
@@ -239,7 +107,8 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
     ends = float(np.quantile(ratio, 1.0 - share)), float(np.quantile(ratio, share))
     why = generation.why, "every group held out in turn; the numbers themselves are fitted on all rows"
     fitted = sorted(name if isinstance(name, str) else f"attention:{name[1]}" for name in values)
-    return make_record(apply(generation.software, values), runs, ends, fitted, why, reports)
+    final, rows_of = apply(generation.software, values), (generation.source, generation.table)
+    return make_record(final, runs, ends, fitted, why, reports, rows_of)
 
 
 def average_generation(runs: list[PublishedRun]) -> dict[str, Any]:
@@ -278,6 +147,7 @@ def make_record(
     fitted: list[str],
     why: tuple[str, str],
     reports: dict[str, Any],
+    rows_of: tuple[str, str] = (SOURCE, TABLE),
 ) -> dict[str, Any]:
     """Return the record of a generation.
 
@@ -288,6 +158,7 @@ def make_record(
         fitted: Names of the fitted parameters.
         why: Reason for these parameters, and how rows were held out.
         reports: Errors.
+        rows_of: Source and file of the rows.
     """
     parameters = {
         "overlap_share": final.overlap_share,
@@ -310,8 +181,8 @@ def make_record(
             "borrowed_fraction": mean_borrowed_fraction(final, runs),
         },
         "provenance": {
-            "source": SOURCE,
-            "files": [TABLE],
+            "source": rows_of[0],
+            "files": [rows_of[1]],
             "rows": len(runs),
             "sources": sorted({run.source for run in runs}),
             "fitted": fitted,
@@ -339,8 +210,13 @@ def refit(data: Path) -> None:
             generation, [run for run in runs if run.software == generation.software.name]
         )
         for generation in GENERATIONS
+        if generation.table == TABLE
     }
     records[UNNAMED] = average_generation([run for run in runs if run.software in records])
+    if (data / loss_steps.TABLE).exists():
+        steps = list(loss_steps.read_measured_steps(data).values())
+        generation = next(one for one in GENERATIONS if one.table == loss_steps.TABLE)
+        records[generation.software.name] = calibrate(generation, steps)
     for name, record in records.items():
         print(name, record["parameters"], record["interval"], record["provenance"]["reports"]["held out"], flush=True)
         print("  ", {key: report["mean_absolute_error"] for key, report in record["provenance"]["reports"].items()})
