@@ -185,6 +185,7 @@ def test_the_front_cannot_be_beaten(found: DesignResult) -> None:
     for point in found.front:
         beaten = any(other.hours <= point.hours and other.loss_nats < point.loss_nats for other in found.front)
         assert point.is_on_front != beaten
+        assert point.loss_low_nats < point.loss_nats < point.loss_high_nats
     losses = [point.loss_nats for point in found.front if point.is_on_front]
     assert losses == sorted(losses, reverse=True)
 

@@ -164,3 +164,24 @@ def test_search_writes_runs_that_proxy_reads(tmp_path: Path, capsys: pytest.Capt
     code, _, err = run([*arguments, "--objective", "prefill"], capsys)
     assert code == 2
     assert "compares the training" in err
+
+
+def test_design_writes_runs_that_proxy_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--experiments of design asks about the listed designs that are undecided, by their ranks."""
+    path = tmp_path / "runs.csv"
+    job = ["--params", "150m", "--train-tokens", "10b", "--device", "h100-sxm-80gb", "--gpus", "8"]
+    code, out, err = run(["design", *job, "--seq-len", "1024", "--experiments", str(path), "--json"], capsys)
+    found = json.loads(out)
+    nets = {
+        one["rank"]: one["net_speedup"] for one in found["designs"] if not one["is_free"] and not one["is_baseline"]
+    }
+    undecided = {rank for rank, net in nets.items() if net["low"] < 1.0 < net["high"]}
+
+    assert code == 0
+    assert f"wrote {path}" in err
+    assert undecided
+    assert {one["rank"] for one in found["experiments"]["questions"]} == set(sorted(undecided)[:5])
+    runs = found["experiments"]["experiments"]
+    assert [spec.name for spec in read_runs(path)] == [one["name"] for one in runs] if runs else path.exists()
+
+    assert run(["design", *job, "--experiments", "-"], capsys)[0] == 2

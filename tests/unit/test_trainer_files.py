@@ -2,17 +2,22 @@
 
 trainer_grammars.json holds the arguments of Megatron-LM's arguments.py and the fields of torchtitan's job config and
 model arguments, with type and choices, and their sources. Neither parser can be imported without a GPU build of
-PyTorch's extensions.
+PyTorch's extensions; torchtitan 0.2's is used where the package is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import shlex
+import sys
 import tomllib
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 import pytest
@@ -74,6 +79,19 @@ def parse_torchtitan(text: str) -> dict[str, Any]:
     return content
 
 
+def parse_with_torchtitan(folders: list[str], file: Path) -> Any:
+    """Read a job config with torchtitan 0.2's own parser; its package itself needs kernels of a GPU build."""
+    package = ModuleType("torchtitan")
+    package.__path__ = folders
+    sys.modules["torchtitan"] = package
+    try:
+        manager = importlib.import_module("torchtitan.config.manager")
+        return manager.ConfigManager().parse_args(["--job.config_file", str(file)])
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchtitan"]:
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize("form", ["megatron-args", "torchtitan-toml"])
 def test_presets_parse(form: str) -> None:
     """Every dense preset that the format can express is read back with its sizes."""
@@ -110,8 +128,8 @@ def test_presets_parse(form: str) -> None:
         ("qwen3", 4 * 10**9, 16, {"recompute": "selective"}),
     ],
 )
-def test_designs_parse(family: str, size: int, devices: int, keep: dict[str, Any]) -> None:
-    """A design that both trainers must express has files that both take, with its layout and batch."""
+def test_designs_parse(family: str, size: int, devices: int, keep: dict[str, Any], tmp_path: Path) -> None:
+    """A design that both trainers must express has files that both take, with its layout, batch and length of run."""
     result = shapewright.design(
         family=family,
         num_parameters=size,
@@ -124,7 +142,9 @@ def test_designs_parse(family: str, size: int, devices: int, keep: dict[str, Any
     )
     best: Design = result.best
     megatron, torchtitan = (
-        write_format(form, best.config, workload=best.workload, layout=best.plan.layout)
+        write_format(
+            form, best.config, workload=best.workload, layout=best.plan.layout, untimed=asdict(best.run.schedule)
+        )
         for form in ("megatron-args", "torchtitan-toml")
     )
     arguments, content = parse_megatron(megatron), parse_torchtitan(torchtitan)
@@ -134,6 +154,19 @@ def test_designs_parse(family: str, size: int, devices: int, keep: dict[str, Any
     assert arguments["micro_batch_size"] == best.workload.micro_batch_size
     assert content["parallelism"]["tensor_parallel_degree"] == best.plan.layout.tensor_parallel
     assert content["parallelism"]["pipeline_parallel_degree"] == best.plan.layout.pipeline_parallel
+    steps = arguments["train_iters"]
+    tokens_per_step = arguments["global_batch_size"] * arguments["seq_length"]
+    assert (steps - 1) * tokens_per_step < 20 * size <= steps * tokens_per_step
+    assert content["training"]["steps"] == steps
+    assert arguments["lr_warmup_iters"] == content["lr_scheduler"]["warmup_steps"]
+    assert arguments["min_lr"] == pytest.approx(content["lr_scheduler"]["min_lr_factor"] * arguments["lr"], rel=0.01)
+
+    if (installed := find_spec("torchtitan")) is not None:
+        file = tmp_path / "job.toml"
+        file.write_text(torchtitan, encoding="utf-8")
+        job = parse_with_torchtitan(list(installed.submodule_search_locations or ()), file)
+        assert (job.training.steps, job.training.seq_len) == (steps, best.workload.seq_len)
+        assert job.lr_scheduler.decay_type == "cosine"
 
 
 @pytest.mark.parametrize(

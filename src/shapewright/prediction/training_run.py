@@ -1,4 +1,4 @@
-"""Cost of a training run in device hours, energy and money, from the time of one step."""
+"""A training run: its cost in device hours, energy and money from the time of one step, and its learning rate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _SECONDS_PER_HOUR = 3600.0
 _WATTS_PER_KILOWATT = 1000.0
 LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR = 1e-3, 1e6
 FEWEST_TOKENS, MOST_TOKENS = 1, 10**17
+_RATE_FACTOR, _RATE_EXPONENT = 0.3118, -0.1250
+_USUAL_WARMUP_STEPS, _MOST_WARMUP_FRACTION, _FINAL_FRACTION = 2000, 0.05, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,57 @@ def estimate_run_cost(prediction: Prediction, run: TrainingRun) -> RunCost:
         device_hours=hours,
         energy_kwh=None if watts is None else hours * watts / _WATTS_PER_KILOWATT,
         usd=None if run.usd_per_hour is None else hours * run.usd_per_hour,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSchedule:
+    """Steps of a run and what its optimizer does in them: AdamW, linear warm-up, then a cosine to the final rate.
+
+    Attributes:
+        num_steps: Optimizer steps.
+        warmup_steps: Steps with a rising learning rate.
+        learning_rate: Largest learning rate.
+        final_learning_rate: Learning rate of the last step.
+        weight_decay: Decoupled weight decay.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        gradient_clip: Largest norm of the gradient.
+    """
+
+    num_steps: int
+    warmup_steps: int
+    learning_rate: float
+    final_learning_rate: float
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    gradient_clip: float = 1.0
+
+
+def usual_schedule(num_parameters: int, train_tokens: float, num_steps: int) -> RunSchedule:
+    """Return the schedule that suits a run, as public models had it; no prediction depends on it.
+
+    The learning rate is 0.3118 C^-0.1250 with C = 6 * parameters * tokens. It rises for 2,000 steps, at most 5 % of
+    the run, and falls to a tenth.
+
+    Args:
+        num_parameters: Parameters of the model.
+        train_tokens: Tokens of the run.
+        num_steps: Optimizer steps of the run.
+
+    Source: learning rate: arXiv 2401.02954 (DeepSeek LLM), eq. 1; the rest: arXiv 2307.09288 (Llama 2), section 2.2.
+
+    >>> schedule = usual_schedule(3_000_000_000, 300e9, 71_526)
+    >>> round(schedule.learning_rate, 6), schedule.warmup_steps
+    (0.000599, 2000)
+    """
+    rate = float(f"{_RATE_FACTOR * (6.0 * num_parameters * train_tokens) ** _RATE_EXPONENT:.3g}")
+    return RunSchedule(
+        num_steps=num_steps,
+        warmup_steps=min(_USUAL_WARMUP_STEPS, int(_MOST_WARMUP_FRACTION * num_steps)),
+        learning_rate=rate,
+        final_learning_rate=float(f"{_FINAL_FRACTION * rate:.3g}"),
     )
 
 

@@ -37,7 +37,11 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
             "frontier",
             [_rounded(one.hours) for one in front],
             [one.loss_nats for one in front],
-            [f"{format_count(one.num_parameters)}, {format_count(one.train_tokens)} tokens" for one in front],
+            [
+                f"{format_count(one.num_parameters)}, {format_count(one.train_tokens)} tokens: "
+                f"{one.loss_low_nats:.3f} to {one.loss_high_nats:.3f}"
+                for one in front
+            ],
             color="#7f7f7f",
         ),
         Points(

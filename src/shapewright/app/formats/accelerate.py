@@ -31,10 +31,12 @@ def write_yaml(
     config: TransformerConfig,  # noqa: ARG001
     workload: Workload | None,
     layout: ParallelLayout | None,
-    untimed: Untimed,  # noqa: ARG001
+    untimed: Untimed,
 ) -> str:
     """Write the config, without machines and their addresses."""
     lines = [] if workload is None else _workload_settings(workload, layout)
+    names = {"num_steps": "max_steps", "warmup_steps": "warmup_steps", "learning_rate": "learning_rate"}
+    lines += [f"#   {key}: {untimed[name]}" for name, key in names.items() if name in untimed]
     lines += ["compute_environment: LOCAL_MACHINE"]
     if workload is not None:
         lines.append(f"mixed_precision: '{_PRECISIONS[workload.dtype]}'")

@@ -37,13 +37,27 @@ def write_json(
     config: TransformerConfig,
     workload: Workload | None,
     layout: ParallelLayout | None,
-    untimed: Untimed,  # noqa: ARG001
+    untimed: Untimed,
 ) -> str:
-    """Write the config, without optimizer and learning-rate schedule."""
+    """Write the config; optimizer and learning-rate schedule only where the length of the run is known."""
     values: dict[str, Any] = {} if workload is None else _workload_settings(config, workload, layout)
     values |= (
         {} if layout is None else _layout_settings(layout, offloads=workload is not None and workload.offload_optimizer)
     )
+    if "num_steps" in untimed:
+        rate = untimed["learning_rate"]
+        betas = [untimed["beta1"], untimed["beta2"]]
+        adam = {"lr": rate, "betas": betas, "weight_decay": untimed["weight_decay"]}
+        cosine = {
+            "total_num_steps": untimed["num_steps"],
+            "warmup_num_steps": untimed["warmup_steps"],
+            "cos_min_ratio": untimed["final_learning_rate"] / rate,
+        }
+        values |= {
+            "optimizer": {"type": "AdamW", "params": adam},
+            "scheduler": {"type": "WarmupCosineLR", "params": cosine},
+            "gradient_clipping": untimed["gradient_clip"],
+        }
     return json.dumps(values, indent=2) + "\n"
 
 

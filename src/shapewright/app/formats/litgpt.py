@@ -39,7 +39,7 @@ _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 def write_yaml(
     config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
 ) -> str:
-    """Write a config, without data, optimizer and schedule."""
+    """Write a config, without data, and without optimizer and schedule where the length of the run is not known."""
     check_embedding_width(FORM, config)
     lines = [
         *unwritten_scaling(untimed),
@@ -58,6 +58,19 @@ def write_yaml(
             f"  micro_batch_size: {workload.micro_batch_size}",
             f"  max_seq_length: {workload.seq_len}",
         ]
+        if "num_steps" in untimed:
+            lines += [
+                f"  max_tokens: {int(untimed['num_steps']) * batch * workload.seq_len}",
+                f"  lr_warmup_steps: {untimed['warmup_steps']}",
+                f"  min_lr: {untimed['final_learning_rate']}",
+                f"  max_norm: {untimed['gradient_clip']}",
+                "optimizer:",
+                "  class_path: torch.optim.AdamW",
+                "  init_args:",
+                f"    lr: {untimed['learning_rate']}",
+                f"    weight_decay: {untimed['weight_decay']}",
+                f"    betas: [{untimed['beta1']}, {untimed['beta2']}]",
+            ]
     if layout is not None:
         if layout.num_devices != layout.data_parallel:
             raise layout_error(FORM.name, "model parallelism", "it has data parallelism and FSDP")

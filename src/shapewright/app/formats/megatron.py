@@ -37,6 +37,16 @@ _ACTIVATIONS: dict[tuple[str, bool], list[str]] = {
     ("gelu_pytorch_tanh", False): [],
 }
 _PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": list[str](), "fp8": ["--bf16", "--fp8-format hybrid"]}
+_RUN = {
+    "num_steps": "--train-iters",
+    "warmup_steps": "--lr-warmup-iters",
+    "learning_rate": "--lr",
+    "final_learning_rate": "--min-lr",
+    "weight_decay": "--weight-decay",
+    "beta1": "--adam-beta1",
+    "beta2": "--adam-beta2",
+    "gradient_clip": "--clip-grad",
+}
 _RECOMPUTE = {
     "none": list[str](),
     "selective": ["--recompute-granularity selective"],
@@ -49,13 +59,14 @@ def write_arguments(
 ) -> str:
     """Write arguments for ``pretrain_gpt.py $(cat FILE)``."""
     lines = [*_model_settings(config), *_attention(config), *_mlp(config), *_head(config, layout)]
-    names = {"norm_epsilon": "--norm-epsilon"}
+    names = {"norm_epsilon": "--norm-epsilon", **_RUN}
     names |= {"rotary_base": "--rotary-base"} if config.position_embedding == "rotary" else {}
     if "rope_scaling_factor" in untimed and config.position_embedding == "rotary":
         lines.append("--use-rope-scaling")
         names["rope_scaling_factor"] = "--rope-scaling-factor"
     values = {**untimed, "rotary_base": round(untimed.get("rotary_base", 0))}  # it takes an integer
     lines += [f"{flag} {values[name]:.10g}" for name, flag in names.items() if name in untimed]
+    lines += ["--lr-decay-style cosine"] if "num_steps" in untimed else []
     lines += [] if layout is None else _layout_settings(config, layout)
     lines += [] if workload is None else _workload_settings(workload, layout)
     if workload is not None and workload.offload_optimizer:

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 # Default of train.py for data sets without a meta.pkl.
 _VOCAB_SIZE = 50304
+_RUN = {
+    "max_iters": "num_steps",
+    "lr_decay_iters": "num_steps",
+    "warmup_iters": "warmup_steps",
+    "learning_rate": "learning_rate",
+    "min_lr": "final_learning_rate",
+    "weight_decay": "weight_decay",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "grad_clip": "gradient_clip",
+}
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -31,9 +42,9 @@ def write_python(
     config: TransformerConfig,
     workload: Workload | None,
     layout: ParallelLayout | None,
-    untimed: Untimed,  # noqa: ARG001
+    untimed: Untimed,
 ) -> str:
-    """Write a config; data, optimizer and schedule keep the defaults of train.py."""
+    """Write a config; what is not known keeps the defaults of train.py."""
     check_head_dims(FORM, config)
     check_embedding_width(FORM, config)
     if config.vocab_size != _VOCAB_SIZE:
@@ -70,6 +81,7 @@ def write_python(
         raise layout_error(FORM.name, f"zero_stage={layout.zero_stage}", "ZeRO is not supported")
     if workload is not None:
         lines += _workload_settings(workload, layout)
+    lines += [f"{key} = {untimed[name]!r}" for key, name in _RUN.items() if name in untimed]
     return "\n".join(lines) + "\n"
 
 

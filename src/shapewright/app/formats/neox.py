@@ -45,7 +45,7 @@ _ACTIVATIONS = {
 def write_yaml(
     config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
 ) -> str:
-    """Write a config, without data, optimizer and schedule, which go into another file."""
+    """Write a config, without data, and without optimizer and schedule where the length of the run is not known."""
     shards = layout.tensor_parallel if layout else 1
     unit = vocab_padding(FORM, config, shards)
     smallest = config.vocab_size - unit * shards + 1
@@ -57,12 +57,27 @@ def write_yaml(
     values |= {} if workload is None else _attention_kind(config, workload)
     values |= {} if layout is None else _layout_settings(layout)
     values |= {} if workload is None else _workload_settings(workload, layout)
+    values |= _run_settings(untimed) if "num_steps" in untimed else {}
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in values.items()]
     head = (
         f"# vocab_size {config.vocab_size}: tokenizers of {smallest} to {config.vocab_size} tokens are padded to it.\n"
     )
     head += "".join(f"{line}\n" for line in unwritten_scaling(untimed))
     return head + "{\n" + "\n".join(lines) + "\n}\n"
+
+
+def _run_settings(untimed: Untimed) -> dict[str, Any]:
+    betas = [untimed["beta1"], untimed["beta2"]]
+    return {
+        "train_iters": untimed["num_steps"],
+        "lr_decay_iters": untimed["num_steps"],
+        "lr_decay_style": "cosine",
+        "warmup": untimed["warmup_steps"] / untimed["num_steps"],
+        "min_lr": untimed["final_learning_rate"],
+        "optimizer": {"type": "Adam", "params": {"lr": untimed["learning_rate"], "betas": betas, "eps": 1e-8}},
+        "weight_decay": untimed["weight_decay"],
+        "gradient_clipping": untimed["gradient_clip"],
+    }
 
 
 def _model_settings(config: TransformerConfig) -> dict[str, Any]:

@@ -78,7 +78,8 @@ _EXPERT_FIELDS = (
 
 
 Untimed = Mapping[str, float]
-"""Values that no prediction depends on, by name, see ``models.untimed_values``; those unknown are missing."""
+"""Values that no prediction depends on, by name: those of ``models.untimed_values``, and of a run its ``RunSchedule``.
+Those unknown are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)

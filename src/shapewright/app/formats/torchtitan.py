@@ -38,7 +38,7 @@ _INTERLEAVED = "Interleaved1F1B"
 def write_toml(
     config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None, untimed: Untimed
 ) -> str:
-    """Write flavor and job config, without data, optimizer and schedule."""
+    """Write flavor and job config, without data."""
     check_embedding_width(FORM, config)
     if config.v_head_dim != config.head_dim:
         raise model_error(FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim")
@@ -57,9 +57,15 @@ def write_toml(
         f'flavor = "{_FLAVOR}"',
     ]
     if workload is not None:
-        lines += _training(workload, layout)
+        lines += _training(workload, layout, untimed)
     if layout is not None:
         lines += _parallelism(config, layout, workload)
+    if "num_steps" in untimed:
+        final_fraction = untimed["final_learning_rate"] / untimed["learning_rate"]
+        names = {"learning_rate": "lr", "weight_decay": "weight_decay", "beta1": "beta1", "beta2": "beta2"}
+        lines += ["", "[optimizer]", 'name = "AdamW"', *(f"{key} = {untimed[name]!r}" for name, key in names.items())]
+        lines += ["", "[lr_scheduler]", f"warmup_steps = {untimed['warmup_steps']}", 'decay_type = "cosine"']
+        lines.append(f"min_lr_factor = {final_fraction:.3g}")
     return "\n".join(lines) + "\n"
 
 
@@ -98,7 +104,7 @@ def _missing_in_llama3(config: TransformerConfig) -> str:
     return " and no ".join(words for words, is_there in found.items() if is_there)
 
 
-def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
+def _training(workload: Workload, layout: ParallelLayout | None, untimed: Untimed) -> list[str]:
     if not workload.is_training:
         raise workload_error(FORM.name, f"phase={workload.phase!r}", "the format is for training runs")
     if workload.dtype != "bf16":
@@ -115,6 +121,8 @@ def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
         lines.append(f"local_batch_size = {workload.micro_batch_size}")
         if workload.global_batch_size is not None:
             lines.append(f"global_batch_size = {workload.global_batch_size}")
+    names = {"num_steps": "steps", "gradient_clip": "max_norm"}
+    lines += [f"{key} = {untimed[name]!r}" for name, key in names.items() if name in untimed]
     lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
     if workload.recompute == "selective":
         if workload.recompute_modules != CORE:

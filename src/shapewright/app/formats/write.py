@@ -39,7 +39,8 @@ def write_format(
         config: The model.
         workload: Batch, sequence length, dtype and recomputation of a training step.
         layout: Parallel layout.
-        untimed: Values that no prediction depends on, see ``models.untimed_values``.
+        untimed: Values that no prediction depends on: those of ``models.untimed_values``, and the fields of a
+            ``RunSchedule`` where the length of the run is known.
 
     Returns:
         Text of the file, with a trailing newline.

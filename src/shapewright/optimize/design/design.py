@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from shapewright.models import count_parameters
 from shapewright.optimize.design.join import JointSearch
 from shapewright.optimize.design.result import Design, DesignResult, Estimate, Run
 from shapewright.optimize.design.sizes import FamilySizes
@@ -16,7 +17,7 @@ from shapewright.optimize.search import VARIED
 from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
 from shapewright.prediction.loss import describe_extrapolation, is_far_outside, judge_change, load_loss_law
 from shapewright.prediction.speedup import compare_times
-from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost
+from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
 
 if TYPE_CHECKING:
     from shapewright.models import Model
@@ -193,9 +194,10 @@ def _run(plan: Plan, train_tokens: int, usd_per_hour: float | None) -> Run:
     cost = cost.scaled(plan.expected_step_s / prediction.step_time_s)
     low, high = (end / prediction.step_time_s for end in (prediction.step_time_low_s, prediction.step_time_high_s))
     hours = cost.device_hours / prediction.layout.num_devices
+    num_parameters = int(count_parameters(prediction.config).active)
     return Run(
         train_tokens=train_tokens,
-        num_steps=ceil(train_tokens / prediction.tokens_per_step),
+        schedule=usual_schedule(num_parameters, train_tokens, ceil(train_tokens / prediction.tokens_per_step)),
         hours=Estimate(mean=hours, low=hours * low, high=hours * high),
         cost=cost,
         cost_low=cost.scaled(low),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.speedup import Speedup
-    from shapewright.prediction.training_run import RunCost
+    from shapewright.prediction.training_run import RunCost, RunSchedule
     from shapewright.workload import Workload
 
 
@@ -45,7 +45,7 @@ class Run:
 
     Attributes:
         train_tokens: Tokens of the run.
-        num_steps: Optimizer steps.
+        schedule: Optimizer steps and the learning rate over them.
         hours: Wall time, without evaluation, checkpoints and failures. [h]
         cost: Device hours, energy and price.
         cost_low: The same at the lower end of the step time.
@@ -53,11 +53,16 @@ class Run:
     """
 
     train_tokens: int
-    num_steps: int
+    schedule: RunSchedule
     hours: Estimate
     cost: RunCost
     cost_low: RunCost
     cost_high: RunCost
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps."""
+        return self.schedule.num_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,8 @@ class FrontRun:
         train_tokens: Tokens of the run.
         hours: Wall time of the run. [h]
         loss_nats: Expected loss, of the law's own data and recipe. [nat]
+        loss_low_nats: Lower end of its 90 % interval. [nat]
+        loss_high_nats: Upper end. [nat]
         is_on_front: Whether no other run reaches a lower loss in less time.
     """
 
@@ -140,6 +147,8 @@ class FrontRun:
     train_tokens: float
     hours: float
     loss_nats: float
+    loss_low_nats: float
+    loss_high_nats: float
     is_on_front: bool = False
 
 

@@ -16,6 +16,7 @@ from shapewright.optimize.plan import plan_job
 from shapewright.optimize.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
 from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
 from shapewright.prediction.loss import ShapeForLoss
+from shapewright.prediction.loss.law import Z_90
 
 if TYPE_CHECKING:
     from shapewright.models import Model
@@ -123,6 +124,10 @@ class FamilySizes:
     def loss_nats(self, sized: SizedPlan, train_tokens: float) -> float:
         """Return the expected loss of a shape after a run, of the law's own recipe. [nat]"""
         return float(self.law.loss_nats(ShapeForLoss.of(sized.scenario.config), train_tokens))
+
+    def _half_interval_nats(self, sized: SizedPlan, train_tokens: float) -> float:
+        """Return the distance of that loss from the ends of its 90 % interval. [nat]"""
+        return Z_90 * float(self.law.standard_deviation_nats(ShapeForLoss.of(sized.scenario.config), train_tokens))
 
     def choose(self) -> tuple[int, int]:
         """Return size and tokens of the design.
@@ -242,12 +247,15 @@ class FamilySizes:
                 continue
             for share in _FRONT_TOKENS:
                 tokens = share * train_tokens
+                loss_nats, half_nats = self.loss_nats(sized, tokens), self._half_interval_nats(sized, tokens)
                 points.append(
                     FrontRun(
                         num_parameters=count_parameters(sized.scenario.config).total,
                         train_tokens=tokens,
                         hours=tokens * sized.token_s / _SECONDS_PER_HOUR,
-                        loss_nats=self.loss_nats(sized, tokens),
+                        loss_nats=loss_nats,
+                        loss_low_nats=loss_nats - half_nats,
+                        loss_high_nats=loss_nats + half_nats,
                     )
                 )
         return mark_front(points)

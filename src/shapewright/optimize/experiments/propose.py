@@ -19,6 +19,7 @@ import numpy as np
 
 from shapewright.core.errors import ConfigError
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
+from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
 from shapewright.prediction.loss.effect import as_compared, count_compared, is_free_change
 from shapewright.prediction.loss.law import Z_90, derivatives, evaluate_terms
@@ -26,7 +27,8 @@ from shapewright.prediction.loss.law import Z_90, derivatives, evaluate_terms
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.models import TransformerConfig
-    from shapewright.optimize.search import SearchResult
+    from shapewright.optimize.design import Design, DesignResult
+    from shapewright.optimize.search import Candidate
     from shapewright.prediction.speedup import Speedup
 
 # Sizes of small models that are considered, without embeddings. [parameter]
@@ -40,7 +42,7 @@ _OFFSET_NATS = 1.0
 # A set of runs is proposed if it settles a question with this probability.
 ENOUGH_CHANCE = 0.8
 # Below this probability none is proposed.
-_LEAST_CHANCE = 0.2
+_LEAST_CHANCE = 0.05
 # Smaller differences of that probability are not worth a larger set.
 _SAME_CHANCE = 0.03
 # More than this share of the cost of the full run is not worth the answer.
@@ -149,23 +151,28 @@ def propose_experiments(
     )
 
 
-def experiments_of(result: SearchResult) -> ExperimentPlan:
-    """Propose experiments that would settle which of the shapes of a search is better.
+def experiments_of(result: SearchResult | DesignResult) -> ExperimentPlan:
+    """Propose experiments that would settle which of the shapes of a search or a design is better.
 
     Raises:
         ConfigError: the search does not compare training, or the loss law does not describe the model.
     """
-    if result.objective.phase != "train" or result.train_tokens is None:
-        raise ConfigError(
-            "experiments need a search that compares the training of decoders: give train_tokens, or leave out a phase "
-            "other than train"
-        )
     prediction = result.baseline.prediction
+    shapes: Sequence[Candidate | Design]
+    if isinstance(result, SearchResult):
+        shapes, train_tokens = result.candidates, result.train_tokens
+        if result.objective.phase != "train" or train_tokens is None:
+            raise ConfigError(
+                "experiments need a search that compares the training of decoders: give train_tokens, or leave out a "
+                "phase other than train"
+            )
+    else:
+        shapes, train_tokens = result.designs, result.baseline.effect.train_tokens
     return propose_experiments(
         prediction.config,
-        [(candidate.config, candidate.speedup) for candidate in result.candidates],
-        train_tokens=result.train_tokens,
-        full_gpu_hours=result.train_tokens / prediction.tokens_per_s_per_device / _SECONDS_PER_HOUR,
+        [(shape.config, shape.speedup) for shape in shapes],
+        train_tokens=train_tokens,
+        full_gpu_hours=train_tokens / prediction.tokens_per_s_per_device / _SECONDS_PER_HOUR,
         device=prediction.device,
     )
 

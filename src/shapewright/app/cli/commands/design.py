@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from shapewright.app.cli.device_options import (
     named_device,
     node_options,
 )
+from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_options, group_options, software_option
 from shapewright.app.cli.param_types import Count, Share
@@ -42,6 +44,7 @@ Examples:
   shapewright design --train-tokens 1t --usd 200000 --usd-per-hour 2.5 --device h200-sxm-141gb --gpus 128
   shapewright design --params 7b --hours 336 --device a100-sxm-80gb --gpus 256 --keep tp=1,2 --keep heads=32
   shapewright design --params 1b --train-tokens 100b --device h100-sxm-80gb --gpus 8 --format torchtitan-toml -o out
+  shapewright design --params 7b --train-tokens 1t --device h100-sxm-80gb --gpus 256 --experiments runs.csv
 """
 
 
@@ -95,6 +98,7 @@ Examples:
     "neox-yaml, nanogpt, litgpt-yaml, deepspeed-json, accelerate-yaml (default: of the first two those that can)",
 )
 @click.option("-o", "--output", metavar="DIR", help="write config.json, trainer files, design.json and design.html")
+@experiments_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     config: str | None,
@@ -119,6 +123,7 @@ def command(
     top: int,
     format_names: str | None,
     output: str | None,
+    experiments: str | None,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -140,7 +145,10 @@ def command(
     names = [name.strip() for name in (format_names or "").split(",") if name.strip()]
     if format_names is not None and not output:
         raise click.UsageError("--format has no effect without -o: give -o DIR, or leave it out")
+    if experiments == "-":
+        raise click.UsageError("--experiments needs a file name: standard output is used for the report")
     folder = None if output is None else _folder(output)
+    refuse_unwritable(experiments)
     result = design(
         config,
         device=named_device(device),
@@ -165,7 +173,7 @@ def command(
         software=software,
         progress=counting_line("shapes"),
     )
-    found = design_output(result)
+    found = design_output(result, write_experiments(result, experiments) if experiments else None)
     if folder is not None:
         write_folder(result, found, folder, names)
     if as_json:
@@ -174,6 +182,10 @@ def command(
         from shapewright.app.report.optimize.design import print_design
 
         print_design(found, make_console())
+        if found.experiments is not None:
+            from shapewright.app.report.proxies import print_experiments
+
+            print_experiments(found.experiments, make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
@@ -237,7 +249,7 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
                 best.config,
                 workload=best.workload,
                 layout=best.plan.layout,
-                untimed=untimed_values(result.model),
+                untimed={**untimed_values(result.model), **asdict(best.run.schedule)},
             )
         except ShapewrightError as error:
             click.echo(

@@ -25,6 +25,7 @@ from shapewright.app.cli.device_options import (
     named_device,
     node_options,
 )
+from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import group_options, job_options, software_option
@@ -120,17 +121,6 @@ def write_page(result: SearchResult, path: str) -> None:
 
     write_text_file(path, search_page(result))
     click.echo(f"wrote {path}", err=True)
-
-
-def write_experiments(result: SearchResult, path: str) -> ExperimentsOutput:
-    """Write the runs that would decide between the shapes."""
-    from shapewright.app.report.outputs.loss.experiments import experiments_output, runs_file
-    from shapewright.optimize.experiments import experiments_of
-
-    plan = experiments_of(result)
-    write_text_file(path, runs_file(plan))
-    click.echo(f"wrote {path}", err=True)
-    return experiments_output(plan, path)
 
 
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
@@ -281,11 +271,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
 @click.option("--html", "html", metavar="FILE", help="also write the result as one self-contained HTML page")
-@click.option(
-    "--experiments",
-    metavar="FILE",
-    help="propose small models to train that would settle undecided shapes, and write them for 'shapewright proxy'",
-)
+@experiments_option
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="where the search runs")
 @click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
 def command(

@@ -28,7 +28,14 @@ _DESIGN_COLUMNS = (
     Column("why it loses", is_text=True),
     Column("plan", is_text=True, rank=3),
 )
-_FRONT_COLUMNS = (Column("parameters"), Column("tokens"), Column("tokens/parameter"), Column("hours"), Column("loss"))
+_FRONT_COLUMNS = (
+    Column("parameters"),
+    Column("tokens"),
+    Column("tokens/parameter"),
+    Column("hours"),
+    Column("loss"),
+    Column("90 % interval", rank=1),
+)
 _FRONT_NOTE = (
     "losses are those of the data and recipe that the law was fitted to; on yours their differences count, not their "
     "values"
@@ -162,6 +169,7 @@ def front_columns(found: DesignOutput) -> list[Column]:
             f"{point.train_tokens / point.num_parameters:.3g}",
             format_amount(point.hours),
             f"{point.loss_nats:.3f}",
+            f"{point.loss_low_nats:.3f} to {point.loss_high_nats:.3f}",
         ]
         for point in points
     ]

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, plain, take
+from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
+from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
 from shapewright.app.report.outputs.search import Change, VerdictOutput, changes_output, verdict_output
 from shapewright.core.units import format_percent
 from shapewright.models import TransformerConfig, count_parameters, to_config_json
 from shapewright.optimize.design.result import Estimate, FrontRun
 from shapewright.optimize.plan import SEARCHED, Difference, describe_choice, describe_plan
-from shapewright.prediction.training_run import RunCost
+from shapewright.prediction.training_run import RunCost, RunSchedule
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
@@ -202,6 +203,7 @@ class RunOutput:
 
     train_tokens: int = described("tokens of the run")
     num_steps: int = described("optimizer steps")
+    schedule: RunSchedule = described("steps and learning rate, as public models of the size had them")
     hours: Estimate = described("wall time")
     cost: RunCost = described("device hours, energy and price at the expected step time")
     cost_low: RunCost = described("the same at the lower end of the step time")
@@ -251,10 +253,11 @@ class DesignOutput(Output):
     elapsed_s: float
     is_complete: bool
     notes: list[str]
+    experiments: ExperimentsOutput | None = optional("small models that would decide; with `--experiments` only")
 
 
-def design_output(result: DesignResult) -> DesignOutput:
-    """Output of a design."""
+def design_output(result: DesignResult, experiments: ExperimentsOutput | None = None) -> DesignOutput:
+    """Output of a design, with the experiments that would decide between its shapes."""
     best = result.best
     return take(
         DesignOutput,
@@ -267,6 +270,7 @@ def design_output(result: DesignResult) -> DesignOutput:
         designs=[_shape(one, result) for one in result.designs],
         config_json=to_config_json(result.model, best.config),
         front=list(result.front),
+        experiments=experiments,
     )
 
 
