@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from shapewright.core.errors import CalibrationError, UnknownRateError
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Collective
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
-from shapewright.pricing.collectives import price_collective, transfer_start_scale
+from shapewright.pricing.collectives import price_collective, price_collectives, transfer_start_scale
 from shapewright.pricing.price import Price
 
 # Two protocols: 10 us and a tenth of the link, or 30 us and all of it; groups of 8 start twice as late.
@@ -238,3 +239,23 @@ def test_siblings_and_other_links_keep_the_donors_start(device: str, uncalibrate
     card = load_device(device)
 
     assert transfer_start_scale(load_record("collectives", card.with_pricing(uncalibrated=uncalibrated)), card) == 1.0
+
+
+def test_serving_libraries_reduce_small_messages_with_their_own_kernel() -> None:
+    """Inside a node with NVLink their kernel starts sooner than NCCL; training, PCIe and networks keep NCCL."""
+
+    def time_s(device: str, **changes: Any) -> float:
+        call = Collective(
+            name="r", op_name="all_reduce", axis="tensor", message_bytes=65536.0, num_ranks=8, ranks_per_node=8
+        ).changed(**changes)
+        chosen = load_device(device)
+        (price,) = price_collectives([call], chosen, load_record("collectives", chosen))
+        assert price.low_s <= price.time_s <= price.high_s
+        return float(price.time_s)
+
+    for device in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"):
+        assert time_s(device, is_served=True) < 0.7 * time_s(device)
+        assert time_s(device, is_served=True, message_bytes=2.0**33) <= time_s(device, message_bytes=2.0**33)
+    assert time_s("l40s", is_served=True) == time_s("l40s")
+    across = {"num_ranks": 16, "ranks_per_node": 8}
+    assert time_s("h100-sxm-80gb", is_served=True, **across) == time_s("h100-sxm-80gb", **across)

@@ -114,6 +114,7 @@ def collective(
             num_ranks=ranks,
             ranks_per_node=ranks_per_node(ranks, step, shard.node_size),
             overlaps=overlaps,
+            is_served=op_name == "all_reduce" and axis == "tensor" and not shard.workload.is_training,
         )
     ]
 

@@ -23,6 +23,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.pricing.calibration.donors import has_link
+from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -138,8 +139,13 @@ class Server:
         return found if get_dtype(found).bits >= get_dtype("fp8").bits else "fp8"
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
-        """Return the price of an operation as this server runs it."""
+        """Return the price of an operation as this server runs it.
+
+        An all-reduce with a fit of its own is compared with NCCL's, as it was in the fit.
+        """
         fit = self.kernels.get(kernel_class(operation, device), _AS_PRICED)
+        if fit.fraction and isinstance(operation, Collective) and operation.is_served:
+            (price,) = price_operations([operation.changed(is_served=False)], device)
         if not price.time_s or (fit is _AS_PRICED and self.time_factor == 1.0):
             return price
         time_s = max(fit.adjusted_s(price), float(price.roofline_s)) * self.time_factor

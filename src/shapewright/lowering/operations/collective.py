@@ -35,6 +35,7 @@ class Collective(OperationBase):
             several ranks of a node are sent once and copied inside the node.
         backward_bytes: Message of its counterpart in the backward pass, if not message_bytes. [byte]
         keeps_result: Whether a gathered result is saved for the backward pass; otherwise it is gathered again.
+        is_served: Whether a serving library runs it, which has an all-reduce of its own.
     """
 
     op_name: str
@@ -46,6 +47,7 @@ class Collective(OperationBase):
     crossing_fraction: float = 1.0
     backward_bytes: Numeric | None = None
     keeps_result: bool = False
+    is_served: bool = False
 
     kind = "collective"
 

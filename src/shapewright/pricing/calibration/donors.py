@@ -123,7 +123,7 @@ def choose_donor(kind: str, spec: DeviceSpec, measured: Sequence[DeviceSpec]) ->
         spec: The device to price.
         measured: Candidates: the other devices that have a record of the kind, at least one.
     """
-    if kind == "collectives":
+    if kind in ("collectives", "collectives_more"):
         # Links decide the price of a collective, not SMs.
         measured = [other for other in measured if other.has_link == spec.has_link] or measured
 
