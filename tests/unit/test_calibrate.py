@@ -381,3 +381,27 @@ def test_a_cpu_with_gemms_only_prices_traffic_by_them() -> None:
     assert residual["bandwidth_fraction"] == pytest.approx(section["bandwidth_fraction"], rel=1e-3)
     assert residual["start_s"] == pytest.approx(section["start_s"], rel=1e-3)
     assert pointwise["interval"]["high"][0] / pointwise["interval"]["low"][0] > 10.0
+
+
+def test_a_cpu_with_gemms_only_prices_attention_by_them(tmp_path: Path) -> None:
+    """Without rows of attention, its two GEMMs and the softmax count at measured rates."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps(calibrate_rows(gemm_rows(simple_time_s), [make_run("cpu")]).content), encoding="utf-8")
+    device = calibrated_device("cpu", path)
+    call = Attention(
+        name="a", dtype="fp32", batch_size=2, num_heads=8, num_kv_heads=8, head_dim=64, v_head_dim=64, query_len=256,
+        kv_len=256, causal=False,
+    )  # fmt: skip
+    gemms = [
+        Gemm(name="s", dtype="fp32", batch=16, m=256, n=256, k=64),
+        Gemm(name="v", dtype="fp32", batch=16, m=256, n=64, k=256, layout="NN"),
+    ]
+    (price,) = price_operations([call], device)
+    at_least_s = sum(float(one.time_s) for one in price_operations(gemms, device))
+
+    assert at_least_s < float(price.time_s) < 6.0 * at_least_s
+    assert price.calibration.record_id.startswith("own/gemm/cpu")
+    (decode,) = price_operations([call.changed(query_len=1, kv_len=4096, num_kv_heads=2)], device)
+    assert float(decode.time_s) >= float(decode.roofline_s)

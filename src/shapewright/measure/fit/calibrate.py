@@ -172,11 +172,10 @@ def calibrate_rows(
                 "'shapewright bench pointwise'"
             )
         elif fitted is None:
-            can_be_off = ", which can be several times too fast" if described.vendor == _MEASURED_VENDOR else ""
-            remarks.append(
-                f"too few {kind} rows to fit: {kind} keeps the nearest record of the package{can_be_off}; run "
-                f"'shapewright bench {kind}'"
-            )
+            treatment = "keeps the nearest record of the package"
+            if described.vendor == _MEASURED_VENDOR:
+                treatment = "is priced as the GEMMs and the softmax in it"
+            remarks.append(f"too few {kind} rows to fit: {kind} {treatment}; run 'shapewright bench {kind}'")
         else:
             parameters, interval, report = fitted
             remarks += _kernel_remarks(kind, report)
