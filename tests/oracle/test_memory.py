@@ -62,10 +62,13 @@ CASES = [
 ]
 
 
-def measure_saved_bytes(config: dict[str, Any], attention: str, layer_index: int) -> int:
+def measure_saved_bytes(
+    config: dict[str, Any], attention: str, layer_index: int, *, dtype: Any = torch.float32, own_norms: bool = False
+) -> int:
     """Bytes of the storages that one layer's forward pass keeps for its backward pass, parameters left out."""
     model = transformers.AutoModelForCausalLM.from_config(hf_config(config), attn_implementation=attention)
-    for parent in list(model.modules()):
+    model = model.to(dtype)
+    for parent in [] if own_norms else list(model.modules()):
         for child_name, child in list(parent.named_children()):
             # The models' own norms are chains of operations, and torch's RMSNorm is one on the CPU; training uses one
             # kernel, as torch's LayerNorm is everywhere.
@@ -125,6 +128,25 @@ def test_layer_bytes_equal_autograd(
     tensors = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(layer_index))
     missing = (measured - sum(tensor.num_bytes for tensor in tensors)) / (4.0 * BATCH_SIZE * SEQ_LEN)
     assert 0.0 <= missing <= left_out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", ["llama", "qwen2"])
+def test_chains_of_kernels_save_what_autograd_keeps(key: str) -> None:
+    """With kernels="torch" the listed tensors are those of the model's own norms and gated MLP in bf16."""
+    raw = tiny_config(key)
+    measured = measure_saved_bytes(raw, "sdpa", 0, dtype=torch.bfloat16, own_norms=True)
+    workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, kernels="torch")
+    expected = sum(
+        tensor.num_bytes for tensor in list_saved_tensors(read_hf_config(raw).config, workload, ParallelLayout())
+    )
+    assert 0.0 <= (measured - expected) / (BATCH_SIZE * SEQ_LEN) <= 64.0  # small vectors of each row
+    assert expected > sum(
+        tensor.num_bytes
+        for tensor in list_saved_tensors(
+            read_hf_config(raw).config, Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN), ParallelLayout()
+        )
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -47,6 +47,31 @@ def test_cross_entropy_takes_its_logits_in_fp32() -> None:
     assert (loss.read_bytes, loss.written_bytes) == (16 * 96 * 6, 16 * 96 * 8)
 
 
+def test_chains_of_pytorch_move_what_their_kernels_read_and_write() -> None:
+    """A norm in bf16: cast 2 + 4, square 4 + 4, mean 4, product 4 + 4, cast 4 + 2, weight 2 + 2 bytes an element."""
+    config = gpt(hidden_size=64, num_heads=4, norm="rmsnorm", gated_mlp=True, intermediate_size=160)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8, kernels="torch"), ONE_DEVICE)
+    norm, activation = named(operations, "norm"), named(operations, "mlp.activation")
+    assert moved(norm) == (1024 * 20, 1024 * 16)
+    assert norm.num_kernels == 8
+    # The activation reads and writes its gate; the product reads two.
+    assert moved(activation) == (2560 * 3 * 2, 2560 * 2 * 2)
+    in_fp32 = lower(config, Workload(micro_batch_size=2, seq_len=8, kernels="torch", dtype="fp32"), ONE_DEVICE)
+    assert moved(named(in_fp32, "norm")) == (1024 * 16, 1024 * 12)
+
+
+def test_fused_loss_is_computed_in_chunks_without_a_backward_pass() -> None:
+    """There are v / h = 96 / 32 chunks, whose weight gradients are added twice: 2 reads and 1 write each."""
+    config = gpt(hidden_size=32, num_heads=4, vocab_size=96)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8, kernels="fused"), ONE_DEVICE)
+    loss = named(operations, "cross_entropy")
+    assert (loss.repeats, loss.read_bytes, loss.written_bytes) == (3, 16 * 96 * 4 / 3, 16 * 96 * 2 / 3)
+    assert not any(operation.name == "cross_entropy.backward" for operation in operations)
+    assert letters(named(operations, "logits")) == (1, 6, 96, 32, "NT")
+    summed = named(operations, "logits.sum.backward", "backward")
+    assert (summed.repeats, *moved(summed)) == (2, 2 * 96 * 32 * 2, 96 * 32 * 2)
+
+
 def test_embedding_rows_are_gathered_and_their_gradients_scattered() -> None:
     """T h = 1024 elements out of rows; backward zeroes all 96 * 64 gradients and adds the tokens' to their rows."""
     operations = lower(

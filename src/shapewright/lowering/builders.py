@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
     from shapewright.workload import Workload
 
+_FP32_BYTES = get_dtype("fp32").num_bytes
 MASK_BYTES = 1.0
 """Width of one element of a stored dropout mask, a torch.bool. [byte]"""
 
@@ -124,7 +125,34 @@ def norm(
     """Normalize ``tokens`` rows of ``width`` elements."""
     elements = 1.0 * tokens * width
     operation = "layernorm" if shard.config.norm == "layernorm" else "norm"
-    return pointwise(shard, block, role, operation, repeats, read=elements, written=elements, stage=stage)
+    fused = pointwise(shard, block, role, operation, repeats, read=elements, written=elements, stage=stage)
+    return as_chain(shard, fused) if operation == "norm" else fused
+
+
+# What PyTorch's chain reads and writes for each element that a fused kernel writes, and its kernels: elements of the
+# model's format, and bytes in fp32. An RMS norm is a cast, square, mean, inverse root, product, cast back and product
+# with the weight; a rotary embedding two products, a negated half, a concatenation and a sum, for queries and for keys;
+# a gated activation an activation and a product. Source: huggingface/transformers 5.23, modeling_llama.py.
+_CHAINS = {
+    "norm": ((2.0, 16.0), (2.0, 12.0), 8),
+    "rotary": ((5.5, 0.0), (4.5, 0.0), 10),
+    "activation": ((3.0, 0.0), (2.0, 0.0), 2),
+}
+
+
+def as_chain(shard: Shard, fused: Pointwise) -> Pointwise:
+    """Return the chain of PyTorch's kernels for a fused one where the workload runs those; otherwise the fused one."""
+    if shard.workload.kernels != "torch":
+        return fused
+    elements = fused.written_bytes / shard.width_bytes
+    *traffic, num_kernels = _CHAINS[fused.operation]
+    # In fp32 there are no casts.
+    read_bytes, written_bytes = (
+        wide + (0.0 if wide and shard.width_bytes >= _FP32_BYTES else own * shard.width_bytes) for own, wide in traffic
+    )
+    return fused.changed(
+        is_chain=True, read_bytes=elements * read_bytes, written_bytes=elements * written_bytes, num_kernels=num_kernels
+    )
 
 
 def residual(shard: Shard, repeats: int) -> Pointwise:
@@ -170,7 +198,8 @@ def activation(
     """Apply the activation to ``tokens`` rows of ``width`` elements; a gate is multiplied in the same kernel."""
     elements = 1.0 * tokens * width
     inputs = 2.0 if gated else 1.0
-    return pointwise(shard, block, role, "activation", repeats, read=inputs * elements, written=elements, stage=stage)
+    fused = pointwise(shard, block, role, "activation", repeats, read=inputs * elements, written=elements, stage=stage)
+    return as_chain(shard, fused) if gated else fused
 
 
 def move(shard: Shard, block: Block, role: str, repeats: int, *, read: float, written: float) -> Pointwise:
@@ -357,15 +386,15 @@ def _collective_gradient(forward: Collective) -> list[Operation]:
 def _pointwise_gradient(forward: Pointwise) -> Pointwise:
     """Lower the gradient of a memory-bound operation that reads x and writes y in the forward pass.
 
-    norm: two kernels, one for dx and one for the weights, which each read x and dy. activation: reads x and dy, writes
-    dx. softmax: reads y and dy, writes dx. residual: adds the gradients of both branches, with the traffic of forward;
-    if it fuses dropout, another kernel computes the gradient of its branch. All others are linear: they read dy (and
-    the mask of dropout) and write dx.
+    norm: two kernels, one for dx and one for the weights, which each read x and dy; a chain of kernels has about two
+    for each of its own. activation: reads x and dy, writes dx. softmax: reads y and dy, writes dx. residual: adds the
+    gradients of both branches, with the traffic of forward; if it fuses dropout, another kernel computes the gradient
+    of its branch. All others are linear: they read dy (and the mask of dropout) and write dx.
     """
     x, y = forward.read_bytes, forward.written_bytes
     read, written, num_kernels = y, x, forward.num_kernels
     if forward.operation in ("norm", "layernorm"):
-        read, num_kernels = 2.0 * (x + y), 2
+        read, num_kernels = 2.0 * (x + y), 2 * num_kernels
     elif forward.operation == "activation":
         read = x + y
     elif forward.operation == "softmax":

@@ -25,6 +25,7 @@ from shapewright.lowering.collectives import collective, gather_tokens, reduce_t
 from shapewright.lowering.operations import Gemm, Pointwise
 
 if TYPE_CHECKING:
+    from shapewright.core.numeric import Count
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.shard import Shard
 
@@ -172,9 +173,9 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
     if shard.workload.trains_all:
         gathered = gather_tokens(shard, "logits", repeats, name="logits.backward", **sizes, overlaps=True)
     return [
-        _in_chunks(shard, loss_gradient),
+        *([] if shard.workload.kernels == "fused" else [_in_chunks(shard, loss_gradient)]),
         _in_chunks(shard, dgrad),
-        *([_in_chunks(shard, wgrad)] if shard.workload.trains_all else []),
+        *([_in_chunks(shard, wgrad), *_sum_of_chunks(shard)] if shard.workload.trains_all else []),
         *(
             operation.changed(gradient="backward", pass_name="backward", overlaps=True)
             for operation in reduced + gathered
@@ -233,10 +234,25 @@ def _logits(shard: Shard, rows: int) -> Gemm:
     )
 
 
+def _num_chunks(shard: Shard) -> Count:
+    config = shard.config
+    return shard.workload.count_loss_chunks(config.embedding_size, config.vocab_size, shard.layout.tensor_parallel)
+
+
+def _sum_of_chunks(shard: Shard) -> list[Operation]:
+    """Lower the addition of the weight gradient of each chunk to that of the chunks before."""
+    if shard.workload.kernels != "fused":
+        return []
+    weights = 1.0 * vocab_rows(shard) * shard.config.embedding_size
+    repeats = shard.num_passes * (_num_chunks(shard) - 1)
+    added = pointwise(shard, "logits", "sum", "residual", repeats, read=2.0 * weights, written=weights, stage="last")
+    return [added.changed(name=f"{added.name}.backward", gradient="backward", pass_name="backward")]
+
+
 def _in_chunks(shard: Shard, operation: Any) -> Any:
     """Divide an operation over tokens into the workload's loss_chunks; the weight gradient contracts tokens."""
-    chunks = shard.workload.loss_chunks
-    if chunks == 1:
+    chunks = _num_chunks(shard)
+    if isinstance(chunks, int) and chunks == 1:
         return operation
     parts: dict[str, Any] = {"repeats": operation.repeats * chunks}
     if isinstance(operation, Gemm):
@@ -248,8 +264,12 @@ def _in_chunks(shard: Shard, operation: Any) -> Any:
 
 
 def _cross_entropy(shard: Shard) -> Pointwise:
-    """Build cross entropy as in PyTorch, a cast to fp32 and log-softmax: width + 4 bytes read, 8 written per logit."""
+    """Build cross entropy as in PyTorch, a cast to fp32 and log-softmax: width + 4 bytes read, 8 written per logit.
+
+    A fused kernel reads the logits twice and writes their gradient over them, so that it has no backward pass.
+    """
     elements = 1.0 * shard.num_tokens * vocab_rows(shard)
+    is_fused = shard.workload.kernels == "fused"
     return Pointwise(
         name="cross_entropy",
         block="cross_entropy",
@@ -257,7 +277,7 @@ def _cross_entropy(shard: Shard) -> Pointwise:
         repeats=shard.num_passes,
         dtype=shard.dtype,
         operation="cross_entropy",
-        read_bytes=elements * (shard.width_bytes + _FP32_BYTES),
-        written_bytes=elements * 2.0 * _FP32_BYTES,
-        num_kernels=2,
+        read_bytes=elements * (2.0 * shard.width_bytes if is_fused else shard.width_bytes + _FP32_BYTES),
+        written_bytes=elements * (shard.width_bytes if is_fused else 2.0 * _FP32_BYTES),
+        num_kernels=1 if is_fused else 2,
     )

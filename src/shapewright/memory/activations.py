@@ -131,7 +131,9 @@ def estimate_activation_terms(
     # Inputs of the final norm and of the logit GEMM. The last stage starts the backward pass at once, so only one
     # micro-batch has them.
     end_bytes = residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
-    logit_gradient_bytes = estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
+    logit_gradient_bytes = 0.0  # a fused cross entropy writes it over the logits
+    if workload.kernels != "fused":
+        logit_gradient_bytes = estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
     logits_bytes = estimate_logits(stage, workload)
     transient_bytes = max(recomputed + temporary, logit_gradient_bytes)
     return ActivationTerms(per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes)
@@ -178,6 +180,9 @@ def estimate_logits(stage: Stage, workload: Workload, element_bytes: float = LOG
     rows = workload.micro_batch_size
     if workload.is_training or stage.config.stack == "encoder":
         rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
-    if workload.is_training and workload.loss_chunks > 1:
-        rows = ceil_div(rows, workload.loss_chunks)
-    return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)
+    config, degree = stage.config, stage.layout.tensor_parallel
+    if workload.is_training:
+        rows = ceil_div(rows, int(workload.count_loss_chunks(config.embedding_size, config.vocab_size, degree)))
+        if workload.kernels == "fused":
+            element_bytes = min(element_bytes, activation_element_bytes(workload.dtype))
+    return element_bytes * rows * ceil_div(config.vocab_size, degree)

@@ -8,9 +8,9 @@ kernel each: a linear layer keeps its input, a norm its input, an elementwise mu
 output, dropout a mask of one byte per element. A tensor that two operations need is kept once. For GPT with dropout
 this gives Table 2 of arXiv 2205.05198: s*b*h*(34 + 5*a*s/h) bytes, and its rows for parallelism and recomputation.
 
-Two fields of the workload change it (docs/decisions/0005): with ``fused_activation`` one kernel computes activation,
+Three fields of the workload change it (docs/decisions/0005): with ``fused_activation`` one kernel computes activation,
 gate and routing weight and keeps only its inputs; with ``narrow_inputs`` GEMMs in fp8 or fp4 keep their quantized
-inputs.
+inputs; with ``kernels="torch"`` norms and activations are chains of kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
+_FP32_BYTES = 4.0
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
 _ROUTER_BYTES = 4.0  # Megatron-LM, DeepSpeed and transformers compute routing probabilities in fp32
 _NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; activations between GEMMs have 16 bits
@@ -225,7 +226,13 @@ class _LayerShape:
         self.num_kv_heads = ceil_div(config.num_kv_heads, self.degree)
         self.head_dim = config.head_dim
         self.v_head_dim = config.v_head_dim
-        self.fuses_activation = workload.fused_activation and workload.is_training and config.gated_mlp
+        self.fuses_activation = (
+            workload.fused_activation and workload.kernels != "torch" and workload.is_training and config.gated_mlp
+        )
+        # A chain of PyTorch keeps its input in fp32, and the normalized rows instead of the input in its own format.
+        self.copies_norm_inputs = (
+            workload.kernels == "torch" and config.norm == "rmsnorm" and self.element_bytes < _FP32_BYTES
+        )
         self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
         self.attention_dropout = workload.is_training and config.attention_dropout > 0
 
@@ -260,6 +267,9 @@ def _residual_tensors(shape: _LayerShape, *, has_both: bool) -> Iterator[SavedTe
     """
     num_norms = shape.config.num_norms_per_layer
     yield shape.residual(LAYER, "input")
+    if shape.copies_norm_inputs:
+        for index in range(num_norms):
+            yield shape.residual(f"norm_{index}", "fp32_input", _FP32_BYTES)
     if shape.config.parallel_attention_mlp:
         # Every norm reads the layer's input; attention and MLP read the norms' outputs.
         for index in range(num_norms):

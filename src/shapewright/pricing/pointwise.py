@@ -66,7 +66,7 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
         *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
     )
     record = _record_of(operation, device, record)
-    kernels = _kind_numbers([operation.operation], device, record)[:, 0]
+    kernels = _kind_numbers([_kernel_kind(operation)], device, record)[:, 0]
     columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
     return Price(calibration=source, **values)
@@ -88,13 +88,18 @@ def _record_of(operation: Pointwise, device: Device, record: CalibrationRecord) 
     if operation.dtype != "fp32" or record.kind != "pointwise" or is_own:
         return record
     fp32 = load_record(FP32_POINTWISE, device)
-    return fp32 if operation.operation in fp32.parameters["kinds"] else record
+    return fp32 if _kernel_kind(operation) in fp32.parameters["kinds"] else record
+
+
+def _kernel_kind(operation: Pointwise) -> str:
+    """Kind whose kernels run: those of PyTorch's chain for a norm reach as much of the bandwidth as activations do."""
+    return "activation" if operation.is_chain and operation.operation == "norm" else operation.operation
 
 
 def _price_all(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
     sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
-    kernels = _kind_numbers([operation.operation for operation in operations], device, record)
+    kernels = _kind_numbers([_kernel_kind(operation) for operation in operations], device, record)
     columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     return split_rows(Price, columns, source)
 

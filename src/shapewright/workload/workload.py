@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
@@ -21,9 +22,13 @@ from shapewright.workload.finetuning import (
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 from shapewright.workload.recompute import CORE, read_modules
 
+if TYPE_CHECKING:
+    from shapewright.core.numeric import Count
+
 PHASES = ("train", "prefill", "decode")
 ATTENTION_KINDS = ("flash", "unfused")
 EXPERT_KERNELS = ("measured", "as-16-bit")
+KERNELS = ("torch", "fused")
 RECOMPUTE_MODES = ("none", "selective", "full")
 
 MAX_SEQUENCE_TOKENS = 2**27
@@ -78,6 +83,12 @@ class Workload:
         "bandwidth (always in training; default for fp8 checkpoints with block scales)",
         default="measured",
         choices=EXPERT_KERNELS,
+    )
+    kernels: str | None = doc_field(
+        "kernels of RMS norms, rotary embeddings, gated activations and cross entropy: torch: the chains that Hugging "
+        "Face models run in PyTorch; fused: one kernel each, with the loss computed chunk by chunk so that logits are "
+        "never kept (Liger); default: one kernel each, and PyTorch's cross entropy",
+        choices=KERNELS,
     )
     fused_activation: bool = doc_field(
         "activation, gate and routing weight are one kernel that saves only its inputs for the backward pass",
@@ -166,7 +177,7 @@ class Workload:
                 if value is not None:
                     object.__setattr__(self, spec.name, read_targets(check_text(spec.name, value, error=WorkloadError)))
             elif doc.choices:
-                if value not in doc.choices:
+                if value not in doc.choices and not (value is None and spec.default is None):
                     raise WorkloadError(f"{spec.name}={value!r} is unknown; choose one of {', '.join(doc.choices)}")
             elif value is not None:
                 smallest = 0 if spec.name == "context_len" else 1
@@ -307,6 +318,26 @@ class Workload:
         if self.last_layers is None:
             return stop - first
         return max(0, stop - max(first, num_layers - self.last_layers))
+
+    def count_loss_chunks(self, embedding_size: Count, vocab_size: Count, tensor_parallel: int) -> Count:
+        """Count the chunks of tokens for which logits and loss are computed one after the other.
+
+        Fused kernels take as many as the vocabulary is wider than the embeddings, so that the logits of a chunk are no
+        larger than the hidden states of all tokens; not where the vocabulary is split, which the kernel does not do.
+
+        Args:
+            embedding_size: Width of the embeddings.
+            vocab_size: Vocabulary of the model.
+            tensor_parallel: Devices that share the vocabulary.
+
+        Source: linkedin/Liger-Kernel @ead96b6, ops/fused_linear_cross_entropy.py, which rounds rows to powers of two.
+
+        >>> Workload(kernels="fused").count_loss_chunks(4096, 128256, 1)
+        32
+        """
+        if self.kernels != "fused" or not self.is_training or self.loss_chunks > 1 or tensor_parallel > 1:
+            return self.loss_chunks
+        return -(-vocab_size // embedding_size)
 
     def with_all_trained(self) -> Workload:
         """Return the training step that updates every weight."""

@@ -15,6 +15,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.attention.core import absorbs_latents
 from shapewright.lowering.builders import (
     activation,
+    as_chain,
     bias_gradients,
     display_name,
     move,
@@ -195,9 +196,8 @@ def _lower_positions(shard: Shard, repeats: int, rotary_repeats: int) -> list[Op
         # MLA rotates a part of each query head and one key that all heads share.
         rotated = (shard.num_heads + 1) * config.qk_rope_head_dim if config.kv_lora_rank else heads * config.head_dim
         elements = 1.0 * tokens * rotated
-        operations.append(
-            pointwise(shard, "attention", "rotary", "rotary", rotary_repeats, read=elements, written=elements)
-        )
+        fused = pointwise(shard, "attention", "rotary", "rotary", rotary_repeats, read=elements, written=elements)
+        operations.append(as_chain(shard, fused))
     return operations
 
 

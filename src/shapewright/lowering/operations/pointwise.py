@@ -40,6 +40,7 @@ class Pointwise(OperationBase):
         read_bytes: Bytes read from memory. [byte]
         written_bytes: Bytes written to memory. [byte]
         num_kernels: Number of kernel launches (several for an unfused chain).
+        is_chain: Whether it is a chain of PyTorch's kernels where a fused kernel exists.
         fuses_dropout: Whether it also applies dropout to one of its inputs; its traffic includes the mask.
     """
 
@@ -47,6 +48,7 @@ class Pointwise(OperationBase):
     read_bytes: Numeric
     written_bytes: Numeric
     num_kernels: Count = 1
+    is_chain: bool = False
     fuses_dropout: bool = False
 
     kind = "pointwise"

@@ -183,7 +183,7 @@ def _describe_saved_tensors(config: TransformerConfig, workload: Workload) -> li
     if not workload.is_training or workload.recompute == "full":
         return []
     notes = []
-    if config.gated_mlp and workload.fused_activation:
+    if config.gated_mlp and workload.fused_activation and workload.kernels != "torch":
         text = (
             "activation and gate are assumed to be one kernel that saves its inputs (Megatron-LM's bias_swiglu_fusion, "
             "Liger, torch.compile); fused_activation=False also counts what separate kernels save"

@@ -280,7 +280,7 @@ def _workload_changes(scenario: Scenario) -> list[dict[str, Any]]:
         choices.append([{}, *({"recompute": mode} for mode in stronger)])
         if workload.recompute_layers is not None and workload.recompute_layers < scenario.config.num_layers:
             choices.append([{}, {"recompute_layers": scenario.config.num_layers}])
-        if workload.loss_chunks == 1:
+        if workload.loss_chunks == 1 and workload.kernels != "fused":
             choices.append([{}, {"loss_chunks": _LOSS_CHUNKS}])
         choices += [[{}, {name: True}] for name in OFFLOADS if not getattr(workload, name)]
     else:
