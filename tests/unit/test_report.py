@@ -129,9 +129,9 @@ def test_rates_stay_below_the_peak() -> None:
 def test_columns_leave_in_order() -> None:
     """The least important column leaves first; a smaller one may stay in its place."""
     columns = [
-        Column("name", ("gpt2",)),
-        Column("why", ("because of its alignment",), rank=1),
-        Column("waves", ("12",), rank=2),
+        Column("name", cells=("gpt2",)),
+        Column("why", cells=("because of its alignment",), rank=1),
+        Column("waves", cells=("12",), rank=2),
     ]
 
     assert [column.name for column in fit(columns, 80)] == ["name", "why", "waves"]

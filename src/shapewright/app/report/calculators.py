@@ -26,6 +26,29 @@ LETTERS = (
     "E num_experts, v vocab_size, s positions, r_q r_kv d_r ranks and rotary width of MLA, k token types, n_b relative "
     "position buckets"
 )
+_EXPLANATION_COLUMNS = (
+    Column("formula", "{formula}", rank=2, is_text=True),
+    Column("in numbers", "{numbers}", rank=3, is_text=True),
+)
+# Of pairs of name and FLOPs.
+_CONVENTION_COLUMNS = (
+    Column("FLOP convention", lambda pair: pair[0], is_text=True),
+    Column("training, GFLOP/token", lambda pair: f"{pair[1].model_flops / GIGA:,.2f}"),
+    Column("with recompute", lambda pair: _giga(pair[1].hardware_flops), rank=1),
+    Column("formula", lambda pair: CONVENTIONS[pair[0]].formula, rank=2, is_text=True),
+    Column("used by", lambda pair: CONVENTIONS[pair[0]].used_by, rank=3, is_text=True),
+)
+_BATCH_COLUMNS = (
+    Column("global batch", "{global_batch_size:,}"),
+    Column("micro-batch", "{micro_batch_size:,}"),
+    Column("replicas", "{data_parallel:,}"),
+    Column("accumulation", "{num_microbatches:,}"),
+    Column("bubble", "{bubble_fraction}"),
+)
+
+
+def _giga(flops: float | None) -> str:
+    return "" if flops is None else f"{flops / GIGA:,.2f}"
 
 
 def print_parameters(config: TransformerConfig, console: Console, *, explains: bool) -> None:
@@ -55,24 +78,7 @@ def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Co
         words = "W active weights of the layers, A attention (whole square), V weights of the logits"
         console.print(f"letters: {words}", style="dim", soft_wrap=True)
     console.print()
-    rows = [
-        [
-            name,
-            f"{flops.model_flops / GIGA:,.2f}",
-            "" if flops.hardware_flops is None else f"{flops.hardware_flops / GIGA:,.2f}",
-            CONVENTIONS[name].formula,
-            CONVENTIONS[name].used_by,
-        ]
-        for name, flops in found.conventions.items()
-    ]
-    headings = (
-        Column("FLOP convention", is_text=True),
-        Column("training, GFLOP/token"),
-        Column("with recompute", rank=1),
-        Column("formula", rank=2, is_text=True),
-        Column("used by", rank=3, is_text=True),
-    )
-    print_table(columns_of(rows, headings), console)
+    print_table(columns_of(found.conventions.items(), _CONVENTION_COLUMNS), console)
     console.print()
     print_budget(found.config, budget, console, explains=explains)
 
@@ -105,24 +111,8 @@ def print_budget(config: TransformerConfig, budget: TrainingBudget | None, conso
 def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explains: bool) -> None:
     """Print all combinations that make the batch."""
     has_pipeline = any(one.bubble_fraction for one in solutions)
-    rows = [
-        [
-            f"{one.global_batch_size:,}",
-            f"{one.micro_batch_size:,}",
-            f"{one.data_parallel:,}",
-            f"{one.num_microbatches:,}",
-            format_percent(one.bubble_fraction) if has_pipeline else "",
-        ]
-        for one in solutions[:_BATCH_ROWS]
-    ]
-    headings = (
-        Column("global batch"),
-        Column("micro-batch"),
-        Column("replicas"),
-        Column("accumulation"),
-        Column("bubble"),
-    )
-    print_table(columns_of(rows, headings), console)
+    columns = _BATCH_COLUMNS if has_pipeline else _BATCH_COLUMNS[:-1]
+    print_table(columns_of(solutions[:_BATCH_ROWS], columns), console)
     if len(solutions) > _BATCH_ROWS:
         console.print(f"{_BATCH_ROWS} of {len(solutions)} solutions; --json has all", style="dim")
     if explains:
@@ -136,21 +126,10 @@ def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explain
 
 
 def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, total: int | None = None) -> None:
-    rows = [
-        [
-            term.name.replace("_", " "),
-            f"{term.value:,.0f}",
-            format_percent(term.value / total) if total else "",
-            term.formula if explains else "",
-            term.numbers if explains else "",
-        ]
-        for term in terms
+    headings = [
+        Column("part", lambda term: term.name.replace("_", " "), is_text=True),
+        Column("count", "{value:,.0f}"),
+        *([Column("share", lambda term: format_percent(term.value / total), rank=1)] if total else []),
+        *(_EXPLANATION_COLUMNS if explains else ()),
     ]
-    headings = (
-        Column("part", is_text=True),
-        Column("count"),
-        Column("share", rank=1),
-        Column("formula", rank=2, is_text=True),
-        Column("in numbers", rank=3, is_text=True),
-    )
-    print_table(columns_of(rows, headings), console)
+    print_table(columns_of(terms, headings), console)

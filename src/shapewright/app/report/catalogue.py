@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
-from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration
+from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration, models_output
 from shapewright.core.errors import UnknownModelError, close_names
-from shapewright.core.units import GIGA, TERA, format_bytes, format_count
+from shapewright.core.units import GIGA, TERA, format_bytes
 from shapewright.hardware import list_devices, load_device
-from shapewright.models import count_parameters, list_presets, load_preset, read_model
+from shapewright.models import list_presets
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import without_bridge
 
@@ -17,18 +17,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.hardware import Device
+    from shapewright.models import TransformerConfig
+
+
+def _rate_words(device: Device, *dtypes: str) -> str:
+    """Dense rate of the first of some formats that a device has, in TFLOP/s."""
+    rate = next((device.dense_flops_per_s[dtype] for dtype in dtypes if dtype in device.dense_flops_per_s), 0.0)
+    return f"{rate / TERA:,.0f}" if rate else ""
+
 
 _DEVICE_COLUMNS = (
-    Column("name", is_text=True),
-    Column("title", rank=3, is_text=True),
-    Column("architecture", rank=2, is_text=True),
-    Column("SMs", rank=1),
-    Column("16-bit TFLOP/s", rank=1),
-    Column("fp8 TFLOP/s", rank=1),
-    Column("memory"),
-    Column("TB/s", rank=1),
-    Column("node", rank=3),
-    Column("measured", is_text=True),
+    Column("name", "{name}", is_text=True),
+    Column("title", "{title}", rank=3, is_text=True),
+    Column("architecture", "{architecture}", rank=2, is_text=True),
+    Column("SMs", lambda device: str(device.num_sms or ""), rank=1),
+    Column("16-bit TFLOP/s", lambda device: _rate_words(device, "bf16", "fp16"), rank=1),
+    Column("fp8 TFLOP/s", lambda device: _rate_words(device, "fp8"), rank=1),
+    Column("memory", "{memory_bytes}"),
+    Column("TB/s", lambda device: f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}", rank=1),
+    Column("node", "{node_size}", rank=3),
+    Column("measured", describe_calibration, is_text=True),
 )
 
 
@@ -48,24 +56,7 @@ def _borrowed_words(device: Device) -> str:
 
 def device_columns() -> list[Column]:
     """All devices, one row each, as the columns of a table."""
-    return columns_of((_device_row(load_device(name)) for name in list_devices()), _DEVICE_COLUMNS)
-
-
-def _device_row(device: Device) -> list[str]:
-    rates = device.dense_flops_per_s
-    sixteen = rates.get("bf16", rates.get("fp16"))
-    return [
-        device.name,
-        device.title,
-        device.architecture,
-        str(device.num_sms or ""),
-        f"{sixteen / TERA:,.0f}" if sixteen else "",
-        f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
-        format_bytes(device.memory_bytes),
-        f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
-        str(device.node_size),
-        describe_calibration(device),
-    ]
+    return columns_of(map(load_device, list_devices()), _DEVICE_COLUMNS)
 
 
 def print_device(device: Device, console: Console) -> None:
@@ -126,21 +117,29 @@ def _in_units(key: str, value: float | str) -> str:
     return f"{value:g} W" if key.endswith("_watts") else f"{value:g}"
 
 
+def _experts_words(config: TransformerConfig) -> str:
+    return f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else ""
+
+
 # Letters as in docs/notation.md.
 _MODEL_COLUMNS = (
-    Column("name", is_text=True),
-    Column("title", rank=5, is_text=True),
-    Column("type", rank=4, is_text=True),
-    Column("parameters"),
-    Column("L", rank=1),
-    Column("h", rank=1),
-    Column("a", rank=1),
-    Column("a_kv", rank=1),
-    Column("d", rank=1),
-    Column("f", rank=1),
-    Column("v", rank=2),
-    Column("experts", rank=3),
-    Column("positions", rank=6),
+    Column("name", "{name}", is_text=True),
+    Column("title", "{title}", rank=5, is_text=True),
+    Column("type", "{config.model_type}", rank=4, is_text=True),
+    Column("parameters", "{parameters:count}"),
+    Column("L", "{config.num_layers}", rank=1),
+    Column("h", "{config.hidden_size}", rank=1),
+    Column("a", "{config.num_heads}", rank=1),
+    Column("a_kv", "{config.num_kv_heads}", rank=1),
+    Column("d", "{config.head_dim}", rank=1),
+    Column("f", "{config.intermediate_size}", rank=1),
+    Column("v", "{config.vocab_size}", rank=2),
+    Column(
+        "experts",
+        lambda preset: _experts_words(preset.config),
+        rank=3,
+    ),
+    Column("positions", "{config.max_position_embeddings}", rank=6),
 )
 
 
@@ -159,23 +158,4 @@ def select_presets(pattern: str | None) -> list[str]:
 
 def model_columns(pattern: str | None) -> list[Column]:
     """Presets, one row each, as the columns of a table."""
-    return columns_of((_model_row(name) for name in select_presets(pattern)), _MODEL_COLUMNS)
-
-
-def _model_row(name: str) -> list[str]:
-    config = read_model(name).config
-    return [
-        name,
-        load_preset(name).title,
-        config.model_type,
-        format_count(count_parameters(config).total),
-        str(config.num_layers),
-        str(config.hidden_size),
-        str(config.num_heads),
-        str(config.num_kv_heads),
-        str(config.head_dim),
-        str(config.intermediate_size),
-        str(config.vocab_size),
-        f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else "",
-        str(config.max_position_embeddings),
-    ]
+    return columns_of(models_output(select_presets(pattern)).models, _MODEL_COLUMNS)

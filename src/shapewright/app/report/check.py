@@ -10,7 +10,7 @@ from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -130,26 +130,20 @@ def print_finding(finding: Finding, console: Console) -> None:
         console.print(f"    -> {line}", soft_wrap=True)
 
 
-def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
+_BETTER_COLUMNS = (
+    Column("change", "{title}", is_text=True),
+    Column("step", "{step_time_s}", rank=2),
+    Column("speed-up", "{speedup:.3f}x"),
+    Column("loss (nats)", lambda shape: describe_loss(effect_output(shape.effect)), rank=3, is_text=True),
+    Column("to the same loss", lambda shape: describe_net(effect_output(shape.effect)), rank=1, is_text=True),
+    Column("parameters", lambda shape: _parameters_words(shape.parameters_change_fraction) or "same", rank=1),
+)
+
+
+def better_shape_columns(shapes: Sequence[BetterShape]) -> list[Column]:
     """Alternatives, best first, as the columns of a table."""
-    effects = [effect_output(shape.effect) for shape in shapes]
-    rows = [
-        [
-            shape.title,
-            format_seconds(shape.step_time_s),
-            f"{shape.speedup:.3f}x",
-            describe_loss(effect),
-            describe_net(effect),
-            f"{100.0 * shape.parameters_change_fraction:+.2g} %" if shape.parameters_change_fraction else "same",
-        ]
-        for shape, effect in zip(shapes, effects, strict=True)
-    ]
-    headings = (
-        Column("change", is_text=True),
-        Column("step", rank=2),
-        Column("speed-up"),
-        Column("loss (nats)", rank=3, is_text=True),
-        Column("to the same loss", rank=1, is_text=True),
-        Column("parameters", rank=1),
-    )
-    return columns_of(rows, headings)
+    return columns_of(shapes, _BETTER_COLUMNS)
+
+
+def _parameters_words(change_fraction: float) -> str:
+    return f"{100.0 * change_fraction:+.2g} %" if change_fraction else ""

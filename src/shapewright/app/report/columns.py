@@ -1,20 +1,47 @@
-"""Text tables: on a narrow terminal columns are dropped by rank instead of wrapped, and named below the table.
+"""Text tables: columns with the way their cells follow from a row, and what a narrow terminal shows of them.
 
-An interval has rank 1: of the columns that can be dropped it goes last.
+On a narrow terminal columns are dropped by rank instead of wrapped, and named below the table. An interval has rank 1:
+of the columns that can be dropped it goes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.app.report.flags import with_flags
+from shapewright.core.units import (
+    format_amount,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
+
 _GAP = "  "
+_FIELD = re.compile(r"\{([\w.]+)(?::([^}]*))?\}")
+# Formats by the ending of a field, which is its unit.
+_BY_UNIT: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
+    (("flops_per_s", "flops_per_s_per_device"), format_rate),
+    (("_per_s", "_per_user", "_per_device"), str),
+    (("_s",), format_seconds),
+    (("_bytes",), format_bytes),
+    (("_fraction", "mfu", "hfu", "mbu", "_ape", "mape"), format_percent),
+)
+_BY_NAME: dict[str, Callable[[float], str]] = {
+    "amount": format_amount,
+    "bytes": format_bytes,
+    "count": format_count,
+    "percent": format_percent,
+}
 
 
 @dataclass(frozen=True)
@@ -23,16 +50,19 @@ class Column:
 
     Attributes:
         name: Heading.
-        cells: One text per row; empty before columns_of fills it.
+        cell: How a cell follows from a row: a text with fields of the row in braces, see fill, or a function; empty
+            where rows are sequences of texts.
         rank: Order in which columns of a table that is too wide are dropped: highest first, 0 never.
         is_text: Whether the column is left-aligned, as text is, or right-aligned, as numbers are.
+        cells: One text per row; empty before columns_of fills it.
         short_cells: Shorter texts, for tables that are too wide with the columns of rank 0 to 2; empty for none.
     """
 
     name: str
-    cells: tuple[str, ...] = ()
+    cell: str | Callable[[Any], str] = ""
     rank: int = 0
     is_text: bool = False
+    cells: tuple[str, ...] = ()
     short_cells: tuple[str, ...] = ()
 
     @property
@@ -46,21 +76,62 @@ class Column:
         return [f"{text:{place}{self.num_characters}}" for text in (self.name, *self.cells)]
 
 
-def columns_of(rows: Iterable[Sequence[str]], headings: Sequence[Column]) -> list[Column]:
+def fill(template: str, row: object) -> str:
+    """Text with the fields of a row in place of their names in braces; empty where one of them is None.
+
+    A field is formatted by its ending, which is its unit, or by what follows a colon: a format of Python, ``amount``,
+    ``bytes``, ``count``, ``percent``, or ``.0p`` for a percentage with a number of decimals.
+
+    >>> from types import SimpleNamespace
+    >>> row = SimpleNamespace(low_s=0.5, high_s=2.0, gain=0.123, energy=None)
+    >>> fill("{low_s} to {high_s}", row), fill("{gain:.0p}", row), fill("{energy:.3g} kWh", row)
+    ('500 ms to 2 s', '12 %', '')
+    """
+    texts = []
+    for path, style in _FIELD.findall(template):
+        value: Any = row
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        if value is None:
+            return ""
+        texts.append(_format(path, value, style))
+    return _FIELD.sub(lambda _: texts.pop(0), template)
+
+
+def _format(name: str, value: Any, style: str) -> str:
+    if style in _BY_NAME:
+        return _BY_NAME[style](value)
+    if style.endswith("p"):
+        return f"{100.0 * value:{style[:-1]}f} %"
+    if style or isinstance(value, str):
+        return format(value, style)
+    return next((form for endings, form in _BY_UNIT if name.endswith(endings)), str)(value)
+
+
+def columns_of(rows: Iterable[Any], headings: Iterable[Column]) -> list[Column]:
     """Fill columns with rows.
 
     Args:
-        rows: Texts, row by row.
+        rows: Objects whose fields the columns name, or sequences of texts.
         headings: Columns without cells.
     """
-    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
-    return [replace(column, cells=tuple(texts)) for column, texts in zip(headings, cells, strict=True)]
+    listed = list(rows)
+    return [
+        replace(column, cells=tuple(_cell(column, place, row) for row in listed))
+        for place, column in enumerate(headings)
+    ]
+
+
+def _cell(column: Column, place: int, row: Any) -> str:
+    if not column.cell:
+        return str(row[place])
+    return fill(column.cell, row) if isinstance(column.cell, str) else column.cell(row)
 
 
 def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
     """Keep the columns of rank 0, and the others by rank, lowest first, as long as they fit ``num_characters``.
 
-    >>> wide = [Column("name", ("gpt2",)), Column("time", ("1 ms",)), Column("why", ("it is slow",), rank=1)]
+    >>> wide = columns_of([("gpt2", "1 ms", "it is slow")], [Column("name"), Column("time"), Column("why", rank=1)])
     >>> [column.name for column in fit(wide, 80)], [column.name for column in fit(wide, 12)]
     (['name', 'time', 'why'], ['name', 'time'])
     """
@@ -71,6 +142,17 @@ def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
         if column.rank and any(column.cells) and _total([*kept, column]) <= num_characters:
             kept.append(column)
     return [column for column in columns if column in kept]
+
+
+def spread(points: Sequence[T], most: int) -> list[T]:
+    """At most some of the points, evenly spread, both ends among them.
+
+    >>> spread([1, 2, 3, 4, 5], 3)
+    [1, 3, 5]
+    """
+    if len(points) <= most:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
 
 
 def print_columns(columns: Sequence[Column], console: Console) -> None:
@@ -95,7 +177,7 @@ def print_table(columns: Sequence[Column], console: Console) -> None:
 
 def print_facts(facts: dict[str, str], console: Console) -> None:
     """Print names and values in one row, or one per line where the row is too wide."""
-    row = [Column(name, (value,), is_text=True) for name, value in facts.items()]
+    row = [Column(name, cells=(value,), is_text=True) for name, value in facts.items()]
     if _total(row) <= console.width:
         print_columns(row, console)
         return

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.devices import comparison_chart, worth_charts
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
 from shapewright.app.report.page import Figure, Section, Words, table_of
-from shapewright.app.report.predict import describe_job, name_utilization
-from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
+from shapewright.app.report.predict import describe_job, with_utilization
+from shapewright.core.units import format_percent
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
-    from shapewright.app.report.outputs.compare import CompareOutput
+    from shapewright.app.report.outputs.compare import ComparedDeviceOutput, CompareOutput
 
 # Bounds below this share of the step are omitted from the table; the JSON has all.
 _SHOWN_FROM_FRACTION = 0.01
 
 _COLUMNS = (
-    Column("device", is_text=True),
-    Column("format", rank=5, is_text=True),
-    Column("step"),
-    Column("90 % interval", rank=1),
-    Column("tokens/s"),
-    Column("speed"),
-    Column("MFU", rank=1),
-    Column("memory", rank=1),
-    Column("tokens/$", rank=2),
-    Column("tokens/J", rank=2),
-    Column("bound by", rank=3, is_text=True),
+    Column("device", "{name}", is_text=True),
+    Column("format", "{workload.dtype}", rank=5, is_text=True),
+    Column("step", "{step_time_s}"),
+    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}", rank=1),
+    Column("tokens/s", "{tokens_per_s:,.0f}"),
+    Column("speed", "{speed_fraction:.2f}x"),
+    Column("MFU", "{mfu}", rank=1),
+    Column("memory", lambda row: fill("{total_bytes} of {capacity_bytes}", row) + _fit_words(row), rank=1),
+    Column("tokens/$", "{tokens_per_usd:count}", rank=2),
+    Column("tokens/J", "{tokens_per_joule:.3g}", rank=2),
+    Column("bound by", lambda row: _bound_words(row.bound_fractions), rank=3, is_text=True),
 )
+
+
+def _fit_words(row: ComparedDeviceOutput) -> str:
+    return "" if row.fits else ", does not fit"
+
+
+def _bound_words(fractions: Mapping[str, float]) -> str:
+    ranked = sorted(fractions.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{name} {format_percent(share)}" for name, share in ranked if share >= _SHOWN_FROM_FRACTION)
 
 
 def print_comparison(output: CompareOutput, console: Console) -> None:
@@ -75,31 +85,8 @@ def job_words(output: CompareOutput) -> str:
 
 def comparison_columns(output: CompareOutput) -> list[Column]:
     """Devices that run the job, one row each, as the columns of a table."""
-    utilization = name_utilization(output.workload.phase) if output.workload is not None else "MFU"
-    rows = [
-        [
-            row.name,
-            row.workload.dtype if row.workload is not None else "",
-            format_seconds(row.step_time_s),
-            f"{format_seconds(row.step_time_low_s or 0.0)} to {format_seconds(row.step_time_high_s or 0.0)}",
-            f"{row.tokens_per_s or 0:,.0f}",
-            f"{row.speed_fraction or 0:.2f}x",
-            format_percent((row.mbu if utilization == "MBU" else row.mfu) or 0.0),
-            f"{format_bytes(row.total_bytes or 0.0)} of {format_bytes(row.capacity_bytes)}"
-            + ("" if row.fits else ", does not fit"),
-            "" if row.tokens_per_usd is None else format_count(row.tokens_per_usd),
-            "" if row.tokens_per_joule is None else f"{row.tokens_per_joule:.3g}",
-            ", ".join(
-                f"{bound} {format_percent(fraction)}"
-                for bound, fraction in sorted(row.bound_fractions.items(), key=lambda entry: -entry[1])
-                if fraction >= _SHOWN_FROM_FRACTION
-            ),
-        ]
-        for row in output.devices
-        if row.step_time_s is not None
-    ]
-    headings = [replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS]
-    return columns_of(rows, headings)
+    phase = output.workload.phase if output.workload is not None else ""
+    return columns_of((row for row in output.devices if row.runs), with_utilization(_COLUMNS, phase))
 
 
 def comparison_sections(output: CompareOutput) -> list[Section]:

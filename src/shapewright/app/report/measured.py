@@ -15,10 +15,10 @@ from shapewright.prediction.model_runs import LayerRun, StepRun
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.measure import CalibrateOutput, FitError
+    from shapewright.app.report.outputs.measure import CalibrateOutput
     from shapewright.lowering.operations import Operation
     from shapewright.measure.store.record import Row
-    from shapewright.measure.store.summary import RowGroup, StoreSummary
+    from shapewright.measure.store.summary import StoreSummary
 
 # Sizes of a row that are shown.
 _SHOWN = {
@@ -41,44 +41,12 @@ _LETTERS = {
     "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
     "groups": "E", "row_width": "width", "operation": "", "op_name": "", "num_ranks": "ranks", "passes": "",
 }  # fmt: skip
-_COLUMNS = (
-    Column("operation", is_text=True),
-    Column("sizes", rank=1, is_text=True),
-    Column("dtype", rank=5, is_text=True),
-    Column("layout", rank=3, is_text=True),
-    Column("times", rank=4),
-    Column("measured"),
-    Column("+-", rank=2),
-    Column("predicted"),
-    Column("off", rank=1),
-    Column("TFLOP/s", rank=2),
-    Column("GB/s", rank=3),
-    Column("launch", rank=4),
-    Column("memory", rank=2),
-    Column("planned", rank=2),
-    Column("remark", rank=1, is_text=True),
-)
 # Waiting for a core is reported above this share of a call.
 _REPORTED_WAIT_FRACTION = 0.02
 # Latest rounds of a calibration whose errors are printed.
 _SHOWN_ROUNDS = 6
 # Longer lists are cut; 'store show' lists all rows.
 MOST_SHOWN = 60
-
-
-def print_rows(rows: Sequence[BenchRow], console: Console, *, most: int | None = MOST_SHOWN) -> None:
-    """Print a table of rows; failed ones have the reason.
-
-    Args:
-        rows: The rows.
-        console: Console to print on.
-        most: Largest number of rows to print.
-    """
-    shown = rows[:most]
-    columns = columns_of([_cells(row) for row in shown], _COLUMNS)
-    print_table([column for column in columns if any(column.cells)], console)
-    if len(rows) > len(shown):
-        console.print(f"{len(rows) - len(shown)} more rows; 'shapewright store show PATH' lists all", soft_wrap=True)
 
 
 def reading_order(entry: BenchRow) -> tuple[Any, ...]:
@@ -167,26 +135,20 @@ def step_line(rows: Sequence[BenchRow]) -> str:
     return line
 
 
-def _cells(entry: BenchRow) -> list[str]:
-    row, predicted_s = entry.row, entry.predicted_s
-    median_s = row.median_s or 0.0
-    return [
-        f"{row.name} {row.variant}".strip(),
-        _sizes(row),
-        row.dtype,
-        row.layout,
-        f"{entry.repeats}" if entry.repeats else "",
-        format_seconds(median_s) if median_s else "",
-        format_percent(row.ci_half_width_s / median_s) if median_s and row.ci_half_width_s is not None else "",
-        format_seconds(predicted_s) if predicted_s else "",
-        _signed(predicted_s / median_s - 1.0) if median_s and predicted_s else "",
-        f"{row.flops / median_s / TERA:.3g}" if median_s and row.flops else "",
-        f"{row.num_bytes / median_s / GIGA:.3g}" if median_s else "",
-        format_seconds(row.launch_s) if row.launch_s is not None else "",
-        _memory(row.figures),
-        _memory(entry.predicted_figures),
-        f"{row.status}: {row.error}" if row.error else _loss(row.figures),
-    ]
+def _rate_words(entry: BenchRow, amount: float, unit: float) -> str:
+    """A rate over the measured time, in three digits."""
+    return f"{amount / entry.row.median_s / unit:.3g}" if entry.row.median_s and amount else ""
+
+
+def _spread_words(row: Row) -> str:
+    return (
+        format_percent(row.ci_half_width_s / row.median_s) if row.median_s and row.ci_half_width_s is not None else ""
+    )
+
+
+def _difference_words(entry: BenchRow) -> str:
+    measured_s, predicted_s = entry.row.median_s, entry.predicted_s
+    return _signed(predicted_s / measured_s - 1.0) if measured_s and predicted_s else ""
 
 
 def _memory(figures: Mapping[str, float]) -> str:
@@ -224,26 +186,63 @@ def _signed(fraction: float) -> str:
     return f"{100.0 * fraction:+.1f} %"
 
 
+_COLUMNS = (
+    Column("operation", lambda entry: f"{entry.row.name} {entry.row.variant}".strip(), is_text=True),
+    Column("sizes", lambda entry: _sizes(entry.row), rank=1, is_text=True),
+    Column("dtype", "{row.dtype}", rank=5, is_text=True),
+    Column("layout", "{row.layout}", rank=3, is_text=True),
+    Column("times", lambda entry: str(entry.repeats or ""), rank=4),
+    Column("measured", lambda entry: format_seconds(entry.row.median_s) if entry.row.median_s else ""),
+    Column("+-", lambda entry: _spread_words(entry.row), rank=2),
+    Column("predicted", lambda entry: format_seconds(entry.predicted_s) if entry.predicted_s else ""),
+    Column("off", _difference_words, rank=1),
+    Column("TFLOP/s", lambda entry: _rate_words(entry, entry.row.flops, TERA), rank=2),
+    Column("GB/s", lambda entry: _rate_words(entry, entry.row.num_bytes, GIGA), rank=3),
+    Column("launch", "{row.launch_s}", rank=4),
+    Column("memory", lambda entry: _memory(entry.row.figures), rank=2),
+    Column("planned", lambda entry: _memory(entry.predicted_figures), rank=2),
+    Column("remark", lambda entry: _remark(entry.row), rank=1, is_text=True),
+)
+
+
+def _remark(row: Row) -> str:
+    return f"{row.status}: {row.error}" if row.error else _loss(row.figures)
+
+
+def print_rows(rows: Sequence[BenchRow], console: Console, *, most: int | None = MOST_SHOWN) -> None:
+    """Print a table of rows; failed ones have the reason.
+
+    Args:
+        rows: The rows.
+        console: Console to print on.
+        most: Largest number of rows to print.
+    """
+    shown = rows[:most]
+    print_table([column for column in columns_of(shown, _COLUMNS) if any(column.cells)], console)
+    if len(rows) > len(shown):
+        console.print(f"{len(rows) - len(shown)} more rows; 'shapewright store show PATH' lists all", soft_wrap=True)
+
+
 _CONTENTS_COLUMNS = (
-    Column("suite", is_text=True),
-    Column("device", is_text=True),
-    Column("kind", is_text=True),
-    Column("dtype", is_text=True),
-    Column("rows"),
-    Column("failed", rank=1),
-    Column("median from", rank=1),
-    Column("to", rank=1),
-    Column("GFLOP from", rank=3),
-    Column("to", rank=3),
-    Column("last measured", rank=2, is_text=True),
-    Column("library", rank=4, is_text=True),
+    Column("suite", "{suite}", is_text=True),
+    Column("device", "{device}", is_text=True),
+    Column("kind", "{kind}", is_text=True),
+    Column("dtype", "{dtype}", is_text=True),
+    Column("rows", "{rows:,}"),
+    Column("failed", lambda group: f"{group.failed:,}" if group.failed else "", rank=1),
+    Column("median from", "{least_s}", rank=1),
+    Column("to", "{most_s}", rank=1),
+    Column("GFLOP from", lambda group: f"{group.least_flops / GIGA:.3g}" if group.most_flops else "", rank=3),
+    Column("to", lambda group: f"{group.most_flops / GIGA:.3g}" if group.most_flops else "", rank=3),
+    Column("last measured", lambda group: group.last_utc[:16].replace("T", " "), rank=2, is_text=True),
+    Column("library", "{library}", rank=4, is_text=True),
 )
 
 
 def print_contents(contents: StoreSummary, console: Console) -> None:
     """Print one line per group, and one for the whole store."""
     if contents.groups:
-        print_table(columns_of((_group_cells(group) for group in contents.groups), _CONTENTS_COLUMNS), console)
+        print_table(columns_of(contents.groups, _CONTENTS_COLUMNS), console)
     total = sum(contents.statuses.values())
     words = ", ".join(f"{number:,} {status}" for status, number in sorted(contents.statuses.items()))
     console.print(
@@ -253,51 +252,22 @@ def print_contents(contents: StoreSummary, console: Console) -> None:
     )
 
 
-def _group_cells(group: RowGroup) -> list[str]:
-    return [
-        group.suite,
-        group.device,
-        group.kind,
-        group.dtype,
-        f"{group.rows:,}",
-        f"{group.failed:,}" if group.failed else "",
-        "" if group.least_s is None else format_seconds(group.least_s),
-        "" if group.most_s is None else format_seconds(group.most_s),
-        f"{group.least_flops / 1e9:.3g}" if group.most_flops else "",
-        f"{group.most_flops / 1e9:.3g}" if group.most_flops else "",
-        group.last_utc[:16].replace("T", " "),
-        group.library,
-    ]
-
-
 _FIT_COLUMNS = (
-    Column("records", is_text=True),
-    Column("part", is_text=True),
-    Column("held-out rows"),
-    Column("mean error"),
-    Column("median", rank=1),
-    Column("p90", rank=1),
-    Column("bias", rank=1),
+    Column("records", "{kind}", is_text=True),
+    Column("part", "{part}", is_text=True),
+    Column("held-out rows", "{rows:,}"),
+    Column("mean error", "{mape}"),
+    Column("median", "{median_ape}", rank=1),
+    Column("p90", "{p90_ape}", rank=1),
+    Column("bias", "{bias:+.3f}", rank=1),
 )
 
 
 def print_calibration(found: CalibrateOutput, console: Console) -> None:
     """Print held-out errors, assumptions, and how to use the file."""
-    print_table(columns_of((_fit_cells(error) for error in found.errors), _FIT_COLUMNS), console)
+    print_table(columns_of(found.errors, _FIT_COLUMNS), console)
     for remark in found.remarks:
         console.print(f"note: {remark}", soft_wrap=True)
     console.print(
         f"wrote {found.output}; use it with --device {found.device} --calibration {found.output}", soft_wrap=True
     )
-
-
-def _fit_cells(error: FitError) -> list[str]:
-    return [
-        error.kind,
-        error.part,
-        f"{error.rows:,}",
-        format_percent(error.mape),
-        format_percent(error.median_ape),
-        format_percent(error.p90_ape),
-        f"{error.bias:+.3f}",
-    ]

@@ -186,26 +186,22 @@ def stage_columns(output: MemoryOutput) -> list[Column]:
     return columns_of(rows, headings)
 
 
+_REMEDY_COLUMNS = (
+    Column("change", "{flags}", is_text=True),
+    Column("devices", "{num_devices}"),
+    Column("memory", lambda remedy: format_bytes(remedy.total_bytes) + (" (tight)" if remedy.tight else ""), rank=1),
+    Column("step", "{step_time_s}", rank=1),
+    Column("time per token", lambda remedy: _slowdown_words(remedy.slowdown_fraction)),
+)
+
+
 def remedy_columns(output: MemoryOutput) -> list[Column]:
     """Changes that make the job fit, as the columns of a table."""
-    rows = [
-        [
-            remedy.flags,
-            str(remedy.num_devices),
-            format_bytes(remedy.total_bytes) + (" (tight)" if remedy.tight else ""),
-            "" if remedy.step_time_s is None else format_seconds(remedy.step_time_s),
-            "" if remedy.slowdown_fraction is None else f"{round(100 * remedy.slowdown_fraction):+d} %",
-        ]
-        for remedy in output.remedies
-    ]
-    headings = (
-        Column("change", is_text=True),
-        Column("devices"),
-        Column("memory", rank=1),
-        Column("step", rank=1),
-        Column("time per token"),
-    )
-    return columns_of(rows, headings)
+    return columns_of(output.remedies, _REMEDY_COLUMNS)
+
+
+def _slowdown_words(fraction: float | None) -> str:
+    return "" if fraction is None else f"{round(100 * fraction):+d} %"
 
 
 def _or_none(value: int) -> str:

@@ -106,32 +106,25 @@ def peak_columns(output: MfuOutput) -> list[Column]:
     return columns_of(rows, (Column("peak", is_text=True), Column("rate"), Column("MFU")))
 
 
+_CONVENTION_COLUMNS = (
+    Column("TFLOP/s", lambda result: _tera(result.model_flops_per_s_per_device)),
+    Column("MFU", "{mfu}"),
+    Column("with recompute", lambda result: _tera(result.hardware_flops_per_s_per_device), rank=2),
+    Column("HFU", "{hfu}", rank=1),
+    Column("FLOPs per token", "{formula}", rank=3, is_text=True),
+    Column("used by", "{used_by}", rank=4, is_text=True),
+)
+
+
 def convention_columns(output: MfuOutput) -> list[Column]:
     """Rates by FLOP convention, as the columns of a table."""
-    rows = []
-    for name, result in output.conventions.items():
-        hardware = result.hardware_flops_per_s_per_device
-        rows.append(
-            [
-                name + (" *" if name == output.convention else ""),
-                f"{result.model_flops_per_s_per_device / TERA:.1f}",
-                format_percent(result.mfu),
-                "" if hardware is None else f"{hardware / TERA:.1f}",
-                "" if result.hfu is None else format_percent(result.hfu),
-                result.formula,
-                result.used_by,
-            ]
-        )
-    headings = (
-        Column("FLOP convention", is_text=True),
-        Column("TFLOP/s"),
-        Column("MFU"),
-        Column("with recompute", rank=2),
-        Column("HFU", rank=1),
-        Column("FLOPs per token", rank=3, is_text=True),
-        Column("used by", rank=4, is_text=True),
-    )
-    return columns_of(rows, headings)
+    names = tuple(name + (" *" if name == output.convention else "") for name in output.conventions)
+    columns = columns_of(output.conventions.values(), _CONVENTION_COLUMNS)
+    return [Column("FLOP convention", is_text=True, cells=names), *columns]
+
+
+def _tera(rate: float | None) -> str:
+    return "" if rate is None else f"{rate / TERA:.1f}"
 
 
 def waterfall_columns(output: MfuOutput) -> list[Column]:
@@ -165,18 +158,22 @@ def reachable_words(output: MfuOutput) -> str:
     return f"reachable{stack}: {middle} per step ({low} to {high}), MFU {best} ({least} to {most})"
 
 
+_REACHABLE_COLUMNS = (
+    Column("without", lambda step: step.without.replace("_", " "), is_text=True),
+    Column("step", "{step_time_s}"),
+    Column("MFU", "{mfu}"),
+    Column("how", "{way_out}", rank=1, is_text=True),
+)
+
+
 def reachable_columns(output: MfuOutput) -> list[Column]:
     """The predicted step without each loss alone, as the columns of a table."""
     reachable = output.reachable
     if reachable is None:
         return []
-    rows = [
-        [step.without.replace("_", " "), format_seconds(step.step_time_s), format_percent(step.mfu), step.way_out]
-        for step in reachable.without
-        if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * reachable.step_time_s
-    ]
-    headings = (Column("without", is_text=True), Column("step"), Column("MFU"), Column("how", rank=1, is_text=True))
-    return columns_of(rows, headings)
+    least_s = (1.0 - _SHOWN_FROM_FRACTION) * reachable.step_time_s
+    shown = [step for step in reachable.without if step.without == "unexplained" or step.step_time_s < least_s]
+    return columns_of(shown, _REACHABLE_COLUMNS)
 
 
 def trace_words(trace: TraceOutput) -> str:
@@ -190,50 +187,31 @@ def trace_words(trace: TraceOutput) -> str:
     )
 
 
+_LOSS_COLUMNS = (
+    Column("the step loses by", lambda loss: loss.name.replace("_", " "), is_text=True),
+    Column("time", "{time_s}"),
+    Column("share", "{fraction}"),
+    Column("gain", "{gain_s}"),
+    Column("trace", "{why}", rank=1, is_text=True),
+    Column("fix", "{fix}", rank=2, is_text=True),
+)
+_GROUP_COLUMNS = (
+    Column("operations", "{name}", is_text=True),
+    Column("measured", "{measured_s}"),
+    Column("predicted", lambda group: format_seconds(group.predicted_s) if group.num_predicted else ""),
+    Column("kernels", "{num_measured:g}", rank=1),
+    Column("runs", lambda group: str(group.num_predicted or ""), rank=1),
+)
+
+
 def trace_loss_columns(trace: TraceOutput) -> list[Column]:
     """Losses of a trace with their fixes, as the columns of a table."""
-    rows = [
-        [
-            loss.name.replace("_", " "),
-            format_seconds(loss.time_s),
-            format_percent(loss.fraction),
-            format_seconds(loss.gain_s),
-            loss.why,
-            loss.fix,
-        ]
-        for loss in trace.losses
-    ]
-    headings = (
-        Column("the step loses by", is_text=True),
-        Column("time"),
-        Column("share"),
-        Column("gain"),
-        Column("trace", rank=1, is_text=True),
-        Column("fix", rank=2, is_text=True),
-    )
-    return columns_of(rows, headings)
+    return columns_of(trace.losses, _LOSS_COLUMNS)
 
 
 def trace_group_columns(trace: TraceOutput) -> list[Column]:
     """Kernels against their predictions, those that lose most, as the columns of a table."""
-    rows = [
-        [
-            group.name,
-            format_seconds(group.measured_s),
-            format_seconds(group.predicted_s) if group.num_predicted else "",
-            f"{group.num_measured:g}",
-            f"{group.num_predicted}" if group.num_predicted else "",
-        ]
-        for group in trace.groups[:_SHOWN_GROUPS]
-    ]
-    headings = (
-        Column("operations", is_text=True),
-        Column("measured"),
-        Column("predicted"),
-        Column("kernels", rank=1),
-        Column("runs", rank=1),
-    )
-    return columns_of(rows, headings)
+    return columns_of(trace.groups[:_SHOWN_GROUPS], _GROUP_COLUMNS)
 
 
 def utilization_sections(output: MfuOutput) -> list[Section]:

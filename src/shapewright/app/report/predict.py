@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.outputs.predict import degree_words, operation_output
@@ -15,6 +14,8 @@ from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from rich.console import Console
 
     from shapewright.app.report.outputs.predict import OperationOutput, SweepOutput, SweptRow
@@ -24,22 +25,6 @@ if TYPE_CHECKING:
     from shapewright.workload import ParallelLayout, Workload
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
-_OPERATION_COLUMNS = (
-    Column("operation", is_text=True),
-    Column("pass", rank=4, is_text=True),
-    Column("size (m x n x k)", rank=3, is_text=True),
-    Column("runs", rank=5),
-    Column("time"),
-    Column("share"),
-    Column("TFLOP/s", rank=6),
-    Column("of peak", rank=1),
-    Column("tile", rank=8),
-    Column("tile eff.", rank=7),
-    Column("waves", rank=9),
-    Column("wave eff.", rank=7),
-    Column("align", rank=2),
-    Column("bound by", is_text=True),
-)
 
 
 def print_prediction(
@@ -139,13 +124,10 @@ def _layout_words(layout: ParallelLayout) -> str:
     return ", ".join(words) or "one device"
 
 
-def name_utilization(phase: str) -> str:
-    """Utilization that a table shows: MBU in decode, otherwise MFU.
-
-    >>> name_utilization("decode"), name_utilization("train")
-    ('MBU', 'MFU')
-    """
-    return "MBU" if phase == "decode" else "MFU"
+def with_utilization(columns: Iterable[Column], phase: str) -> list[Column]:
+    """Columns of a table with the utilization of a phase: MBU in decode, otherwise MFU."""
+    mbu = Column("MBU", "{mbu}", rank=1)
+    return [mbu if each.name == "MFU" and phase == "decode" else each for each in columns]
 
 
 def verdict(prediction: Prediction) -> dict[str, str]:
@@ -175,58 +157,68 @@ def verdict(prediction: Prediction) -> dict[str, str]:
     }
 
 
+class _OperationRow(NamedTuple):
+    """An operation as a row of a table: its output, its share of the step, and its rate over the peak."""
+
+    facts: OperationOutput
+    share: float | None
+    rate: float | None
+    peak_fraction: float | None
+
+
+_OPERATION_COLUMNS = (
+    Column("operation", "{facts.name}", is_text=True),
+    Column("pass", lambda row: _PASSES[row.facts.pass_name], rank=4, is_text=True),
+    Column("size (m x n x k)", "{facts.shape}", rank=3, is_text=True),
+    Column("runs", "{facts.repeats}", rank=5),
+    Column("time", "{facts.time_s}"),
+    Column("share", "{share:.1p}"),
+    Column("TFLOP/s", lambda row: _rate_words(row.rate or 0.0), rank=6),
+    Column("of peak", "{peak_fraction:.1p}", rank=1),
+    Column("tile", lambda row: _tile_words(row.facts), rank=8),
+    Column("tile eff.", "{facts.tile_efficiency:.1p}", rank=7),
+    Column("waves", "{facts.num_waves}", rank=9),
+    Column("wave eff.", "{facts.wave_efficiency:.1p}", rank=7),
+    Column("align", "{facts.alignment} B", rank=2),
+    Column("bound by", "{facts.bound_by}", is_text=True),
+)
+
+
 def operation_columns(prediction: Prediction | TracedPrediction, *, top: int | None = None) -> list[Column]:
     """Operations, slowest first, as the columns of a table."""
     ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
     dtype = prediction.workload.dtype if isinstance(prediction, Prediction) else prediction.trace.dtype
-    peak = prediction.device.peak_flops_per_s(dtype)
-    return columns_of((_row(entry, prediction.step_time_s, peak) for entry in ranked), _OPERATION_COLUMNS)
+    peak, step_s = prediction.device.peak_flops_per_s(dtype), prediction.step_time_s
+    return columns_of((_row(entry, step_s, peak) for entry in ranked), _OPERATION_COLUMNS)
 
 
-def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
+def _row(entry: PricedOperation, step_s: float, peak: float) -> _OperationRow:
     facts = operation_output(entry)
     # Executed FLOPs, not the whole square of attention: otherwise rates could exceed the peak.
     done = entry.operation.executed_flops if isinstance(entry.operation, Attention) else facts.flops
-    rate = float(done) / facts.time_s if done and facts.time_s else 0.0
-    return [
-        facts.name,
-        _PASSES[facts.pass_name],
-        facts.shape,
-        str(facts.repeats),
-        format_seconds(facts.time_s),
-        _percent(entry.total_time_s / step_s) if step_s else "",
-        f"{rate / TERA:.{0 if rate >= TERA else 2}f}" if rate else "",
-        _percent(rate / peak) if rate else "",
-        _describe_tile(facts),
-        "" if facts.tile_efficiency is None else _percent(facts.tile_efficiency),
-        "" if facts.num_waves is None else str(facts.num_waves),
-        "" if facts.wave_efficiency is None else _percent(facts.wave_efficiency),
-        f"{facts.alignment} B" if facts.alignment else "",
-        facts.bound_by,
-    ]
+    rate = float(done) / facts.time_s if done and facts.time_s else None
+    share = entry.total_time_s / step_s if step_s else None
+    return _OperationRow(facts, share, rate, None if rate is None else rate / peak)
 
 
-def _describe_tile(operation: OperationOutput) -> str:
+def _rate_words(rate: float) -> str:
+    return f"{rate / TERA:.{0 if rate >= TERA else 2}f}" if rate else ""
+
+
+def _tile_words(facts: OperationOutput) -> str:
     """Tile of the assumed kernel, and the parts of k where there are several."""
-    if operation.tile is None:
-        return ""
-    split = f"/{operation.split_k}" if (operation.split_k or 1) > 1 else ""
-    return f"{operation.tile[0]}x{operation.tile[1]}{split}"
-
-
-def _percent(fraction: float) -> str:
-    """Percent with one decimal, so that a column is aligned."""
-    return f"{100.0 * fraction:.1f} %"
+    parts = f"/{facts.split_k}" if (facts.split_k or 1) > 1 else ""
+    return "" if facts.tile is None else f"{facts.tile[0]}x{facts.tile[1]}{parts}"
 
 
 _SWEEP_COLUMNS = (
-    Column("time"),
-    Column("90 % interval", rank=1),
-    Column("tokens/s/device"),
-    Column("tokens/s/sequence", rank=2),
-    Column("MFU", rank=1),
-    Column("memory", rank=1),
-    Column("", is_text=True),
+    Column("time", "{step_time_s}"),
+    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}", rank=1),
+    Column("tokens/s/device", "{tokens_per_s_per_device:,.0f}"),
+    Column("tokens/s/sequence", "{tokens_per_s_per_sequence:,.1f}", rank=2),
+    Column("MFU", "{mfu}", rank=1),
+    Column("memory", "{total_bytes}", rank=1),
+    Column("", lambda row: row.problem or ("" if row.fits else "does not fit"), is_text=True),
 )
 
 
@@ -238,36 +230,13 @@ def print_sweep(output: SweepOutput, console: Console) -> None:
         style="bold",
         soft_wrap=True,
     )
-    utilization = "MFU" if "phase" in output.axes else name_utilization(phase)
     # Swept sizes change the number of parameters, which is shown too.
-    sizes = [Column("parameters")] if set(SWEPT_SIZES) & set(output.axes) else []
-    headings = [
-        *(Column(field) for field in output.axes),
-        *sizes,
-        *(replace(each, name=utilization) if each.name == "MFU" else each for each in _SWEEP_COLUMNS),
-    ]
-    rows = [
-        [
-            *(str(row.values[field]) for field in output.axes),
-            *(["" if row.parameters is None else format_count(row.parameters)] * len(sizes)),
-            *_sweep_cells(row, utilization),
-        ]
-        for row in output.rows
-    ]
-    print_table(columns_of(rows, headings), console)
+    sizes = [Column("parameters", "{parameters:count}")] if set(SWEPT_SIZES) & set(output.axes) else []
+    axes = [Column(field, _axis_value(field)) for field in output.axes]
+    shown = _SWEEP_COLUMNS if "phase" in output.axes else with_utilization(_SWEEP_COLUMNS, phase)
+    print_table(columns_of(output.rows, [*axes, *sizes, *shown]), console)
     print_notes(output.notes, console)
 
 
-def _sweep_cells(row: SweptRow, utilization: str) -> list[str]:
-    if row.step_time_s is None:
-        return ["", "", "", "", "", "", row.problem]
-    per_sequence = row.tokens_per_s_per_sequence
-    return [
-        format_seconds(row.step_time_s),
-        f"{format_seconds(row.step_time_low_s or 0.0)} to {format_seconds(row.step_time_high_s or 0.0)}",
-        f"{row.tokens_per_s_per_device:,.0f}",
-        "" if per_sequence is None else f"{per_sequence:,.1f}",
-        format_percent((row.mbu if utilization == "MBU" else row.mfu) or 0.0),
-        format_bytes(row.total_bytes or 0.0),
-        "" if row.fits else "does not fit",
-    ]
+def _axis_value(field: str) -> Callable[[SweptRow], str]:
+    return lambda row: str(row.values[field])

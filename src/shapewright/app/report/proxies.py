@@ -65,20 +65,16 @@ def _cells(runs: list[ProxyLoss]) -> list[str]:
     ]
 
 
-_COEFFICIENT_COLUMNS = (Column("coefficient", is_text=True), Column("reference"), Column("fitted"))
+_COEFFICIENT_COLUMNS = (
+    Column("coefficient", "{name}", is_text=True),
+    Column("reference", "{before:.4f} +- {before_standard_deviation:.4f}"),
+    Column("fitted", "{after:.4f} +- {after_standard_deviation:.4f}"),
+)
 
 
 def print_loss_calibration(output: LossCalibrationOutput, console: Console) -> None:
     """Print the coefficients before and after the fit, and the errors."""
-    rows = [
-        (
-            one.name,
-            f"{one.before:.4f} +- {one.before_standard_deviation:.4f}",
-            f"{one.after:.4f} +- {one.after_standard_deviation:.4f}",
-        )
-        for one in output.coefficients
-    ]
-    print_table(columns_of(rows, _COEFFICIENT_COLUMNS), console)
+    print_table(columns_of(output.coefficients, _COEFFICIENT_COLUMNS), console)
     words = (
         f"{output.num_losses} losses of {output.recipe}: fitted within {output.mean_error_nats:.4f} nats in the mean"
     )
@@ -91,14 +87,16 @@ def print_loss_calibration(output: LossCalibrationOutput, console: Console) -> N
 
 
 _EXPERIMENT_COLUMNS = (
-    Column("experiment", is_text=True),
-    Column("parameters"),
-    Column("h x L", rank=1),
-    Column("heads", rank=1), Column("kv", rank=2), Column("f", rank=2),
-    Column("tokens"),
-    Column("seeds", rank=1),
-    Column("GPU hours"),
-)  # fmt: skip
+    Column("experiment", "{name}", is_text=True),
+    Column("parameters", lambda run: f"{run.num_parameters / 1e6:,.1f} M"),
+    Column("h x L", "{hidden_size} x {num_layers}", rank=1),
+    Column("heads", "{num_heads}", rank=1),
+    Column("kv", "{num_kv_heads}", rank=2),
+    Column("f", "{intermediate_size}", rank=2),
+    Column("tokens", lambda run: f"{run.train_tokens / 1e6:,.0f} M"),
+    Column("seeds", "{num_seeds}", rank=1),
+    Column("GPU hours", "{gpu_hours:.3g}"),
+)
 
 
 def print_experiments(output: ExperimentsOutput, console: Console) -> None:
@@ -116,19 +114,7 @@ def print_experiments(output: ExperimentsOutput, console: Console) -> None:
         )
         console.print(f"{now}, {after}", soft_wrap=True)
     if output.experiments:
-        rows = [
-            (
-                run.name,
-                f"{run.num_parameters / 1e6:,.1f} M",
-                f"{run.hidden_size} x {run.num_layers}",
-                *map(str, (run.num_heads, run.num_kv_heads, run.intermediate_size)),
-                f"{run.train_tokens / 1e6:,.0f} M",
-                f"{run.num_seeds}",
-                f"{run.gpu_hours:.3g}",
-            )
-            for run in output.experiments
-        ]
-        print_table(columns_of(rows, _EXPERIMENT_COLUMNS), console)
+        print_table(columns_of(output.experiments, _EXPERIMENT_COLUMNS), console)
         console.print(
             f"{output.gpu_hours:.3g} GPU hours of {output.full_gpu_hours:,.0f} for the full training; run "
             f"'shapewright proxy {output.file} --text FILES --seeds {output.num_seeds}', then 'shapewright calibrate "

@@ -14,7 +14,7 @@ from shapewright.app.figures.step import (
 )
 from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.check import better_shape_columns, finding_words
-from shapewright.app.report.columns import Column, columns_of
+from shapewright.app.report.columns import Column, columns_of, fill
 from shapewright.app.report.memory import memory_figure, remedy_columns, verdict_words
 from shapewright.app.report.mfu import waterfall_figure
 from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters
@@ -25,7 +25,7 @@ from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.page import Figure, Section, Table, Words, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_percent
 from shapewright.lint import check_scenario
 from shapewright.lowering import num_microbatches
 from shapewright.optimize.search import SearchRequest, search_shapes
@@ -45,11 +45,22 @@ if TYPE_CHECKING:
 _OPERATIONS_LISTED = 40
 _CANDIDATES_LISTED = 12
 _FINDING_COLUMNS = (
-    Column("severity", is_text=True),
-    Column("rule", is_text=True),
-    Column("finding", is_text=True),
-    Column("cost"),
-    Column("instead", is_text=True),
+    Column("severity", "{severity}", is_text=True),
+    Column("rule", "{code} {name}", is_text=True),
+    Column("finding", lambda finding: finding_words(finding)["message"], is_text=True),
+    Column("cost", "{cost_s}"),
+    Column(
+        "instead", lambda finding: "; ".join(fill("{title} ({kind})", one) for one in finding.suggestions), is_text=True
+    ),
+)
+_RECORD_COLUMNS = (
+    Column("operations", "{kind}", is_text=True),
+    Column("calibration record", "{id}", is_text=True),
+    Column(
+        "measured on",
+        lambda record: "this device" if record.transfer == "exact" else f"borrowed from {record.device}",
+        is_text=True,
+    ),
 )
 
 
@@ -148,18 +159,8 @@ def _findings(findings: Sequence[Finding]) -> Section:
     """Findings by predicted cost."""
     if not findings:
         return Words("Findings", ["No findings."])
-    rows = [
-        [
-            finding.severity,
-            f"{finding.code} {finding.name}",
-            finding_words(finding)["message"],
-            "" if finding.cost_s is None else format_seconds(finding.cost_s),
-            "; ".join(f"{suggestion.title} ({suggestion.kind})" for suggestion in finding.suggestions),
-        ]
-        for finding in findings
-    ]
     note = "exact: same function; runtime: batch, format or layout; retrain: a different model."
-    return table_of("Findings", columns_of(rows, _FINDING_COLUMNS), note=note)
+    return table_of("Findings", columns_of(findings, _FINDING_COLUMNS), note=note)
 
 
 def _memory(capacity: Capacity) -> list[Section]:
@@ -213,18 +214,10 @@ def _assumptions(review: Review) -> Section:
 def _provenance(review: Review) -> list[Section]:
     """Calibration records, and the numbers of the device with their sources."""
     device = review.scenario.device
-    rows = []
-    for kind in RECORD_KINDS:
-        record = load_record(kind, device)
-        measured = "this device" if record.transfer == "exact" else f"borrowed from {record.device}"
-        rows.append([kind, record.id, measured])
-    headings = (
-        Column("operations", is_text=True),
-        Column("calibration record", is_text=True),
-        Column("measured on", is_text=True),
-    )
     return [
-        table_of("Calibration records", columns_of(rows, headings)),
+        table_of(
+            "Calibration records", columns_of((load_record(kind, device) for kind in RECORD_KINDS), _RECORD_COLUMNS)
+        ),
         table_of(f"Numbers of {device.title}", device_number_columns(device), note=device.notes or ""),
     ]
 

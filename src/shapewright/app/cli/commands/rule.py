@@ -25,13 +25,12 @@ def command(code: str | None, as_json: bool) -> int:
 
         print_json(rules_output(code).to_json())
     elif code is None:
-        rows = [[rule.code, rule.name, rule.summary] for rule in list_rules()]
         headings = (
-            Column("code", is_text=True),
-            Column("name", is_text=True),
-            Column("what it finds", rank=1, is_text=True),
+            Column("code", "{code}", is_text=True),
+            Column("name", "{name}", is_text=True),
+            Column("what it finds", "{summary}", rank=1, is_text=True),
         )
-        print_table(columns_of(rows, headings), make_console())
+        print_table(columns_of(list_rules(), headings), make_console())
     else:
         _print_page(rule_page(code))
     return 0

@@ -12,6 +12,7 @@ from shapewright.app.explorer.views.outputs import FigureOutput, FigureProblem, 
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart
 from shapewright.app.figures.plan import serving_chart
 from shapewright.app.formats.servers import choose_expressible, find_engine, write_launch
+from shapewright.app.report.columns import spread
 from shapewright.app.report.flags import with_flags
 from shapewright.app.report.optimize.serving import (
     describe_serving,
@@ -19,7 +20,6 @@ from shapewright.app.report.optimize.serving import (
     no_plan_words,
     point_columns,
     recommendation_facts,
-    spread_points,
 )
 from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.serving import serve_plan_output
@@ -121,7 +121,7 @@ def limits_figure(front: list[OperatingPointOutput]) -> FigureOutput | FigurePro
     """Shares of a pass by what limits it, for points of the front, and how full the cache is."""
     if not front:
         return FigureProblem(problem="no point keeps the limit of the first token")
-    shown = sorted(spread_points(front, _LIMIT_BARS), key=lambda point: point.tokens_per_s_per_user)
+    shown = sorted(spread(front, _LIMIT_BARS), key=lambda point: point.tokens_per_s_per_user)
     names = [f"{point.tokens_per_s_per_user:,.0f} tokens/s" for point in shown]
     chart = BarChart(
         title="What limits a pass, by tokens/s of a user",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.design import loss_against_time_chart
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.core.units import format_amount, format_bytes, format_count, format_percent, format_seconds
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
 
 _FRONT_SHOWN = 8
 _KWH_PER_MWH = 1000.0
+
+
+def _difference_words(shape: DesignedShape) -> str:
+    return "" if shape.is_baseline else "none" if shape.is_free else f"{shape.loss_difference_nats.mean:+.4f}"
+
+
 _DESIGN_COLUMNS = (
-    Column("rank"),
-    Column("shape", is_text=True),
-    Column("speed"),
-    Column("loss difference"),
-    Column("net speed-up"),
-    Column("90 % interval", rank=1),
-    Column("better", rank=2),
-    Column("why it loses", is_text=True),
-    Column("plan", is_text=True, rank=3),
+    Column("rank", "{rank}"),
+    Column("shape", lambda one: describe_changes(one) or f"{one.config.title}, unchanged", is_text=True),
+    Column("speed", "{speedup.mean:.3f}x"),
+    Column("loss difference", _difference_words),
+    Column("net speed-up", "{net_speedup.mean:.3f}x"),
+    Column("90 % interval", "{net_speedup.low:.3f} to {net_speedup.high:.3f}", rank=1),
+    Column("better", lambda one: "" if one.is_baseline else format_percent(one.chance_better), rank=2),
+    Column("why it loses", "{why}", is_text=True),
+    Column("plan", "{plan.plan}", is_text=True, rank=3),
 )
 _FRONT_COLUMNS = (
-    Column("parameters"),
-    Column("tokens"),
-    Column("tokens/parameter"),
-    Column("hours"),
-    Column("loss"),
-    Column("90 % interval", rank=1),
+    Column("parameters", "{num_parameters:count}"),
+    Column("tokens", "{train_tokens:count}"),
+    Column("tokens/parameter", lambda point: f"{point.train_tokens / point.num_parameters:.3g}"),
+    Column("hours", "{hours:amount}"),
+    Column("loss", "{loss_nats:.3f}"),
+    Column("90 % interval", "{loss_low_nats:.3f} to {loss_high_nats:.3f}", rank=1),
 )
 _FRONT_NOTE = (
     "losses are those of the data and recipe that the law was fitted to; on yours their differences count, not their "
@@ -139,41 +145,12 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 def design_columns(found: DesignOutput) -> list[Column]:
     """Answer and runners-up, one row each, as the columns of a table."""
-    rows = [
-        [
-            str(one.rank),
-            describe_changes(one) or f"{one.config.title}, unchanged",
-            f"{one.speedup.mean:.3f}x",
-            "" if one.is_baseline else "none" if one.is_free else f"{one.loss_difference_nats.mean:+.4f}",
-            f"{one.net_speedup.mean:.3f}x",
-            f"{one.net_speedup.low:.3f} to {one.net_speedup.high:.3f}",
-            "" if one.is_baseline else format_percent(one.chance_better),
-            one.why,
-            one.plan.plan,
-        ]
-        for one in found.designs
-    ]
-    return columns_of(rows, _DESIGN_COLUMNS)
+    return columns_of(found.designs, _DESIGN_COLUMNS)
 
 
 def front_columns(found: DesignOutput) -> list[Column]:
     """The frontier of loss against time, thinned out to a few rows."""
-    points = [point for point in found.front if point.is_on_front]
-    if len(points) > _FRONT_SHOWN:
-        step = (len(points) - 1) / (_FRONT_SHOWN - 1)
-        points = [points[round(step * index)] for index in range(_FRONT_SHOWN)]
-    rows = [
-        [
-            format_count(point.num_parameters),
-            format_count(point.train_tokens),
-            f"{point.train_tokens / point.num_parameters:.3g}",
-            format_amount(point.hours),
-            f"{point.loss_nats:.3f}",
-            f"{point.loss_low_nats:.3f} to {point.loss_high_nats:.3f}",
-        ]
-        for point in points
-    ]
-    return columns_of(rows, _FRONT_COLUMNS)
+    return columns_of(spread([point for point in found.front if point.is_on_front], _FRONT_SHOWN), _FRONT_COLUMNS)
 
 
 def describe_space(found: DesignOutput) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.figures.plan import pass_words, pipeline_chart, plan_front_chart, plan_steps_chart, simulate
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
-from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
+from shapewright.core.units import format_bytes, format_percent, format_seconds
 from shapewright.lowering import num_microbatches
 from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES
 from shapewright.optimize.plan.notes import describe_plan
@@ -22,26 +22,23 @@ if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
 
 _PLAN_COLUMNS = (
-    Column("rank"),
-    Column("plan", is_text=True),
-    Column("step"),
-    Column("90 % interval", rank=1),
-    Column("tokens/s", rank=2),
-    Column("MFU"),
-    Column("HFU", rank=6),
-    Column("memory", rank=1),
-    Column("communication", rank=4),
-    Column("bubble", rank=4),
-    Column("USD/1M tokens", rank=2),
-    Column("loses by", rank=2, is_text=True),
+    Column("rank", "{rank}"),
+    Column("plan", "{plan}", is_text=True),
+    Column("step", "{expected_step_time_s}"),
+    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}", rank=1),
+    Column("tokens/s", "{tokens_per_s:count}", rank=2),
+    Column("MFU", "{mfu}"),
+    Column("HFU", lambda plan: format_percent(plan.hfu) if plan.recompute != "none" else "", rank=6),
+    Column("memory", lambda plan: format_bytes(plan.total_bytes) + (" (tight)" if plan.tight else ""), rank=1),
+    Column("communication", lambda plan: format_percent(plan.exposed_communication_s / plan.step_time_s), rank=4),
+    Column("bubble", lambda plan: format_percent(plan.breakdown_s.get(BUBBLE, 0.0) / plan.step_time_s), rank=4),
+    Column("USD/1M tokens", "{usd_per_million_tokens:.4g}", rank=2),
 )
-_FRONT_COLUMNS = (Column("plan", is_text=True), Column("GPUs"), Column("step"), Column("memory"))
-_PARTS_COLUMNS = (
-    Column("part", is_text=True),
-    Column("rank 1"),
-    Column("share"),
-    Column("hidden", rank=1),
-    Column("rank 2"),
+_FRONT_COLUMNS = (
+    Column("plan", "{plan}", is_text=True),
+    Column("GPUs", "{layout.num_devices}"),
+    Column("step", "{step_time_s}"),
+    Column("memory", "{total_bytes}"),
 )
 _FRONT_SHOWN = 8
 # Sums of the same terms in another order differ by less. [fraction of a step]
@@ -101,24 +98,8 @@ def describe_space(output: PlansOutput) -> str:
 
 def plan_columns(output: PlansOutput) -> list[Column]:
     """Plans, one row each, as the columns of a table."""
-    return columns_of((_row(plan, output) for plan in output.plans), _PLAN_COLUMNS)
-
-
-def _row(plan: PlanOutput, output: PlansOutput) -> list[str]:
-    return [
-        str(plan.rank),
-        plan.plan,
-        format_seconds(plan.expected_step_time_s),
-        f"{format_seconds(plan.step_time_low_s)} to {format_seconds(plan.step_time_high_s)}",
-        format_count(plan.tokens_per_s),
-        format_percent(plan.mfu),
-        format_percent(plan.hfu) if plan.recompute != "none" else "",
-        format_bytes(plan.total_bytes) + (" (tight)" if plan.tight else ""),
-        format_percent(plan.exposed_communication_s / plan.step_time_s),
-        format_percent(plan.breakdown_s.get(BUBBLE, 0.0) / plan.step_time_s),
-        f"{plan.usd_per_million_tokens:.4g}" if plan.usd_per_million_tokens is not None else "",
-        _loss_words(plan, output),
-    ]
+    lost = Column("loses by", lambda plan: _loss_words(plan, output), rank=2, is_text=True)
+    return columns_of(output.plans, (*_PLAN_COLUMNS, lost))
 
 
 def _takes_as_long(plan: PlanOutput) -> bool:
@@ -148,21 +129,17 @@ def _cost_words(plan: PlanOutput, best: PlanOutput) -> str:
 def part_columns(output: PlansOutput) -> list[Column]:
     """Parts of the step of the best plan and of the runner-up."""
     best = output.plans[0]
+    own, hidden = best.breakdown_s, best.hidden_communication_s
     following = output.plans[1].breakdown_s if len(output.plans) > 1 else {}
-    names = {**best.breakdown_s, **best.hidden_communication_s, **following}
-    rows = []
-    for name in sorted(names, key=lambda name: -best.breakdown_s.get(name, 0.0)):
-        part_s = best.breakdown_s.get(name, 0.0)
-        rows.append(
-            [
-                name,
-                _seconds(part_s),
-                format_percent(part_s / best.step_time_s),
-                _seconds(best.hidden_communication_s.get(name, 0.0)),
-                _seconds(following.get(name, 0.0)),
-            ]
-        )
-    return columns_of(rows, _PARTS_COLUMNS)
+    headings = (
+        Column("part", lambda name: name, is_text=True),
+        Column("rank 1", lambda name: _seconds(own.get(name, 0.0))),
+        Column("share", lambda name: format_percent(own.get(name, 0.0) / best.step_time_s)),
+        Column("hidden", lambda name: _seconds(hidden.get(name, 0.0)), rank=1),
+        Column("rank 2", lambda name: _seconds(following.get(name, 0.0))),
+    )
+    names = {**own, **hidden, **following}
+    return columns_of(sorted(names, key=lambda name: -own.get(name, 0.0)), headings)
 
 
 def _seconds(time_s: float) -> str:
@@ -196,15 +173,7 @@ def describe_losses(output: PlansOutput) -> list[str]:
 
 def front_columns(output: PlansOutput) -> list[Column]:
     """The Pareto front, thinned out to a few rows."""
-    points = output.pareto
-    if len(points) > _FRONT_SHOWN:
-        step = (len(points) - 1) / (_FRONT_SHOWN - 1)
-        points = [points[round(step * index)] for index in range(_FRONT_SHOWN)]
-    rows = [
-        [point.plan, f"{point.layout.num_devices}", format_seconds(point.step_time_s), format_bytes(point.total_bytes)]
-        for point in points
-    ]
-    return columns_of(rows, _FRONT_COLUMNS)
+    return columns_of(spread(output.pareto, _FRONT_SHOWN), _FRONT_COLUMNS)
 
 
 _MICROSECONDS = 1e6

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.columns import Column, columns_of
 from shapewright.app.report.outputs.effect import describe_loss
 from shapewright.app.report.outputs.search import FIELD_LETTERS, describe_changes
-from shapewright.core.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,21 +16,21 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.search import CandidateOutput
 
 _CANDIDATE_COLUMNS = (
-    Column("rank"),
-    Column("changes", is_text=True),
-    Column("net"),
-    Column("90 % interval", rank=1),
-    Column("better", rank=2),
-    Column("loss (nats)", rank=2, is_text=True),
-    Column("speed-up", rank=1),
-    Column("90 % interval of speed", rank=3),
-    Column("faster", rank=4),
-    Column("at equal size", rank=4),
-    Column("tokens", rank=4),
-    Column("parameters", rank=3),
-    Column("step", rank=5),
-    Column("memory", rank=6),
-    Column("KV/token", rank=7),
+    Column("rank", lambda shape: str(shape.rank or "-")),
+    Column("changes", describe_changes, is_text=True),
+    Column("net", "{effect.net_speedup:.3f}x"),
+    Column("90 % interval", "{effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f}", rank=1),
+    Column("better", "{effect.chance_better:.0p}", rank=2),
+    Column("loss (nats)", lambda shape: describe_loss(shape.effect), rank=2, is_text=True),
+    Column("speed-up", "{speedup:.3f}x", rank=1),
+    Column("90 % interval of speed", "{speedup_low:.3f} to {speedup_high:.3f}", rank=3),
+    Column("faster", "{probability_faster:.0p}", rank=4),
+    Column("at equal size", "{equal_size_speedup:.3f}x", rank=4),
+    Column("tokens", "{effect.tokens_to_loss:count}", rank=4),
+    Column("parameters", "{parameters:count} ({parameters_change:+.2p})", rank=3),
+    Column("step", "{step_time_s}", rank=5),
+    Column("memory", "{memory_bytes}", rank=6),
+    Column("KV/token", "{kv_bytes_per_token:bytes}", rank=7),
 )
 # Symbols of fields, as in docs/notation.md.
 _LOSS_WORDS = (
@@ -49,7 +48,7 @@ _PERCENT_AT_EDGE = 5.0
 
 def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
     """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
-    columns = columns_of((_row(candidate) for candidate in candidates), _CANDIDATE_COLUMNS)
+    columns = columns_of(candidates, _CANDIDATE_COLUMNS)
     filled = [column for column in columns if any(column.cells) or not candidates]
     if "net" not in [column.name for column in filled]:
         # Without a law of loss the speed-up is the result, and its interval the one that counts.
@@ -80,28 +79,6 @@ def describe_letters(candidates: Sequence[CandidateOutput], columns: Sequence[Co
     if "loss (nats)" in names:
         words.append(_LOSS_WORDS)
     return "; ".join([f"letters: {letters}", *words])
-
-
-def _row(shape: CandidateOutput) -> list[str]:
-    return [
-        str(shape.rank or "-"),
-        describe_changes(shape),
-        "" if shape.effect.net_speedup is None else f"{shape.effect.net_speedup:.3f}x",
-        ""
-        if shape.effect.net_speedup is None
-        else f"{shape.effect.net_speedup_low:.3f} to {shape.effect.net_speedup_high:.3f}",
-        "" if shape.effect.chance_better is None else f"{100.0 * shape.effect.chance_better:.0f} %",
-        describe_loss(shape.effect),
-        f"{shape.speedup:.3f}x",
-        f"{shape.speedup_low:.3f} to {shape.speedup_high:.3f}",
-        f"{100.0 * shape.probability_faster:.0f} %",
-        f"{shape.equal_size_speedup:.3f}x",
-        "" if shape.effect.tokens_to_loss is None else format_count(shape.effect.tokens_to_loss),
-        f"{format_count(shape.parameters)} ({100.0 * shape.parameters_change:+.2f} %)",
-        format_seconds(shape.step_time_s),
-        format_bytes(shape.memory_bytes),
-        format_bytes(shape.kv_bytes_per_token),
-    ]
 
 
 def describe_measures(candidate: CandidateOutput) -> str:

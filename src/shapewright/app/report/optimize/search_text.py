@@ -201,48 +201,30 @@ def _print_best(number: str, candidate: CandidateOutput, console: Console) -> No
 
 
 _VERIFIED_COLUMNS = (
-    Column("rank"),
-    Column("predicted"),
-    Column("predicted of measured"),
-    Column("measured"),
-    Column("rounds", rank=1),
-    Column("covered", rank=2),
+    Column("rank", "{rank}"),
+    Column("predicted", "{predicted:.3f}x"),
+    Column("predicted of measured", "{predicted_of_measured:.3f}x"),
+    Column("measured", "{measured:.3f}x"),
+    Column("rounds", "{measured_low:.3f} to {measured_high:.3f}", rank=1),
+    Column("covered", "{covered_fraction:.0p}", rank=2),
 )
-_MODULE_COLUMNS = (Column("part", is_text=True), Column("baseline"), Column("shape"), Column("saves"))
 
 
 def print_verification(found: VerificationOutput, console: Console) -> None:
     """Print measured and predicted speed-ups, and the parts of the first shape."""
     console.print(f"Measured on {found.device} ({found.library}), {found.num_rounds} alternating rounds", style="bold")
-    rows = [
-        [
-            str(shape.rank),
-            f"{shape.predicted:.3f}x",
-            f"{shape.predicted_of_measured:.3f}x",
-            f"{shape.measured:.3f}x",
-            f"{shape.measured_low:.3f} to {shape.measured_high:.3f}",
-            f"{100.0 * shape.covered_fraction:.0f} %",
-        ]
-        for shape in found.shapes
-    ]
-    print_table(columns_of(rows, _VERIFIED_COLUMNS), console)
+    print_table(columns_of(found.shapes, _VERIFIED_COLUMNS), console)
     first = found.shapes[0]
     total_s = sum(times.baseline_s for times in first.modules.values())
-    modules = sorted(
-        ((name, times.baseline_s, times.shape_s) for name, times in first.modules.items()),
-        key=lambda times: times[2] - times[1],
+    modules = sorted(first.modules.items(), key=lambda pair: pair[1].shape_s - pair[1].baseline_s)
+    headings = (
+        Column("part", lambda pair: pair[0], is_text=True),
+        Column("baseline", lambda pair: format_seconds(pair[1].baseline_s)),
+        Column("shape", lambda pair: format_seconds(pair[1].shape_s)),
+        Column("saves", lambda pair: f"{100.0 * (pair[1].baseline_s - pair[1].shape_s) / total_s:+.1f} %"),
     )
     console.print()
     console.print(f"Rank {first.rank} by part of the model, measured, for equal work", style="bold")
-    print_table(
-        columns_of(
-            [
-                [name, format_seconds(before), format_seconds(after), f"{100.0 * (before - after) / total_s:+.1f} %"]
-                for name, before, after in modules
-            ],
-            _MODULE_COLUMNS,
-        ),
-        console,
-    )
+    print_table(columns_of(modules, headings), console)
     print_notes(found.notes, console)
     console.print()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.plan import serving_chart
-from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table, spread
 from shapewright.app.report.page import Figure, Section, Words, table_of
-from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
+from shapewright.core.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,21 +23,29 @@ _LEAST_SHARE = 0.05
 _GIVES, _COSTS = "tokens/s/GPU", "USD/1M tokens"
 
 _POINT_COLUMNS = (
-    Column("", is_text=True),
-    Column("instances", is_text=True),
-    Column("GPUs", rank=2),
-    Column("sequences", rank=2),
-    Column("first token"),
-    Column("90 % interval", rank=1),
-    Column("per token"),
-    Column("90 % interval ", rank=1),
-    Column(_GIVES),
-    Column(_COSTS, rank=2),
-    Column("tokens/s/user", rank=2),
-    Column("requests/s", rank=3),
-    Column("prefill load", rank=2),
-    Column("limited by", is_text=True, rank=4),
-    Column("prompt tokens/pass", rank=5),
+    Column("instances", "{instances}", is_text=True),
+    Column("GPUs", "{num_devices}", rank=2),
+    Column("sequences", "{num_sequences}", rank=2),
+    Column("first token", "{ttft_s}"),
+    Column("90 % interval", "{ttft_low_s} to {ttft_high_s}", rank=1),
+    Column("per token", "{tpot_s}"),
+    Column("90 % interval ", "{tpot_low_s} to {tpot_high_s}", rank=1),
+    Column(_GIVES, "{tokens_per_s_per_device:,.0f}"),
+    Column(_COSTS, "{usd_per_million_tokens:.4g}", rank=2),
+    Column("tokens/s/user", "{tokens_per_s_per_user:.1f}", rank=2),
+    Column("requests/s", "{requests_per_s:.2f}", rank=3),
+    Column("prefill load", "{prefill_load_fraction}", rank=2),
+    Column("limited by", "{limited_by}", is_text=True, rank=4),
+    Column("prompt tokens/pass", "{prefill_tokens:,}", rank=5),
+)
+_CAPACITY_COLUMNS = (
+    Column("instance", "{instance}", is_text=True),
+    Column("GPUs", "{layout.num_devices}"),
+    Column("weights/GPU", "{weights_bytes}", rank=1),
+    Column("free for cache", "{free_bytes}", rank=1),
+    Column("cache/token", "{cache_bytes_per_token:bytes}", rank=2),
+    Column("tokens in cache", "{cache_tokens:count}"),
+    Column("sequences", "{most_sequences:,}"),
 )
 
 
@@ -56,7 +64,7 @@ def print_serving(output: ServePlanOutput, console: Console) -> None:
     if front := output.front_by_format[output.formats[0].name]:
         console.print()
         console.print("Pareto front over tokens/s per user and per GPU", style="bold")
-        print_table(point_columns(spread_points(front, _FRONT_ROWS)), console)
+        print_table(point_columns(spread(front, _FRONT_ROWS)), console)
     console.print()
     console.print(f"capacity of one instance, {output.formats[0].name}", style="bold")
     print_table(capacity_columns(output, _CAPACITY_ROWS), console)
@@ -154,79 +162,25 @@ def format_columns(output: ServePlanOutput) -> list[Column]:
 
 
 def _named_columns(points: Mapping[str, OperatingPointOutput | None]) -> list[Column]:
-    return _columns_of_points([_row(name, point) for name, point in points.items() if point is not None])
+    named = {name: point for name, point in points.items() if point is not None}
+    return point_columns(list(named.values()), tuple(named))
 
 
-def point_columns(points: Iterable[OperatingPointOutput]) -> list[Column]:
-    """Points, as columns of a table, with the cost of tokens where a device has a price."""
-    return _columns_of_points([_row("", point) for point in points])
-
-
-def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
-    """Columns of a table; with a price, a narrow terminal keeps the cost and drops the throughput."""
-    columns = columns_of(rows, _POINT_COLUMNS)
-    has_price = any(any(column.cells) for column in columns if column.name == _COSTS)
+def point_columns(points: Sequence[OperatingPointOutput], names: Sequence[str] = ()) -> list[Column]:
+    """Points, as columns of a table; with a price, a narrow terminal keeps the cost and drops the throughput."""
+    has_price = any(point.usd_per_million_tokens is not None for point in points)
     ranks = {_COSTS: 0, _GIVES: 2} if has_price else {}
-    short = {"instances": tuple(re.sub(r"\((.*?)\)(?: prefill| decode)?", r"\1", cell) for cell in columns[1].cells)}
-    return [
-        replace(column, rank=ranks.get(column.name, column.rank), short_cells=short.get(column.name, ()))
-        for column in columns
-    ]
+    columns = [replace(column, rank=ranks.get(column.name, column.rank)) for column in _POINT_COLUMNS]
+    instances, *others = columns_of(points, columns)
+    short = tuple(re.sub(r"\((.*?)\)(?: prefill| decode)?", r"\1", cell) for cell in instances.cells)
+    named = Column("", is_text=True, cells=tuple(names) or ("",) * len(points))
+    return [named, replace(instances, short_cells=short), *others]
 
 
 def capacity_columns(output: ServePlanOutput, most: int | None = None) -> list[Column]:
     """Capacity of instances in the first format, as columns of a table."""
     in_first_format = [capacity for capacity in output.capacities if capacity.format == output.formats[0].name]
-    rows = [
-        [
-            capacity.instance,
-            str(capacity.layout.num_devices),
-            format_bytes(capacity.weights_bytes),
-            format_bytes(capacity.free_bytes),
-            format_bytes(capacity.cache_bytes_per_token),
-            format_count(capacity.cache_tokens),
-            f"{capacity.most_sequences:,}",
-        ]
-        for capacity in in_first_format[:most]
-    ]
-    headings = (
-        Column("instance", is_text=True),
-        Column("GPUs"),
-        Column("weights/GPU", rank=1),
-        Column("free for cache", rank=1),
-        Column("cache/token", rank=2),
-        Column("tokens in cache"),
-        Column("sequences"),
-    )
-    return columns_of(rows, headings)
-
-
-def _row(name: str, point: OperatingPointOutput) -> list[str]:
-    cost = point.usd_per_million_tokens
-    return [
-        name,
-        point.instances,
-        str(point.num_devices),
-        str(point.num_sequences),
-        format_seconds(point.ttft_s),
-        f"{format_seconds(point.ttft_low_s)} to {format_seconds(point.ttft_high_s)}",
-        format_seconds(point.tpot_s),
-        f"{format_seconds(point.tpot_low_s)} to {format_seconds(point.tpot_high_s)}",
-        f"{point.tokens_per_s_per_device:,.0f}",
-        "" if cost is None else f"{cost:.4g}",
-        f"{point.tokens_per_s_per_user:.1f}",
-        f"{point.requests_per_s:.2f}",
-        format_percent(point.prefill_load_fraction),
-        point.limited_by,
-        f"{point.prefill_tokens:,}",
-    ]
-
-
-def spread_points(points: Sequence[OperatingPointOutput], most: int) -> list[OperatingPointOutput]:
-    """Return at most some of the points, evenly over the front, both ends among them."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
+    return columns_of(in_first_format[:most], _CAPACITY_COLUMNS)
 
 
 ASSUMPTIONS = (

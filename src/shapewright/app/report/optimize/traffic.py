@@ -5,51 +5,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.plan import latency_chart
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
 from shapewright.app.report.page import Figure, Section, Words, table_of
-from shapewright.core.units import format_count, format_percent, format_seconds
+from shapewright.core.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.traffic import TrafficOutput, TrafficRunOutput
+    from shapewright.app.report.outputs.traffic import TrafficOutput, TrafficRunOutput, TrafficServerOutput
 
+
+def _instances_words(server: TrafficServerOutput) -> str:
+    return f"{server.num_units} x ({server.instances})" if server.num_units > 1 else server.instances
+
+
+def _unless_zero(run: TrafficRunOutput, template: str) -> str:
+    """The one field of a template, empty where it is zero."""
+    name = template.strip("{}").partition(":")[0]
+    return fill(template, run) if getattr(run, name) else ""
+
+
+# A server that cannot hold the load has a rate and no times.
 _RUN_COLUMNS = (
-    Column("server"),
-    Column("arrivals/s"),
-    Column("limits", is_text=True, rank=1),
-    Column("TTFT p50"),
-    Column("p90"),
-    Column("p99"),
-    Column("TPOT p50"),
-    Column("p90 "),
-    Column("p99 "),
-    Column("E2E p50", rank=1),
-    Column("p90  ", rank=1),
-    Column("p99  ", rank=1),
-    Column("90 % interval of TTFT p90", rank=7),
-    Column("of TPOT p90", rank=7),
-    Column("queue", rank=3),
-    Column("running", rank=4),
-    Column("cache use", rank=2),
-    Column("preempted", rank=5),
-    Column("prefix hits", rank=6),
-    Column("goodput/s", rank=1),
-    Column("tokens/s/GPU", rank=2),
-    Column("USD/1M tokens", rank=2),
+    Column("TTFT p50", "{ttft_p50_s}"),
+    Column("p90", "{ttft_p90_s}"),
+    Column("p99", "{ttft_p99_s}"),
+    Column("TPOT p50", "{tpot_p50_s}"),
+    Column("p90 ", "{tpot_p90_s}"),
+    Column("p99 ", "{tpot_p99_s}"),
+    Column("E2E p50", "{e2e_p50_s}", rank=1),
+    Column("p90  ", "{e2e_p90_s}", rank=1),
+    Column("p99  ", "{e2e_p99_s}", rank=1),
+    Column("90 % interval of TTFT p90", "{ttft_p90_low_s} to {ttft_p90_high_s}", rank=7),
+    Column("of TPOT p90", "{tpot_p90_low_s} to {tpot_p90_high_s}", rank=7),
+    Column("queue", "{mean_queue:.3g}", rank=3),
+    Column("running", "{mean_running:.3g}", rank=4),
+    Column("cache use", "{cache_use_fraction}", rank=2),
+    Column(
+        "preempted",
+        lambda run: _unless_zero(run, "{preemptions_per_request:.2g}"),
+        rank=5,
+    ),
+    Column("prefix hits", lambda run: _unless_zero(run, "{prefix_hit_fraction}"), rank=6),
+    Column("goodput/s", "{goodput_requests_per_s:.3g}", rank=1),
+    Column("tokens/s/GPU", "{tokens_per_s_per_device:,.0f}", rank=2),
+    Column("USD/1M tokens", "{usd_per_million_tokens:.4g}", rank=2),
 )
 _SERVER_COLUMNS = (
-    Column("server"),
-    Column("device", is_text=True),
-    Column("instances", is_text=True),
-    Column("GPUs"),
-    Column("largest load"),
-    Column("within limits"),
-    Column("closed form", rank=1),
-    Column("cache tokens", rank=2),
-    Column("sequences", rank=3),
-    Column("tokens/pass", rank=3),
-    Column("pass error", rank=4),
+    Column("device", "{device}", is_text=True),
+    Column("instances", _instances_words, is_text=True),
+    Column("GPUs", "{num_devices}"),
+    Column("largest load", "{capacity_requests_per_s:.3g}/s"),
+    Column("within limits", "{largest_requests_per_s:.3g}/s"),
+    Column("closed form", "{closed_form_requests_per_s:.3g}/s", rank=1),
+    Column("cache tokens", "{cache_tokens:count}", rank=2),
+    Column("sequences", "{max_num_seqs}", rank=3),
+    Column("tokens/pass", "{max_num_batched_tokens}", rank=3),
+    Column("pass error", "{pass_error_median_fraction} to {pass_error_max_fraction}", rank=4),
 )
 
 
@@ -96,52 +108,24 @@ def verdict_words(output: TrafficOutput) -> str:
 def run_columns(output: TrafficOutput) -> list[Column]:
     """Simulations, as columns of a table."""
     has_limits = (output.request.ttft_p90_limit_s, output.request.tpot_p90_limit_s) != (None, None)
-    return columns_of([_run_row(run, has_limits=has_limits) for run in output.runs], _RUN_COLUMNS)
 
+    def limits(run: TrafficRunOutput) -> str:
+        if not run.holds_load:
+            return "overload"
+        return "" if not has_limits else "kept" if run.keeps_limits else "missed"
 
-def _run_row(run: TrafficRunOutput, *, has_limits: bool) -> list[str]:
-    head = [str(run.server + 1), f"{run.arrivals_per_s:.4g}"]
-    if not run.holds_load:
-        return [*head, "overload", *[""] * (len(_RUN_COLUMNS) - 3)]
-    times = [getattr(run, f"{name}_{part}_s") for name in ("ttft", "tpot", "e2e") for part in ("p50", "p90", "p99")]
-    return [
-        *head,
-        "" if not has_limits else "kept" if run.keeps_limits else "missed",
-        *("" if time_s is None else format_seconds(time_s) for time_s in times),
-        f"{format_seconds(run.ttft_p90_low_s or 0.0)} to {format_seconds(run.ttft_p90_high_s or 0.0)}",
-        f"{format_seconds(run.tpot_p90_low_s)} to {format_seconds(run.tpot_p90_high_s)}"
-        if run.tpot_p90_low_s is not None and run.tpot_p90_high_s is not None
-        else "",
-        f"{run.mean_queue:.3g}",
-        f"{run.mean_running:.3g}",
-        format_percent(run.cache_use_fraction or 0.0),
-        f"{run.preemptions_per_request:.2g}" if run.preemptions_per_request else "",
-        format_percent(run.prefix_hit_fraction) if run.prefix_hit_fraction else "",
-        f"{run.goodput_requests_per_s:.3g}",
-        f"{run.tokens_per_s_per_device:,.0f}",
-        "" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.4g}",
-    ]
+    headings = (
+        Column("server", lambda run: str(run.server + 1)),
+        Column("arrivals/s", "{arrivals_per_s:.4g}"),
+        Column("limits", limits, is_text=True, rank=1),
+    )
+    return columns_of(output.runs, (*headings, *_RUN_COLUMNS))
 
 
 def server_columns(output: TrafficOutput) -> list[Column]:
     """Servers, as columns of a table."""
-    rows = [
-        [
-            str(place),
-            server.device,
-            f"{server.num_units} x ({server.instances})" if server.num_units > 1 else server.instances,
-            str(server.num_devices),
-            f"{server.capacity_requests_per_s:.3g}/s",
-            "" if server.largest_requests_per_s is None else f"{server.largest_requests_per_s:.3g}/s",
-            f"{server.closed_form_requests_per_s:.3g}/s",
-            format_count(server.cache_tokens),
-            str(server.max_num_seqs),
-            str(server.max_num_batched_tokens),
-            f"{format_percent(server.pass_error_median_fraction)} to {format_percent(server.pass_error_max_fraction)}",
-        ]
-        for place, server in enumerate(output.servers, start=1)
-    ]
-    return columns_of(rows, _SERVER_COLUMNS)
+    numbers = tuple(str(place) for place, _ in enumerate(output.servers, start=1))
+    return [Column("server", cells=numbers), *columns_of(output.servers, _SERVER_COLUMNS)]
 
 
 ASSUMPTIONS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.check import print_finding
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.predict import operation_columns
-from shapewright.app.report.traced.outputs import traced_memory_output
+from shapewright.app.report.traced.outputs import TracedPart, traced_memory_output
 from shapewright.core.units import (
     format_bytes,
     format_count,
@@ -26,15 +26,25 @@ if TYPE_CHECKING:
 
 _OPERATIONS_SHOWN = 8
 _MODULE_COLUMNS = (
-    Column("module", is_text=True),
-    Column("class", rank=2, is_text=True),
-    Column("modules", rank=3),
-    Column("parameters", rank=1),
-    Column("weights"),
-    Column("saved"),
-    Column("at the peak"),
+    Column("module", "{path}", is_text=True),
+    Column("class", "{type_name}", rank=2, is_text=True),
+    Column("modules", "{count}", rank=3),
+    Column("parameters", lambda one: format_count(one.num_parameters) if one.num_parameters else "", rank=1),
+    Column("weights", lambda one: _total_words(one.count, one.weights_bytes)),
+    Column("saved", lambda one: _total_words(one.count, one.saved_bytes)),
+    Column("at the peak", lambda one: _total_words(one.count, one.peak_bytes)),
 )
-_PART_COLUMNS = (Column("predicted part", is_text=True), Column("time"), Column("of the measured time"))
+_LINEAR_COLUMNS = (
+    Column("linear layer", "{path}", is_text=True),
+    Column("runs", "{count}"),
+    Column("rows", "{num_rows}"),
+    Column("in_features", "{in_features}"),
+    Column("out_features", "{out_features}"),
+)
+
+
+def _total_words(count: int, value_bytes: float) -> str:
+    return format_bytes(count * value_bytes) if value_bytes else ""
 
 
 def describe_trace(prediction: TracedPrediction) -> str:
@@ -79,12 +89,7 @@ def _print_heading(prediction: TracedPrediction, console: Console) -> None:
 def print_trace(trace: Trace, console: Console) -> None:
     """Print a trace without a device: its linear layers."""
     console.print(f"{trace.title}: {trace.phase}, {trace.inputs}", style="bold", soft_wrap=True)
-    rows = [
-        [one.path, str(one.count), str(one.num_rows), str(one.in_features), str(one.out_features)]
-        for one in trace.linears
-    ]
-    headings = [Column("linear layer", is_text=True), *map(Column, ("runs", "rows", "in_features", "out_features"))]
-    print_table(columns_of(rows, headings), console)
+    print_table(columns_of(trace.linears, _LINEAR_COLUMNS), console)
     print_notes(trace.notes, console)
 
 
@@ -124,20 +129,7 @@ def print_traced_check(report: TracedCheck, console: Console) -> None:
 
 def memory_columns(output: TracedMemoryOutput) -> list[Column]:
     """Modules and their memory as the columns of a table."""
-    rows = [
-        [
-            one.path,
-            one.type_name,
-            str(one.count),
-            format_count(one.num_parameters) if one.num_parameters else "",
-            *(
-                format_bytes(one.count * value) if value else ""
-                for value in (one.weights_bytes, one.saved_bytes, one.peak_bytes)
-            ),
-        ]
-        for one in output.modules
-    ]
-    return columns_of(rows, _MODULE_COLUMNS)
+    return columns_of(output.modules, _MODULE_COLUMNS)
 
 
 def component_facts(output: TracedMemoryOutput) -> dict[str, str]:
@@ -193,12 +185,11 @@ def print_traced_mfu(found: TracedUtilization, output: TracedMfuOutput, console:
 
 def part_columns(output: TracedMfuOutput) -> list[Column]:
     """Parts of the predicted time as the columns of a table."""
-    rows = [[one.name, format_seconds(one.time_s), format_percent(one.fraction)] for one in output.parts]
-    rows.append(
-        [
-            "unexplained",
-            format_seconds(output.unexplained_s),
-            format_percent(output.unexplained_s / output.measured_time_s),
-        ]
+    rest_s = output.unexplained_s
+    rest = TracedPart(name="unexplained", time_s=rest_s, fraction=rest_s / output.measured_time_s)
+    headings = (
+        Column("predicted part", "{name}", is_text=True),
+        Column("time", "{time_s}"),
+        Column("of the measured time", "{fraction}"),
     )
-    return columns_of(rows, _PART_COLUMNS)
+    return columns_of([*output.parts, rest], headings)
