@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import shapewright
+from shapewright.app.report.outputs.predict import prediction_output
 from shapewright.app.report.page import find_browser
 from shapewright.app.report.predict import verdict
 
@@ -26,7 +27,7 @@ expect = playwright.expect
 
 def words_of(*arguments: Any, **keywords: Any) -> dict[str, str]:
     """The verdict in the library's words."""
-    return verdict(shapewright.predict(*arguments, **keywords))
+    return verdict(prediction_output(shapewright.predict(*arguments, **keywords)))
 
 
 def shown(page: Any) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 from page_tools import ONCE_MORE, expect, see, settle, words_of
 
 import shapewright
+from shapewright.app.report.outputs.predict import prediction_output
 from shapewright.app.report.predict import verdict
 
 pytestmark = ONCE_MORE
@@ -147,7 +148,7 @@ def test_everything_is_exported(open_page: Callable[..., Any], tmp_path: Path) -
     """config.json, JSON, CSV, report, PNG and SVG: each file holds what the page shows."""
     page = open_page("preset=llama-3-8b&device=h100-sxm-80gb&m.vocab_size=128300")
     expected = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", overrides={"vocab_size": 128300})
-    settle(page, verdict(expected))
+    settle(page, verdict(prediction_output(expected)))
 
     def download(click: Callable[[], None]) -> Path:
         with page.expect_download() as waiting:

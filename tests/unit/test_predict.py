@@ -10,6 +10,7 @@ import pytest
 
 import shapewright
 from lowered import gpt
+from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.predict import describe, verdict
 from shapewright.core.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.lowering.operations import Collective, Gemm, Pointwise
@@ -328,12 +329,14 @@ def test_heading_contains_the_complete_scenario() -> None:
         "llama-3-8b", H100, layout={**layout, "pipeline_schedule": "gpipe", "sequence_parallel": False}
     )
 
-    assert "b=4 B=64 s=2048" in describe(usual.predict())
-    assert describe(usual.predict()).endswith("; TP 2, PP 4, VPP 4, DP 2, ZeRO 1")
-    assert "b=4 B=32 s=2048" in describe(other.predict())
-    assert describe(other.predict()).endswith("; TP 2, PP 4, DP 2, ZeRO 1, gpipe, no SP")
-    assert verdict(usual.predict())["bubble"].endswith(" %")
-    assert "bubble" not in verdict(build_scenario("llama-3-8b", H100).predict())
+    one, two = (predict_output(scenario.predict(), scenario) for scenario in (usual, other))
+    plain = build_scenario("llama-3-8b", H100)
+    assert "b=4 B=64 s=2048" in describe(one)
+    assert describe(one).endswith("; TP 2, PP 4, VPP 4, DP 2, ZeRO 1")
+    assert "b=4 B=32 s=2048" in describe(two)
+    assert describe(two).endswith("; TP 2, PP 4, DP 2, ZeRO 1, gpipe, no SP")
+    assert verdict(one)["bubble"].endswith(" %")
+    assert "bubble" not in verdict(predict_output(plain.predict(), plain))
 
 
 @pytest.mark.parametrize(

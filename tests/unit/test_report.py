@@ -12,6 +12,7 @@ from shapewright.app.report.catalogue import device_columns, model_columns, prin
 from shapewright.app.report.check import print_check
 from shapewright.app.report.columns import Column, fit
 from shapewright.app.report.explain import explain_operation, print_explanations
+from shapewright.app.report.outputs.check import report_output
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.predict import print_prediction
 from shapewright.lint import check_scenario
@@ -101,7 +102,7 @@ def test_operation_times_add_up_to_the_step(question: Scenario) -> None:
 def test_prediction_fits_the_terminal(question: Scenario, num_characters: int) -> None:
     """Rows of the operations table are as wide as the terminal at most, and no value is cut."""
     text, console = paper(num_characters)
-    print_prediction(question.predict(), console)
+    print_prediction(predict_output(question.predict(), question), console)
     table = text.getvalue().partition("operation ")[2].partition("more operations")[0].splitlines()
     table = [line for line in table if not line.startswith("not shown at ")]
 
@@ -113,9 +114,8 @@ def test_prediction_fits_the_terminal(question: Scenario, num_characters: int) -
 def test_rates_stay_below_the_peak() -> None:
     """A fused attention's rate is of the arithmetic that it does: no percentage of the peak is above 100."""
     text, console = paper(200)
-    print_prediction(
-        build_scenario("llama-3-8b", "groq-lpu-v1", workload={"dtype": "fp16"}).predict(), console, top=None
-    )
+    scenario = build_scenario("llama-3-8b", "groq-lpu-v1", workload={"dtype": "fp16"})
+    print_prediction(predict_output(scenario.predict(), scenario), console, top=None)
     lines = text.getvalue().splitlines()
     header = next(line for line in lines if line.startswith("operation "))
     end = header.index("of peak") + len("of peak")
@@ -147,7 +147,7 @@ def test_check_repeats_no_warning(question: Scenario) -> None:
         Scenario.of(requested.config, requested.device, requested.workload, question.layout.__class__())
     )
     text, console = paper(160)
-    print_check(report, console)
+    print_check(report_output(report), console)
     printed = text.getvalue()
 
     assert printed.count("does not fit") == 1
@@ -163,7 +163,7 @@ def test_ignored_reason_is_no_all_clear() -> None:
         ignore=["PL", "WQ", "TC", "ME"],
     )
     text, console = paper(160)
-    print_check(report, console)
+    print_check(report_output(report), console)
 
     assert report.findings == ()
     assert "cannot run: tensor_parallel=64 must divide num_heads=12" in text.getvalue()

@@ -192,7 +192,7 @@ def test_page_holds_figure_and_shapes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["gpt2"], "give --device NAME, or --devices"),
         (["gpt2", "--device", "l40s", "--devices", "l40s"], "--device and --devices cannot be combined"),
         (["gpt2", "--devices", "l40s,h1000"], "h1000"),
-        (["gpt2", "--device", "l40s", "--train-tokens", "lots"], "--train-tokens 'lots' is no number of tokens"),
+        (["gpt2", "--device", "l40s", "--train-tokens", "lots"], "'lots' is no number of tokens"),
         (["gpt2", "--device", "l40s", "--address", "auto"], "no effect without engine='ray'"),
         (["gpt2", "--device", "l40s", "--vary", "recompute", "--phase", "prefill"], "no meaning in phase='prefill'"),
         (["gpt2", "--device", "l40s", "--html", "-"], "need a file name"),

@@ -10,8 +10,8 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.app.report.traced.outputs import traced_memory_output, traced_mfu_output
-from shapewright.app.report.traced.page import memory_page_sections, review_page_sections
+from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output
+from shapewright.app.report.traced.page import memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective
@@ -116,12 +116,12 @@ def test_a_measured_step_is_divided() -> None:
 
 def test_pages_hold_modules_and_findings() -> None:
     """The pages of memory and of the review name the modules."""
-    report = shapewright.check(small_trace(width=4095), device=H100)
-    text = repr([*memory_page_sections(report.prediction), *review_page_sections(report)])
+    output = traced_check_output(shapewright.check(small_trace(width=4095), device=H100))
+    text = memory_page_of_trace(output.memory) + review_page_of_trace(output)
 
     assert "layers.0-1.up" in text
     assert "out_features=4095" in text
-    assert traced_memory_output(report.prediction).modules[0].count == 2
+    assert output.memory.modules[0].count == 2
 
 
 def test_a_trace_survives_json() -> None:

@@ -12,52 +12,23 @@ from importlib import import_module
 from io import StringIO
 from typing import Any
 
-# Class name -> module and function under shapewright.app.report that print it on a console, and those that first make
-# an output of it.
-PRINTERS: dict[str, tuple[str, ...]] = {
-    "Prediction": ("predict:print_prediction",),
-    "CheckReport": ("check:print_check",),
-    "Capacity": ("memory:print_memory_report", "outputs.memory:memory_output"),
-    "PlanResult": (
-        "optimize.plan:print_plan",
-        "outputs.plan:plans_output",
-    ),
-    "DesignResult": ("optimize.design:print_design", "outputs.plan:design_output"),
-    "Comparison": (
-        "compare:print_comparison",
-        "outputs.compare:compare_output",
-    ),
-    "Sweep": ("predict:print_sweep", "outputs.predict:sweep_output"),
-    "ServingPlan": (
-        "optimize.serving:print_serving",
-        "outputs.serving:serve_plan_output",
-    ),
-    "TrafficPlan": (
-        "optimize.traffic:print_traffic",
-        "outputs.traffic:traffic_output",
-    ),
-    "SearchResult": ("optimize.search_text:print_search",),
-    "Trace": ("traced.text:print_trace",),
-    "TracedPrediction": ("traced.text:print_traced_prediction",),
-    "TracedCheck": ("traced.text:print_traced_check",),
-    "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output"),
-}
-
-# Class name -> module and function that make its output for JSON, and the key of its rows.
-_OUTPUTS: dict[str, tuple[str, str]] = {
-    "Prediction": ("outputs.predict:prediction_output", "operations"),
-    "CheckReport": ("outputs.check:report_output", "findings"),
-    "Capacity": ("outputs.memory:memory_output", "stages"),
-    "PlanResult": ("outputs.plan:plans_output", "plans"),
-    "DesignResult": ("outputs.plan:design_output", "designs"),
-    "Comparison": ("outputs.compare:compare_output", "devices"),
-    "Sweep": ("outputs.predict:sweep_output", "rows"),
-    "ServingPlan": ("outputs.serving:serve_plan_output", "front"),
-    "TrafficPlan": ("outputs.traffic:traffic_output", "runs"),
-    "SearchResult": ("outputs.search:search_output", "candidates"),
-    "TracedPrediction": ("traced.outputs:traced_predict_output", "operations"),
-    "TracedCheck": ("traced.outputs:traced_check_output", "findings"),
-    "Utilization": ("outputs.mfu:mfu_output", "conventions"),
+# Class name -> module and function under shapewright.app.report that print its output on a console, those that make
+# the output, and the key of its rows; a trace has no output and is printed itself.
+PRINTERS: dict[str, tuple[str, str, str]] = {
+    "Prediction": ("predict:print_prediction", "outputs.predict:prediction_output", "operations"),
+    "CheckReport": ("check:print_check", "outputs.check:report_output", "findings"),
+    "Capacity": ("memory:print_memory_report", "outputs.memory:memory_output", "stages"),
+    "PlanResult": ("optimize.plan:print_plan", "outputs.plan:plans_output", "plans"),
+    "DesignResult": ("optimize.design:print_design", "outputs.plan:design_output", "designs"),
+    "Comparison": ("compare:print_comparison", "outputs.compare:compare_output", "devices"),
+    "Sweep": ("predict:print_sweep", "outputs.predict:sweep_output", "rows"),
+    "ServingPlan": ("optimize.serving:print_serving", "outputs.serving:serve_plan_output", "front"),
+    "TrafficPlan": ("optimize.traffic:print_traffic", "outputs.traffic:traffic_output", "runs"),
+    "SearchResult": ("optimize.search_text:print_search", "outputs.search:search_output", "candidates"),
+    "Trace": ("traced.text:print_trace", "", ""),
+    "TracedPrediction": ("traced.text:print_traced_prediction", "traced.outputs:traced_predict_output", "operations"),
+    "TracedCheck": ("traced.text:print_traced_check", "traced.outputs:traced_check_output", "findings"),
+    "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output", "conventions"),
 }
 
 _LONGEST_VALUE = 80  # characters of a value in a repr
@@ -99,7 +70,7 @@ class NotebookDisplay:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values: the object that ``--json`` prints; a Trace has none."""
-        values: dict[str, Any] = _load(_OUTPUTS[type(self).__name__][0])(self).to_json()
+        values: dict[str, Any] = _load(PRINTERS[type(self).__name__][1])(self).to_json()
         return values
 
     def to_frame(self) -> Any:
@@ -114,7 +85,7 @@ class NotebookDisplay:
             from shapewright.core.errors import MissingExtraError
 
             raise MissingExtraError("to_frame needs pandas, which is not installed; pip install pandas") from None
-        rows = self.to_dict()[_OUTPUTS[type(self).__name__][1]]
+        rows = self.to_dict()[PRINTERS[type(self).__name__][2]]
         if isinstance(rows, dict):  # by name, one row or several
             named = ((name, row if isinstance(row, list) else [row]) for name, row in rows.items())
             rows = [{"group": name, **row} for name, listed in named for row in listed]
@@ -123,7 +94,7 @@ class NotebookDisplay:
     def _repr_html_(self) -> str:
         from rich.console import Console
 
-        printer, *makers = map(_load, PRINTERS[type(self).__name__])
+        printer, maker, _ = PRINTERS[type(self).__name__]
         console = Console(
             file=StringIO(),
             record=True,
@@ -133,5 +104,5 @@ class NotebookDisplay:
             markup=False,
             highlight=False,
         )
-        printer(makers[0](self) if makers else self, console)
+        _load(printer)(_load(maker)(self) if maker else self, console)
         return console.export_html(inline_styles=True, code_format=_HTML)

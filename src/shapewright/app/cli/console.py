@@ -21,6 +21,9 @@ from shapewright.core.errors import ShapewrightError, plain_text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    from shapewright.app.figures.chart import Chart
+    from shapewright.app.report.outputs.model import Output
+
 # Width for pipes and files, where there is no terminal to ask: the operations table needs this much.
 _PIPE_WIDTH = 160
 _COUNT_EVERY_S = 0.2
@@ -69,6 +72,38 @@ def _without_controls(text: str) -> str:
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_output(
+    output: Output,
+    print_text: Callable[[Any, Console], None],
+    *,
+    as_json: bool,
+    html: str | None = None,
+    page: Callable[[Any], str] | None = None,
+) -> None:
+    """Print an output as JSON or as text, after its page is written where a file is named."""
+    if html is not None and page is not None:
+        write_text_file(html, page(output))
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        print_json(output.to_json())
+    else:
+        print_text(output, make_console())
+
+
+def write_chart(chart: Chart, path: str | Path) -> None:
+    """Draw a chart into a .png, .svg or .pdf file.
+
+    Raises:
+        ShapewrightError: the file cannot be written.
+    """
+    from shapewright.app.figures.matplotlib_files import save_chart
+
+    try:
+        save_chart(chart, Path(path))
+    except OSError as error:
+        raise _unwritable(str(path), error) from error
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -28,36 +28,81 @@ def device_option(command: Command) -> Command:
     )(command)
 
 
-# Keys of both in the context of a command.
+# Keys in the context of a command.
 _NODE_SIZE, _NETWORK = "shapewright.node_size", "shapewright.network_gbit_per_s"
+_CALIBRATION = "shapewright.calibration"
+_UNCALIBRATED = "shapewright.uncalibrated"
+_PHYSICS_ONLY = "shapewright.physics_only"
 _BYTES_PER_GBIT = 1e9 / 8
+
+
+def _kept(flag: str, key: str, **keywords: Any) -> Callable[[Command], Command]:
+    """Add an option whose value is kept in the context, where the functions below read it."""
+
+    def keep(context: click.Context, _: click.Parameter, value: Any) -> None:
+        context.meta[key] = value
+
+    return click.option(flag, expose_value=False, callback=keep, **keywords)
 
 
 def node_options(command: Command) -> Command:
     """Add --node-size and --network-gbit-per-s, which in_given_nodes applies."""
-
-    def keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-        def store(context: click.Context, _: click.Parameter, value: Any) -> None:
-            context.meta[key] = value
-
-        return store
-
-    command = click.option(
+    network = _kept(
         "--network-gbit-per-s",
+        _NETWORK,
         type=float,
         metavar="GBIT",
-        expose_value=False,
-        callback=keep(_NETWORK),
         help="network between your nodes, for each device and in one direction, such as 400; default: that of the "
         "device's reference system",
-    )(command)
-    return click.option(
+    )
+    size = _kept(
         "--node-size",
+        _NODE_SIZE,
         type=int,
         metavar="N",
-        expose_value=False,
-        callback=keep(_NODE_SIZE),
         help="devices of one of your nodes, such as 4; default: that of the device's reference system",
+    )
+    return size(network(command))
+
+
+def calibration_option(command: Command) -> Command:
+    """Add --calibration and --physics-only, which named_device applies."""
+    physics = _kept(
+        "--physics-only",
+        _PHYSICS_ONLY,
+        is_flag=True,
+        help="ignore the learned residuals of GEMMs, attention and experts",
+    )
+    file = _kept(
+        "--calibration",
+        _CALIBRATION,
+        metavar="FILE",
+        help="calibration file of your device, written by 'shapewright calibrate'",
+    )
+    return file(physics(command))
+
+
+def uncalibrated_option(command: Command) -> Command:
+    """Add --uncalibrated, which named_device applies."""
+    words = "ignore the device's own calibration"
+    return _kept("--uncalibrated", _UNCALIBRATED, is_flag=True, help=words)(command)
+
+
+def loss_law_option(command: Command) -> Command:
+    """Add --loss-law, in use until the command ends."""
+
+    def use(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            from shapewright.prediction.loss.law_file import using_loss_law
+
+            context.with_resource(using_loss_law(value))
+
+    return click.option(
+        "--loss-law",
+        metavar="FILE",
+        expose_value=False,
+        callback=use,
+        help="your own law of loss, written by 'shapewright calibrate --losses'",
     )(command)
 
 
@@ -89,70 +134,6 @@ def _given() -> tuple[int | None, float | None]:
         return None, None
     network = context.meta.get(_NETWORK)
     return context.meta.get(_NODE_SIZE), None if network is None else network * _BYTES_PER_GBIT
-
-
-# Keys of the pricing options in the context of a command.
-_CALIBRATION = "shapewright.calibration"
-_UNCALIBRATED = "shapewright.uncalibrated"
-_PHYSICS_ONLY = "shapewright.physics_only"
-
-
-def calibration_option(command: Command) -> Command:
-    """Add --calibration and --physics-only, which named_device applies."""
-
-    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        context.meta[_CALIBRATION] = value
-
-    def keep_physics_only(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[_PHYSICS_ONLY] = value
-
-    command = click.option(
-        "--physics-only",
-        is_flag=True,
-        expose_value=False,
-        callback=keep_physics_only,
-        help="ignore the learned residuals of GEMMs, attention and experts",
-    )(command)
-    return click.option(
-        "--calibration",
-        metavar="FILE",
-        expose_value=False,
-        callback=keep,
-        help="calibration file of your device, written by 'shapewright calibrate'",
-    )(command)
-
-
-def uncalibrated_option(command: Command) -> Command:
-    """Add --uncalibrated, which named_device applies."""
-
-    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[_UNCALIBRATED] = value
-
-    return click.option(
-        "--uncalibrated",
-        is_flag=True,
-        expose_value=False,
-        callback=keep,
-        help="ignore the device's own calibration",
-    )(command)
-
-
-def loss_law_option(command: Command) -> Command:
-    """Add --loss-law, in use until the command ends."""
-
-    def use(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            from shapewright.prediction.loss.law_file import using_loss_law
-
-            context.with_resource(using_loss_law(value))
-
-    return click.option(
-        "--loss-law",
-        metavar="FILE",
-        expose_value=False,
-        callback=use,
-        help="your own law of loss, written by 'shapewright calibrate --losses'",
-    )(command)
 
 
 def given_calibration() -> str | None:

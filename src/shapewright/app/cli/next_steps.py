@@ -55,16 +55,17 @@ def describe_next(context: click.Context) -> str:
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO))),
         "model_job": f"{model} {on_device}",
-        "lengths": f"--isl {_length_of(given.get('isl'), 1000)} --osl {_length_of(given.get('osl'), 200)}",
+        "lengths": f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}",
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
         "output": quote(str(given.get("output") or "FILE")),
     }
     return f"next: shapewright {template.format_map(words)}"
 
 
-def _length_of(given: object, default: int) -> int:
+def _length_of(given: Mapping[str, Any], name: str, default: int) -> int:
     """Return a length that was given as one number, else a default."""
-    return given if isinstance(given, int) else default
+    length = given.get(name)
+    return length if isinstance(length, int) else default
 
 
 def _config_words(given: Mapping[str, Any]) -> list[str]:

@@ -190,12 +190,28 @@ def default_layout(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return chosen
 
 
-def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Group the given options into ``model``, ``workload`` and ``layout``, by field name."""
+def group_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Group the given fields into ``model``, ``workload`` and ``layout``, by field name."""
     groups: dict[str, dict[str, Any]] = {group: {} for group, _ in _GROUPS}
     for key, value in given.items():
-        group, _, field_name = key.partition("__")
-        if value is not None:
+        group, separator, field_name = key.partition("__")
+        if separator and value is not None:
             groups[group][field_name] = value
     of_files = fields_of_files(click.get_current_context(silent=True))
     return {group: of_files.get(group, {}) | fields for group, fields in groups.items()}
+
+
+def other_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that are no fields: those spelled as the arguments of the function of the Python API."""
+    return {name: value for name, value in given.items() if "__" not in name}
+
+
+def api_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of a function of the Python API: all options, with the fields by argument."""
+    groups = group_options(given)
+    return {
+        **other_options(given),
+        "workload": groups["workload"],
+        "layout": groups["layout"],
+        "overrides": groups["model"],
+    }

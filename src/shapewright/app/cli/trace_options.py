@@ -15,10 +15,12 @@ from shapewright.app.cli.options import Command, group_options
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.errors import TraceError
 from shapewright.lowering.torch_trace.child import DEFAULT_TIME_LIMIT_S, is_target, trace_config, trace_target
+from shapewright.prediction.traced import predict_trace
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.lowering.torch_trace import Trace
+    from shapewright.prediction.traced import TracedPrediction
 
 _OF_FILE = ("phase", "dtype", "optimizer")
 _OF_CONFIG = (*_OF_FILE, "micro_batch_size", "seq_len")
@@ -33,6 +35,10 @@ class TracedJob:
     trace: Trace
     device: Device
     optimizer: str | None
+
+    def predict(self) -> TracedPrediction:
+        """Predict the step."""
+        return predict_trace(self.trace, self.device, optimizer=self.optimizer)
 
 
 def trace_options(command: Command) -> Command:
@@ -159,7 +165,7 @@ def _trace_config(config: str, inputs: str | None, chosen: dict[str, Any], optio
 
 def _chosen_fields(given: dict[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
     """Fields that a trace takes; others are refused."""
-    groups = group_options({name: value for name, value in given.items() if "__" in name})
+    groups = group_options(given)
     for group, fields in groups.items():
         for name in fields:
             if group != "workload" or name not in allowed:

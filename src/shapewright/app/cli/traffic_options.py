@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedOption
 from shapewright.app.cli.param_types import AnyParam, Seconds
 from shapewright.core.ray_cluster import ENGINES
-
-if TYPE_CHECKING:
-    from shapewright.optimize.serving.traffic.sweep import TrafficPlan
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -105,23 +102,36 @@ def take_traffic(given: dict[str, Any]) -> dict[str, Any] | None:
     return {_FIELDS.get(name, name): value for name, value in named.items()}
 
 
-def refuse_closed_form_options(given: Mapping[str, object]) -> None:
-    """Check that no option of the closed form is given with a simulation.
+# Options of the closed form alone, by parameter, with what a simulation has in their place.
+_CLOSED_FORM = {
+    "ttft_limit_s": ("--ttft", "give --ttft-p90"),
+    "tpot_limit_s": ("--tpot", "give --tpot-p90"),
+    "formats": ("--formats", "give --dtype, one format at a time"),
+    "requests_per_s": ("--load", "give --arrivals"),
+    "format_name": ("--format", "leave it out"),
+    **{
+        flag[2:].replace("-", "_"): (flag, "leave it out")
+        for flag in (
+            "--draft-tokens",
+            "--acceptance",
+            "--draft-cost",
+            "--lora-rank",
+            "--lora-adapters",
+            "--lora-targets",
+        )
+    },
+}
+
+
+def refuse_closed_form_options(given: dict[str, Any]) -> None:
+    """Take the options of the closed form out of those of a command that simulates.
 
     Raises:
-        UsageError: one is.
+        UsageError: one is given.
     """
-    instead = {
-        "ttft": "--ttft-p90",
-        "tpot": "--tpot-p90",
-        "formats": "--dtype, one format at a time",
-        "load": "--arrivals",
-    }
-    for name, value in given.items():
-        if value is not None:
-            other = f"; give {instead[name]}" if name in instead else "; leave it out"
-            flag = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{flag} has no effect on simulated traffic (--arrivals, --trace){other}")
+    for name, (flag, instead) in _CLOSED_FORM.items():
+        if given.pop(name) is not None:
+            raise click.UsageError(f"{flag} has no effect on simulated traffic (--arrivals, --trace); {instead}")
 
 
 def single_length(flag: str, value: int | str | None) -> int:
@@ -142,32 +152,12 @@ def single_length(flag: str, value: int | str | None) -> int:
 def simulate_traffic(config: str | None, device: str, *, as_json: bool, html: str | None, **given: Any) -> int:
     """Simulate, print the result, and return the exit code: 1 if no server keeps the limits."""
     from shapewright.app.api import serve_traffic
-
-    names = [name for name in device.split(",") if name.strip()] or [device]
-    found = serve_traffic(
-        config,
-        device=named_device(names[0]),
-        devices=[named_device(name) for name in names[1:]],
-        **given,
-    )
-    return _show(found, as_json=as_json, html=html)
-
-
-def _show(found: TrafficPlan, *, as_json: bool, html: str | None) -> int:
+    from shapewright.app.report.optimize.traffic import print_traffic, traffic_page
     from shapewright.app.report.outputs.traffic import traffic_output
 
-    output = traffic_output(found)
-    if html:
-        from shapewright.app.report.optimize.traffic import describe_traffic, traffic_sections
-        from shapewright.app.report.page import render_page
-
-        title = f"Traffic on {output.config.title}"
-        write_text_file(html, render_page(title, traffic_sections(output), subtitle=describe_traffic(output)))
-        click.echo(f"wrote {html}", err=True)
-    if as_json:
-        print_json(output.to_json())
-    else:
-        from shapewright.app.report.optimize.traffic import print_traffic
-
-        print_traffic(output, make_console())
+    first, *others = [name for name in device.split(",") if name.strip()] or [device]
+    output = traffic_output(
+        serve_traffic(config, device=named_device(first), devices=[named_device(name) for name in others], **given)
+    )
+    print_output(output, print_traffic, as_json=as_json, html=html, page=traffic_page)
     return 0 if output.keeps_limits else 1

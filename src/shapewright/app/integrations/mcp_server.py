@@ -112,10 +112,11 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
             source = access.read(config, model.given())
             scenario = build_scenario(source, **parts(device, workload, layout, software))
             found = scenario.predict()
-            answer = predict_output(found, scenario).to_json()
+            output = predict_output(found, scenario)
+            answer = output.to_json()
             ranked = sorted(answer["operations"], key=lambda entry: -entry["total_time_s"])
             return {
-                "answer": f"{describe(found)}: {format_seconds(found.step_time_s)}, MFU {format_percent(found.mfu)}",
+                "answer": f"{describe(output)}: {format_seconds(found.step_time_s)}, MFU {format_percent(found.mfu)}",
                 **answer,
                 "slowest_operations": ranked[:_SLOWEST_SHOWN],
             }

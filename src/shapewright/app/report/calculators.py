@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.core.units import GIGA, format_bytes, format_count, format_percent, format_rate
-from shapewright.lowering.flops import CONVENTIONS
-from shapewright.models import count_parameters
-from shapewright.prediction.calculators import BatchSolution, FlopsPerToken, Term, TrainingBudget, explain_parameters
 from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.models import TransformerConfig
+    from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
+    from shapewright.prediction.calculators import Term
 
 _WEIGHT_FORMATS = ("fp32", "bf16", "fp8", "int4")
 _BATCH_ROWS = 40
@@ -30,13 +28,11 @@ _EXPLANATION_COLUMNS = (
     Column("formula", "{formula}", rank=2, is_text=True),
     Column("in numbers", "{numbers}", rank=3, is_text=True),
 )
-# Of pairs of name and FLOPs.
 _CONVENTION_COLUMNS = (
-    Column("FLOP convention", lambda pair: pair[0], is_text=True),
-    Column("training, GFLOP/token", lambda pair: f"{pair[1].model_flops / GIGA:,.2f}"),
-    Column("with recompute", lambda pair: _giga(pair[1].hardware_flops), rank=1),
-    Column("formula", lambda pair: CONVENTIONS[pair[0]].formula, rank=2, is_text=True),
-    Column("used by", lambda pair: CONVENTIONS[pair[0]].used_by, rank=3, is_text=True),
+    Column("training, GFLOP/token", lambda flops: _giga(flops.model_flops_per_token)),
+    Column("with recompute", lambda flops: _giga(flops.hardware_flops_per_token), rank=1),
+    Column("formula", "{formula}", rank=2, is_text=True),
+    Column("used by", "{used_by}", rank=3, is_text=True),
 )
 _BATCH_COLUMNS = (
     Column("global batch", "{global_batch_size:,}"),
@@ -51,43 +47,43 @@ def _giga(flops: float | None) -> str:
     return "" if flops is None else f"{flops / GIGA:,.2f}"
 
 
-def print_parameters(config: TransformerConfig, console: Console, *, explains: bool) -> None:
+def print_parameters(output: ParamsOutput, console: Console, *, explains: bool) -> None:
     """Print parameter counts by component."""
-    counts = count_parameters(config)
-    console.print(f"{config.title}: {counts.total:,} parameters", style="bold")
-    facts = {"non-embedding": f"{counts.non_embedding:,}"}
-    if counts.active != counts.total:
-        facts["active per token"] = f"{counts.active:,}"
-    facts |= {
-        f"weights in {name}": format_bytes(stored_weight_bytes(name) * float(counts.total)) for name in _WEIGHT_FORMATS
-    }
+    total = output.total
+    console.print(f"{output.config.title}: {total:,} parameters", style="bold")
+    facts = {"non-embedding": f"{output.non_embedding:,}"}
+    if output.active != total:
+        facts["active per token"] = f"{output.active:,}"
+    facts |= {f"weights in {name}": format_bytes(stored_weight_bytes(name) * float(total)) for name in _WEIGHT_FORMATS}
     print_facts(facts, console)
     console.print()
-    _print_terms(explain_parameters(config), console, explains=explains, total=counts.total)
+    _print_terms(output.components, console, explains=explains, total=total)
     if explains:
         console.print(f"letters: {LETTERS}", style="dim", soft_wrap=True)
+    print_notes(output.notes, console)
 
 
-def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+def print_flops(output: FlopsOutput, console: Console, *, explains: bool) -> None:
     """Print FLOPs per token by convention, and the budget of a training run."""
-    name = found.config.title
-    recompute = "no" if found.recompute == "none" else found.recompute
-    console.print(f"{name}: FLOPs per token, s={found.seq_len}, {recompute} recompute", style="bold")
-    _print_terms(found.terms, console, explains=explains)
+    recompute = "no" if output.recompute == "none" else output.recompute
+    console.print(f"{output.config.title}: FLOPs per token, s={output.seq_len}, {recompute} recompute", style="bold")
+    _print_terms(output.per_token, console, explains=explains)
     if explains:
         words = "W active weights of the layers, A attention (whole square), V weights of the logits"
         console.print(f"letters: {words}", style="dim", soft_wrap=True)
     console.print()
-    print_table(columns_of(found.conventions.items(), _CONVENTION_COLUMNS), console)
+    names = Column("FLOP convention", is_text=True, cells=tuple(output.conventions))
+    print_table([names, *columns_of(output.conventions.values(), _CONVENTION_COLUMNS)], console)
     console.print()
-    print_budget(found.config, budget, console, explains=explains)
+    _print_budget(output, console, explains=explains)
+    print_notes(output.notes, console)
 
 
-def print_budget(config: TransformerConfig, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+def _print_budget(output: FlopsOutput, console: Console, *, explains: bool) -> None:
     """Print tokens, FLOPs, days and cost of a training run."""
-    active = count_parameters(config).active
-    chinchilla = CHINCHILLA_TOKENS_PER_PARAMETER * active
-    facts = {"Chinchilla tokens": f"{format_count(chinchilla)} (20 x {format_count(active)})"}
+    budget = output.budget
+    active = output.chinchilla_tokens / CHINCHILLA_TOKENS_PER_PARAMETER
+    facts = {"Chinchilla tokens": f"{format_count(output.chinchilla_tokens)} (20 x {format_count(active)})"}
     if budget is not None:
         facts["tokens"] = f"{format_count(budget.num_tokens)} ({budget.tokens_per_parameter:.1f} per parameter)"
         facts["FLOPs"] = f"{budget.flops:.3g}"
@@ -108,8 +104,9 @@ def print_budget(config: TransformerConfig, budget: TrainingBudget | None, conso
         )
 
 
-def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explains: bool) -> None:
+def print_batch(output: BatchOutput, console: Console, *, explains: bool) -> None:
     """Print all combinations that make the batch."""
+    solutions = output.solutions
     has_pipeline = any(one.bubble_fraction for one in solutions)
     columns = _BATCH_COLUMNS if has_pipeline else _BATCH_COLUMNS[:-1]
     print_table(columns_of(solutions[:_BATCH_ROWS], columns), console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.outputs.effect import describe_loss, describe_net, effect_output
+from shapewright.app.report.outputs.effect import describe_loss, describe_net
 from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
 
@@ -14,69 +14,59 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.core.notes import Note
-    from shapewright.lint import BetterShape, CheckReport, CombinedFix, Finding
+    from shapewright.app.report.outputs.check import (
+        BetterShapeOutput,
+        CheckOutput,
+        CombinedFixOutput,
+        FindingOutput,
+    )
+    from shapewright.lint import Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-_OPERATIONS_SHOWN = 8
-# Rules whose findings repeat a warning of the prediction, with the code of that warning.
-_WARNING_OF_RULE = {"ME101": "does-not-fit", "CF101": "overlong"}
+OPERATIONS_SHOWN = 8
 
 
-def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...] = ()) -> None:
-    """Print a whole check.
-
-    Args:
-        report: The check.
-        console: Console to print on.
-        notes: Notes of the scenario.
-    """
-    prediction = report.prediction
-    if prediction is not None:
-        print_verdict(prediction, console)
+def print_check(output: CheckOutput, console: Console) -> None:
+    """Print a whole check."""
+    step = output.step
+    if step is not None:
+        print_verdict(step, console)
         console.print()
     has_said = False
-    for finding in report.findings:
+    for finding in output.findings:
         if finding.is_assumed and not has_said:
-            console.print(f"with {_list_changes(report.assumed_changes)}, with which the step can run:", style="bold")
+            console.print(f"with {_list_changes(output.assumed_changes)}, with which the step can run:", style="bold")
             has_said = True
         print_finding(finding, console)
-    if report.combined_fix is not None:
-        console.print(combined_fix_words(report.combined_fix), style="bold", soft_wrap=True)
-    if not report.findings:
-        if prediction is not None:
+    if output.combined_fix is not None:
+        console.print(combined_fix_words(output.combined_fix), style="bold", soft_wrap=True)
+    if not output.findings:
+        if step is not None:
             console.print("no findings", style="green")
         else:
             # Shown even if the rule that explains it is ignored.
-            console.print(f"cannot run: {report.refusal}", style=_STYLES["error"], soft_wrap=True)
-    if report.num_suppressed:
-        console.print(f"{report.num_suppressed} findings suppressed by --ignore or [tool.shapewright]", style="dim")
-    if prediction is not None:
+            console.print(f"cannot run: {output.problem}", style=_STYLES["error"], soft_wrap=True)
+    if output.num_suppressed:
+        console.print(f"{output.num_suppressed} findings suppressed by --ignore or [tool.shapewright]", style="dim")
+    if step is not None:
         console.print()
-        print_table(operation_columns(prediction, top=_OPERATIONS_SHOWN), console)
-        shown = min(_OPERATIONS_SHOWN, len(prediction.operations))
+        print_table(operation_columns(step, top=OPERATIONS_SHOWN), console)
+        shown = min(OPERATIONS_SHOWN, len(step.operations))
         console.print(
-            f"slowest {shown} of {len(prediction.operations)} operations; 'shapewright predict' lists more", style="dim"
+            f"slowest {shown} of {len(step.operations)} operations; 'shapewright predict' lists more", style="dim"
         )
-        if report.better_shapes:
+        if output.better_shapes:
             console.print()
             console.print(
                 "nearest better shapes of almost the same size, after 20 tokens per parameter (except for a padded "
                 "vocabulary, they need retraining)",
                 style="bold",
             )
-            print_table(better_shape_columns(report.better_shapes), console)
-    print_notes((*notes, *_other_warnings(report)), console)
+            print_table(better_shape_columns(output.better_shapes), console)
+    print_notes((*output.notes, *output.other_warnings), console)
 
 
-def _other_warnings(report: CheckReport) -> list[Note]:
-    """Warnings of the prediction that no finding repeats."""
-    repeated = {_WARNING_OF_RULE.get(finding.code) for finding in report.findings}
-    warnings = report.prediction.warnings if report.prediction is not None else ()
-    return [note for note in warnings if note.code not in repeated]
-
-
-def combined_fix_words(fix: CombinedFix) -> str:
+def combined_fix_words(fix: CombinedFixOutput) -> str:
     """The combined fix in one line: every field it sets, and its total."""
     parts = [fix.kind, f"saves {format_percent(fix.gain_fraction)}{_equal_words(fix.compared_at)}"]
     if fix.parameters_change_fraction:
@@ -98,7 +88,7 @@ def _list_changes(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in changes.items())
 
 
-def finding_words(finding: Finding) -> dict[str, Any]:
+def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
     """Texts of one finding: message, cost, and a line for each suggestion."""
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
@@ -117,7 +107,7 @@ def finding_words(finding: Finding) -> dict[str, Any]:
     return {"message": message, "cost": cost, "suggestions": suggestions}
 
 
-def print_finding(finding: Finding, console: Console) -> None:
+def print_finding(finding: FindingOutput, console: Console) -> None:
     """Print one finding: code, message, cost, suggestions."""
     words = finding_words(finding)
     cost = f" [{words['cost']}]" if words["cost"] else ""
@@ -134,13 +124,13 @@ _BETTER_COLUMNS = (
     Column("change", "{title}", is_text=True),
     Column("step", "{step_time_s}", rank=2),
     Column("speed-up", "{speedup:.3f}x"),
-    Column("loss (nats)", lambda shape: describe_loss(effect_output(shape.effect)), rank=3, is_text=True),
-    Column("to the same loss", lambda shape: describe_net(effect_output(shape.effect)), rank=1, is_text=True),
+    Column("loss (nats)", lambda shape: describe_loss(shape.effect), rank=3, is_text=True),
+    Column("to the same loss", lambda shape: describe_net(shape.effect), rank=1, is_text=True),
     Column("parameters", lambda shape: _parameters_words(shape.parameters_change_fraction) or "same", rank=1),
 )
 
 
-def better_shape_columns(shapes: Sequence[BetterShape]) -> list[Column]:
+def better_shape_columns(shapes: Sequence[BetterShapeOutput]) -> list[Column]:
     """Alternatives, best first, as the columns of a table."""
     return columns_of(shapes, _BETTER_COLUMNS)
 

@@ -34,7 +34,7 @@ _BY_UNIT: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
     (("_per_s", "_per_user", "_per_device"), str),
     (("_s",), format_seconds),
     (("_bytes",), format_bytes),
-    (("_fraction", "mfu", "hfu", "mbu", "_ape", "mape"), format_percent),
+    (("fraction", "mfu", "hfu", "mbu", "_ape", "mape"), format_percent),
 )
 _BY_NAME: dict[str, Callable[[float], str]] = {
     "amount": format_amount,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.devices import comparison_chart, worth_charts
 from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Words, table_of
+from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.app.report.predict import describe_job, with_utilization
 from shapewright.core.units import format_percent
 from shapewright.pricing.software import TUNED
@@ -89,8 +89,8 @@ def comparison_columns(output: CompareOutput) -> list[Column]:
     return columns_of((row for row in output.devices if row.runs), with_utilization(_COLUMNS, phase))
 
 
-def comparison_sections(output: CompareOutput) -> list[Section]:
-    """Sections of the page."""
+def comparison_page(output: CompareOutput) -> str:
+    """Render a comparison as one HTML document."""
     charts = [comparison_chart(output), *worth_charts(output)]
     figures = [Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)) for chart in charts]
     sections: list[Section] = [figures[0], table_of("Devices", comparison_columns(output)), *figures[1:]]
@@ -100,4 +100,4 @@ def comparison_sections(output: CompareOutput) -> list[Section]:
     problems = refusal_lines(output)
     if problems or output.notes:
         sections.append(Words("Notes", [*problems, *output.notes]))
-    return sections
+    return render_page("The same job on several devices", sections)

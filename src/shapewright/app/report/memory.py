@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.figures.step import memory_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import finetuning_words
 from shapewright.core.units import format_bytes, format_percent, format_seconds
 
@@ -208,8 +208,8 @@ def _or_none(value: int) -> str:
     return f"{value:,}" if value else "none fits"
 
 
-def memory_sections(output: MemoryOutput) -> list[Section]:
-    """Sections of the page."""
+def memory_page(output: MemoryOutput) -> str:
+    """Render the memory of a job as one HTML document."""
     sections: list[Section] = [
         memory_figure(output),
         Table(
@@ -228,7 +228,9 @@ def memory_sections(output: MemoryOutput) -> list[Section]:
         f"largest micro_batch_size: {output.largest_micro_batch_size or 'none fits'}",
         f"largest {longest}: {largest_length(output) or 'none fits'}",
     ]
-    return [*sections, Words("Limits and notes", [*facts, *offload_words(output), *output.notes])]
+    sections.append(Words("Limits and notes", [*facts, *offload_words(output), *output.notes]))
+    title = f"Memory of {output.config.title} on {output.layout.num_devices} x {output.device.title}"
+    return render_page(title, sections)
 
 
 def memory_figure(output: MemoryOutput) -> Figure:

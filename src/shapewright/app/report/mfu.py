@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.step import shown_waterfall_parts, waterfall_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.core.units import TERA, format_count, format_percent, format_rate, format_seconds
 from shapewright.prediction.utilization import MODEL_PART, SECONDS
 from shapewright.pricing.software import TUNED
@@ -214,8 +214,8 @@ def trace_group_columns(trace: TraceOutput) -> list[Column]:
     return columns_of(trace.groups[:_SHOWN_GROUPS], _GROUP_COLUMNS)
 
 
-def utilization_sections(output: MfuOutput) -> list[Section]:
-    """Sections of the page."""
+def utilization_page(output: MfuOutput) -> str:
+    """Render the utilization of a step as one HTML document."""
     facts = Table(
         "Utilization", ("what", "measured"), tuple(utilization_facts(output).items()), words=("what", "measured")
     )
@@ -236,7 +236,8 @@ def utilization_sections(output: MfuOutput) -> list[Section]:
         sections.append(table_of("Kernels against predictions", trace_group_columns(output.trace)))
     if output.notes:
         sections.append(Words("Notes", list(output.notes)))
-    return sections
+    title = f"Where the peak went: {output.config.title} on {output.num_devices} x {output.device.title}"
+    return render_page(title, sections)
 
 
 def waterfall_figure(output: MfuOutput) -> Figure:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.outputs.predict import degree_words, operation_output
+from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
+from shapewright.app.report.outputs.predict import degree_words
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
-from shapewright.lowering.operations import Attention
 from shapewright.memory import count_trained_parameters
-from shapewright.prediction.predict import Prediction
 from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
@@ -18,53 +16,54 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.app.report.outputs.predict import OperationOutput, SweepOutput, SweptRow
+    from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, StepMemory, SweepOutput, SweptRow
+    from shapewright.app.report.traced.outputs import TracedMemoryParts, TracedPredictOutput
     from shapewright.models import TransformerConfig
-    from shapewright.prediction.composition import PricedOperation
-    from shapewright.prediction.traced import TracedPrediction
     from shapewright.workload import ParallelLayout, Workload
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
 
 
-def print_prediction(
-    prediction: Prediction, console: Console, *, notes: tuple[str, ...] = (), top: int | None = 20
-) -> None:
+def print_prediction(output: PredictOutput, console: Console, *, top: int | None = 20) -> None:
     """Print a whole prediction.
 
     Args:
-        prediction: The prediction.
+        output: The prediction.
         console: Console to print on.
-        notes: Notes of the scenario.
         top: Operations to list, slowest first; None for all.
     """
-    print_verdict(prediction, console)
+    print_verdict(output, console)
     console.print()
-    print_table(operation_columns(prediction, top=top), console)
-    hidden = 0 if top is None else max(0, len(prediction.operations) - top)
+    print_operations(output, console, top=top)
+    if any(entry.exposed_fraction < 1.0 for entry in output.operations):
+        console.print("share: of communication, only the exposed part", style="dim")
+    print_notes((*output.notes, *output.warnings), console)
+
+
+def print_operations(output: PredictOutput | TracedPredictOutput, console: Console, *, top: int | None) -> None:
+    """Print the table of operations, and how many are left out."""
+    print_table(operation_columns(output, top=top), console)
+    hidden = 0 if top is None else max(0, len(output.operations) - top)
     if hidden:
         console.print(f"{hidden} more operations; --all lists them", style="dim")
-    if any(entry.exposed_fraction < 1.0 for entry in prediction.operations):
-        console.print("share: of communication, only the exposed part", style="dim")
-    print_notes((*notes, *prediction.warnings), console)
 
 
-def print_verdict(prediction: Prediction, console: Console) -> None:
+def print_verdict(output: PredictOutput, console: Console) -> None:
     """Print the scenario in one line, and the main results in one row."""
-    console.print(describe(prediction), style="bold", soft_wrap=True)
-    print_facts(verdict(prediction), console)
+    console.print(describe(output), style="bold", soft_wrap=True)
+    print_facts(verdict(output), console)
 
 
-def describe(prediction: Prediction) -> str:
+def describe(output: PredictOutput) -> str:
     """One line: model, device, workload, layout."""
     return describe_job(
-        prediction.config,
-        prediction.workload,
-        prediction.layout,
-        num_parameters=prediction.parameters.total,
-        tokens_per_step=prediction.tokens_per_step,
-        software=prediction.software,
-        device_title=prediction.device.title,
+        output.config,
+        output.workload,
+        output.layout.layout,
+        num_parameters=output.parameters.total,
+        tokens_per_step=output.tokens_per_step,
+        software=output.software,
+        device_title=output.device.title,
     )
 
 
@@ -130,31 +129,33 @@ def with_utilization(columns: Iterable[Column], phase: str) -> list[Column]:
     return [mbu if each.name == "MFU" and phase == "decode" else each for each in columns]
 
 
-def verdict(prediction: Prediction) -> dict[str, str]:
+def verdict(output: PredictOutput) -> dict[str, str]:
     """Main results of a prediction as texts by name."""
-    workload = prediction.workload
+    workload, memory = output.workload, output.memory
     step = {"train": "step", "prefill": "time to first token", "decode": "time per token"}[workload.phase]
-    capacity, used = prediction.device.memory_bytes, prediction.memory.total_bytes
-    middle, low, high = map(
-        format_seconds, (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
-    )
     facts = {
-        step: f"{middle} ({low} to {high})",
-        "tokens/s/device": f"{prediction.tokens_per_s_per_device:,.0f}",
-        "model rate": format_rate(prediction.model_flops_per_s),
-        "MFU": format_percent(prediction.mfu),
+        step: fill("{step_time_s} ({step_time_low_s} to {step_time_high_s})", output),
+        "tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}",
+        "model rate": format_rate(output.model_flops_per_s),
+        "MFU": format_percent(output.mfu),
     }
     if workload.phase == "decode":
-        facts["MBU"] = format_percent(prediction.mbu)
+        facts["MBU"] = format_percent(output.mbu)
     if workload.recompute != "none":
-        facts["HFU"] = format_percent(prediction.hfu)
-    if prediction.bubble_time_s > 0.0 and workload.is_training:
-        facts["bubble"] = format_percent(prediction.bubble_time_s / prediction.step_time_s)
+        facts["HFU"] = format_percent(output.hfu)
+    if output.bubble_time_s > 0.0 and workload.is_training:
+        facts["bubble"] = format_percent(output.bubble_time_s / output.step_time_s)
     return {
         **facts,
-        "layer forward": format_seconds(prediction.layer_forward_time_s),
-        "memory": f"{format_bytes(used)} of {format_bytes(capacity)}" + ("" if used <= capacity else " (does not fit)"),
+        "layer forward": format_seconds(output.layer_forward_time_s),
+        "memory": memory_words(memory),
     }
+
+
+def memory_words(memory: StepMemory | TracedMemoryParts) -> str:
+    """Memory against the capacity of the device."""
+    words = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    return words if memory.fits else f"{words} (does not fit)"
 
 
 class _OperationRow(NamedTuple):
@@ -184,20 +185,17 @@ _OPERATION_COLUMNS = (
 )
 
 
-def operation_columns(prediction: Prediction | TracedPrediction, *, top: int | None = None) -> list[Column]:
+def operation_columns(output: PredictOutput | TracedPredictOutput, *, top: int | None = None) -> list[Column]:
     """Operations, slowest first, as the columns of a table."""
-    ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
-    dtype = prediction.workload.dtype if isinstance(prediction, Prediction) else prediction.trace.dtype
-    peak, step_s = prediction.device.peak_flops_per_s(dtype), prediction.step_time_s
-    return columns_of((_row(entry, step_s, peak) for entry in ranked), _OPERATION_COLUMNS)
+    ranked = sorted(output.operations, key=lambda entry: -entry.total_time_s)[:top]
+    rows = (_row(entry, output.step_time_s, output.peak_flops_per_s) for entry in ranked)
+    return columns_of(rows, _OPERATION_COLUMNS)
 
 
-def _row(entry: PricedOperation, step_s: float, peak: float) -> _OperationRow:
-    facts = operation_output(entry)
-    # Executed FLOPs, not the whole square of attention: otherwise rates could exceed the peak.
-    done = entry.operation.executed_flops if isinstance(entry.operation, Attention) else facts.flops
-    rate = float(done) / facts.time_s if done and facts.time_s else None
-    share = entry.total_time_s / step_s if step_s else None
+def _row(facts: OperationOutput, step_s: float, peak: float) -> _OperationRow:
+    done = facts.executed_flops
+    rate = done / facts.time_s if done and facts.time_s else None
+    share = facts.total_time_s / step_s if step_s else None
     return _OperationRow(facts, share, rate, None if rate is None else rate / peak)
 
 

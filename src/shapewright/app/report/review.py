@@ -19,10 +19,11 @@ from shapewright.app.report.memory import memory_figure, remedy_columns, verdict
 from shapewright.app.report.mfu import waterfall_figure
 from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters
 from shapewright.app.report.optimize.search_text import describe_space
+from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.mfu import mfu_output
 from shapewright.app.report.outputs.search import search_output
-from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent
@@ -36,7 +37,7 @@ from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
 from shapewright.pricing.software import TUNED, load_software
 
 if TYPE_CHECKING:
-    from shapewright.lint import CheckReport, Finding
+    from shapewright.app.report.outputs.check import CheckOutput, FindingOutput
     from shapewright.optimize.search import SearchResult
     from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.predict import Prediction
@@ -71,6 +72,7 @@ class Review:
     Attributes:
         scenario: The reviewed scenario.
         check: Findings of the lint, with the prediction of the step.
+        prediction: The same prediction, for figures; None where the layout cannot run at all.
         capacity: Memory against the device; None where the layout cannot run at all.
         utilization: Waterfall from the dense peak to the predicted step; None outside training.
         search: Faster shapes of the same size; None without a search.
@@ -78,28 +80,29 @@ class Review:
     """
 
     scenario: Scenario
-    check: CheckReport
+    check: CheckOutput
+    prediction: Prediction | None
     capacity: Capacity | None
     utilization: Utilization | None
     search: SearchResult | None
     no_search: str = ""
 
 
-def review_title(review: Review) -> str:
-    """Heading of the page."""
-    config = review.scenario.config
-    return f"{config.title} on {review.scenario.device.title}"
-
-
 def review_subtitle(review: Review) -> str:
     """One line: model, device, workload, layout."""
-    prediction = review.check.prediction
-    return describe(prediction) if prediction is not None else str(review.check.refusal)
+    return describe(review.check.step) if review.check.step is not None else review.check.problem
+
+
+def review_page(review: Review) -> str:
+    """Render a review as one HTML document."""
+    config = review.scenario.config
+    title = f"{config.title} on {review.scenario.device.title}"
+    return render_page(title, review_sections(review), subtitle=review_subtitle(review))
 
 
 def review_sections(review: Review) -> list[Section]:
     """Sections of the page, the most important first."""
-    prediction = review.check.prediction
+    prediction, step = review.prediction, review.check.step
     sections: list[Section] = [_verdict(review)]
     if prediction is not None:
         chart = operations_chart(prediction)
@@ -113,9 +116,9 @@ def review_sections(review: Review) -> list[Section]:
     if review.capacity is not None:
         sections += _memory(review.capacity)
     sections += _alternatives(review)
-    if prediction is not None:
-        listed = operation_columns(prediction, top=_OPERATIONS_LISTED)
-        hidden = len(prediction.operations) - _OPERATIONS_LISTED
+    if step is not None:
+        listed = operation_columns(step, top=_OPERATIONS_LISTED)
+        hidden = len(step.operations) - _OPERATIONS_LISTED
         note = f"{hidden} more operations are omitted." if hidden > 0 else ""
         sections.append(table_of("Operations, slowest first", listed, note=note))
     return [*sections, _assumptions(review), *_provenance(review)]
@@ -123,10 +126,9 @@ def review_sections(review: Review) -> list[Section]:
 
 def _verdict(review: Review) -> Section:
     """The main results in one table."""
-    prediction = review.check.prediction
-    if prediction is None:
-        return Words("Verdict", [f"Cannot run: {review.check.refusal}"])
-    facts = verdict(prediction)
+    if review.check.step is None:
+        return Words("Verdict", [f"Cannot run: {review.check.problem}"])
+    facts = verdict(review.check.step)
     if review.capacity is not None:
         facts["memory"] = verdict_words(memory_output(review.capacity))
     costly = [finding for finding in review.check.findings if finding.cost_s is not None]
@@ -155,7 +157,7 @@ _STEP_NOTE = (
 )
 
 
-def _findings(findings: Sequence[Finding]) -> Section:
+def _findings(findings: Sequence[FindingOutput]) -> Section:
     """Findings by predicted cost."""
     if not findings:
         return Words("Findings", ["No findings."])
@@ -194,9 +196,9 @@ def _alternatives(review: Review) -> list[Section]:
 
 def _assumptions(review: Review) -> Section:
     """Notes, warnings, and the complete scenario."""
-    prediction = review.check.prediction
-    lines: list[str] = [*review.scenario.notes, *(prediction.warnings if prediction is not None else ())]
-    if prediction is not None and prediction.workload.phase == "train" and prediction.software == TUNED:
+    step = review.check.step
+    lines: list[str] = [*review.scenario.notes, *(step.warnings if step is not None else ())]
+    if step is not None and step.workload.phase == "train" and step.software == TUNED:
         lines.append(_STEP_NOTE)
     scenario = review.scenario
     complete = json.dumps(
@@ -232,43 +234,33 @@ def gather_review(scenario: Scenario, *, no_search: bool = False) -> Review:
     Raises:
         ShapewrightError: the step cannot be predicted, and no rule explains why.
     """
-    check = check_scenario(scenario)
+    report = check_scenario(scenario)
+    prediction = report.prediction
     search, no_search_words = None, "Skipped (--no-search)."
     if not no_search:
-        search, no_search_words = _search_shapes(scenario, check)
+        search, no_search_words = _search_shapes(scenario, prediction)
+    # FLOP conventions, and so the waterfall, exist for training alone.
+    is_trained = prediction is not None and scenario.workload.phase == "train"
     return Review(
         scenario=scenario,
-        check=check,
-        capacity=_estimate_capacity(scenario, check),
-        utilization=_explain_utilization(scenario, check),
+        check=check_output(report, scenario),
+        prediction=prediction,
+        capacity=None if prediction is None else estimate_capacity(scenario),
+        utilization=explain_prediction(prediction) if prediction is not None and is_trained else None,
         search=search,
         no_search=no_search_words,
     )
 
 
-def _estimate_capacity(scenario: Scenario, check: CheckReport) -> Capacity | None:
-    """Memory against the device; None where the layout cannot run."""
-    if check.prediction is None:
-        return None
-    return estimate_capacity(scenario)
-
-
-def _search_shapes(scenario: Scenario, check: CheckReport) -> tuple[SearchResult | None, str]:
+def _search_shapes(scenario: Scenario, prediction: Prediction | None) -> tuple[SearchResult | None, str]:
     """Faster shapes, or the reason why there is no search."""
-    if check.prediction is None:
+    if prediction is None:
         return None, "Skipped: the shape itself cannot run."
     try:
         found = search_shapes(scenario, SearchRequest(), notes=())
     except ShapewrightError as error:
         return None, f"The search failed: {error}"
     return found, ""
-
-
-def _explain_utilization(scenario: Scenario, check: CheckReport) -> Utilization | None:
-    """Waterfall from the peak to the predicted step; None outside training, which has no FLOP conventions."""
-    if check.prediction is None or scenario.workload.phase != "train":
-        return None
-    return explain_prediction(check.prediction)
 
 
 def explain_prediction(prediction: Prediction) -> Utilization:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 
 _EPILOG = """\b
@@ -37,13 +38,9 @@ Examples:
 def command(explains: bool, as_json: bool, **given: Any) -> int:
     """Solve global batch = micro-batch x replicas x accumulation for the values not given, in integers."""
     from shapewright.app.report.calculators import print_batch
+    from shapewright.app.report.outputs.calculators import batch_output
     from shapewright.prediction.calculators import BatchRequest, solve_batch
 
-    solutions = solve_batch(BatchRequest(**given))
-    if as_json:
-        from shapewright.app.report.outputs.calculators import batch_output
-
-        print_json(batch_output(solutions).to_json())
-    else:
-        print_batch(solutions, make_console(), explains=explains)
+    output = batch_output(solve_batch(BatchRequest(**given)))
+    print_output(output, partial(print_batch, explains=explains), as_json=as_json)
     return 0

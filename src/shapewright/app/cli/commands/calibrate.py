@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, status_line, write_json_file
+from shapewright.app.cli.console import print_output, refuse_unwritable, status_line, write_json_file
 from shapewright.app.cli.help_pages import GroupedCommand
 
 _EPILOG = """\b
@@ -66,11 +66,7 @@ def _calibrate_device(store_path: str, output: str, device: str, words: str, *, 
             on_kind=lambda kind: on_step(f"fitting {kind}"),
         )
     write_json_file(output, result.content)
-    answer = calibrate_output(result, output)
-    if as_json:
-        print_json(answer.to_json())
-    else:
-        print_calibration(answer, make_console())
+    print_output(calibrate_output(result, output), print_calibration, as_json=as_json)
     return 0
 
 
@@ -82,9 +78,5 @@ def _calibrate_losses(path: str, output: str, words: str, *, as_json: bool) -> i
 
     result = calibrate_losses(path, command=words)
     write_json_file(output, law_file_content(result.law))
-    answer = loss_calibration_output(result, output)
-    if as_json:
-        print_json(answer.to_json())
-    else:
-        print_loss_calibration(answer, make_console())
+    print_output(loss_calibration_output(result, output), print_loss_calibration, as_json=as_json)
     return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, write_json_file
+from shapewright.app.cli.console import print_json, print_output, write_json_file
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand
@@ -15,9 +15,6 @@ from shapewright.app.cli.options import question_options, scenario_from_options,
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import ConfigError
 from shapewright.pricing.software import TUNED
-
-if TYPE_CHECKING:
-    from shapewright.app.cli.trace_options import TracedJob
 
 _EPILOG = """\b
 Examples:
@@ -87,10 +84,17 @@ def command(
         raise click.UsageError("--json and --format sarif cannot be combined; give one of them")
     if output and not fix:
         raise click.UsageError("-o has no effect without --fix")
+    as_json = as_json or form == "json"
     codes = [*(part for entry in ignore for part in entry.split(",") if part), *read_settings().ignore]
     job = pop_traced_job(config, device, given, software=software != TUNED, fix=fix, format=form == "sarif")
     if job is not None:
-        return _print_traced(job, codes, as_json=as_json or form == "json", fail_on=fail_on)
+        from shapewright.app.report.traced.outputs import traced_check_output
+        from shapewright.app.report.traced.text import print_traced_check
+        from shapewright.lint.traced import check_trace
+
+        traced = check_trace(job.trace, job.device, ignore=codes, optimizer=job.optimizer)
+        print_output(traced_check_output(traced), print_traced_check, as_json=as_json)
+        return exit_code(traced, fail_on)
     scenario = scenario_from_options(config, device, given, software=software)
     if fix and scenario.model.raw is None:
         raise ConfigError(
@@ -105,12 +109,7 @@ def command(
         write_json_file(output, to_config_json(scenario.model, fixed))
         nothing = " (no exact suggestion to apply)" if fixed == scenario.config else ""
         click.echo(f"wrote {output}{nothing}", err=True)
-    form = "json" if as_json else form
-    if form == "json":
-        from shapewright.app.report.outputs.check import check_output
-
-        print_json(check_output(report, scenario).to_json())
-    elif form == "sarif":
+    if form == "sarif":
         from urllib.parse import quote
 
         from shapewright.app.integrations.sarif import to_sarif
@@ -120,23 +119,7 @@ def command(
         print_json(to_sarif(report, quote(source), locate_fields(scenario.model, source)))
     else:
         from shapewright.app.report.check import print_check
+        from shapewright.app.report.outputs.check import check_output
 
-        print_check(report, make_console(), notes=scenario.notes)
-    return exit_code(report, fail_on)
-
-
-def _print_traced(job: TracedJob, ignore: list[str], *, as_json: bool, fail_on: str) -> int:
-    """Check a traced module and print its findings."""
-    from shapewright.lint import exit_code
-    from shapewright.lint.traced import check_trace
-
-    report = check_trace(job.trace, job.device, ignore=ignore, optimizer=job.optimizer)
-    if as_json:
-        from shapewright.app.report.traced.outputs import traced_check_output
-
-        print_json(traced_check_output(report).to_json())
-    else:
-        from shapewright.app.report.traced.text import print_traced_check
-
-        print_traced_check(report, make_console())
+        print_output(check_output(report, scenario), print_check, as_json=as_json)
     return exit_code(report, fail_on)

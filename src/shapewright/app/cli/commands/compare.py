@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.console import print_output, write_chart
 from shapewright.app.cli.device_options import calibration_option, compared_devices, given_nodes, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import group_options, job_options, software_option
-from shapewright.core.errors import ShapewrightError
+from shapewright.app.cli.options import api_keywords, job_options, software_option
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.compare import CompareOutput
@@ -42,68 +41,34 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
 @click.option("-o", "--output", metavar="FILE", help="also draw the figure, as .svg, .png or .pdf")
-def command(
-    config: str | None,
-    software: str,
-    devices: str,
-    usd_per_hour: str | None,
-    as_json: bool,
-    html: str | None,
-    output: str | None,
-    **given: Any,
-) -> int:
+def command(config: str | None, devices: str, as_json: bool, html: str | None, output: str | None, **given: Any) -> int:
     """Compare devices on the same job of CONFIG: step time, tokens per second, dollar and joule, what each is bound by.
 
     A device that cannot run the job is listed with the reason.
     """
     from shapewright.app.api import compare
-
-    groups = group_options(given)
-    found = compare(
-        config,
-        devices=compared_devices(_read_names(devices)),
-        usd_per_hour=_read_prices(usd_per_hour or ""),
-        workload=groups["workload"],
-        layout=groups["layout"],
-        overrides=groups["model"],
-        software=software,
-    )
-    if words := given_nodes():
-        found = replace(found, notes=(f"every device in {words}", *found.notes))
+    from shapewright.app.report.compare import comparison_page, print_comparison
     from shapewright.app.report.outputs.compare import compare_output
 
+    prices = _read_prices(given.pop("usd_per_hour") or "")
+    found = compare(config, devices=compared_devices(_read_names(devices)), usd_per_hour=prices, **api_keywords(given))
+    if words := given_nodes():
+        found = replace(found, notes=(f"every device in {words}", *found.notes))
     report = compare_output(found)
-    if html:
-        from shapewright.app.report.compare import comparison_sections
-        from shapewright.app.report.page import render_page
-
-        write_text_file(html, render_page("The same job on several devices", comparison_sections(report)))
-        click.echo(f"wrote {html}", err=True)
     if output:
         _draw(report, output)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        from shapewright.app.report.compare import print_comparison
-
-        print_comparison(report, make_console())
+    print_output(report, print_comparison, as_json=as_json, html=html, page=comparison_page)
     return 0
 
 
 def _draw(report: CompareOutput, output: str) -> None:
     """Draw the figure into a file."""
     from shapewright.app.figures.devices import comparison_chart
-    from shapewright.app.figures.matplotlib_files import FORMATS, save_chart
+    from shapewright.app.figures.matplotlib_files import FORMATS
 
-    path = Path(output)
-    if path.suffix not in FORMATS:
+    if Path(output).suffix not in FORMATS:
         raise click.UsageError(f"-o {output!r} does not end in {', '.join(FORMATS)}; --html writes a page")
-    try:
-        save_chart(comparison_chart(report), path)
-    except OSError as error:
-        raise ShapewrightError(
-            f"cannot write {output}: {error.strerror or error}; give a file in a folder that you can write to"
-        ) from error
+    write_chart(comparison_chart(report), output)
     click.echo(f"wrote {output}", err=True)
 
 

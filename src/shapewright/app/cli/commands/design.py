@@ -10,8 +10,7 @@ import click
 
 from shapewright.app.cli.console import (
     counting_line,
-    make_console,
-    print_json,
+    print_output,
     refuse_unwritable,
     write_json_file,
     write_text_file,
@@ -25,7 +24,7 @@ from shapewright.app.cli.device_options import (
 )
 from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import field_options, group_options, software_option
+from shapewright.app.cli.options import field_options, group_options, other_options, software_option
 from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError, ShapewrightError
 
@@ -55,9 +54,13 @@ Examples:
 @loss_law_option
 @node_options
 @software_option
-@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the job")
+@click.option("--gpus", "num_devices", type=int, required=True, metavar="N", help="devices of the job")
 @click.option(
-    "--params", type=Count("parameters"), metavar="N", help="parameters, such as 3b (default: for the budget)"
+    "--params",
+    "num_parameters",
+    type=Count("parameters"),
+    metavar="N",
+    help="parameters, such as 3b (default: for the budget)",
 )
 @click.option(
     "--train-tokens", type=Count("tokens"), metavar="N", help="tokens, such as 300b (default: for the budget)"
@@ -77,10 +80,18 @@ Examples:
     metavar="FIELD=V,...",
     help="fix a field of the shape (heads=32), or the values a field of the plan may take (tp=1,2); may be repeated",
 )
-@click.option("--tolerance", type=Share(), default=0.02, help="allowed deviation from --params (default: 2%)")
+@click.option(
+    "--tolerance",
+    "tolerance_fraction",
+    type=Share(),
+    default=0.02,
+    help="allowed deviation from --params (default: 2%)",
+)
 @click.option("--strict", is_flag=True, help="strict quality guard: stay close to the proportions of the family")
 @click.option("--free", is_flag=True, help="no quality guard")
-@click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
+@click.option(
+    "--headroom", "headroom_fraction", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)"
+)
 @click.option(
     "--straggler-factor",
     type=float,
@@ -103,24 +114,9 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
-    gpus: int,
-    params: int | None,
-    train_tokens: int | None,
-    hours: float | None,
-    gpu_hours: float | None,
-    usd: float | None,
-    usd_per_hour: float | None,
-    family: str | None,
-    global_batch_tokens: int | None,
-    tokenizer_vocab: int | None,
     keep: tuple[str, ...],
-    tolerance: float,
     strict: bool,
     free: bool,
-    headroom: float,
-    straggler_factor: float,
-    top: int,
     format_names: str | None,
     output: str | None,
     experiments: str | None,
@@ -138,6 +134,7 @@ def command(
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
     from shapewright.app.api import design
+    from shapewright.app.report.optimize.design import print_design
     from shapewright.app.report.outputs.plan import design_output
 
     if strict and free:
@@ -152,40 +149,17 @@ def command(
     result = design(
         config,
         device=named_device(device),
-        num_devices=gpus,
-        num_parameters=params,
-        train_tokens=train_tokens,
-        hours=hours,
-        gpu_hours=gpu_hours,
-        usd=usd,
-        usd_per_hour=usd_per_hour,
-        family=family,
-        global_batch_tokens=global_batch_tokens,
-        tokenizer_vocab=tokenizer_vocab,
         keep=_read_keep(keep),
         formats=names,
-        tolerance_fraction=tolerance,
         guard="strict" if strict else "free" if free else "usual",
-        headroom_fraction=headroom,
-        straggler_factor=straggler_factor,
-        top=top,
         workload=group_options(given)["workload"],
-        software=software,
         progress=counting_line("shapes"),
+        **other_options(given),
     )
     found = design_output(result, write_experiments(result, experiments) if experiments else None)
     if folder is not None:
         write_folder(result, found, folder, names)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        from shapewright.app.report.optimize.design import print_design
-
-        print_design(found, make_console())
-        if found.experiments is not None:
-            from shapewright.app.report.proxies import print_experiments
-
-            print_experiments(found.experiments, make_console())
+    print_output(found, print_design, as_json=as_json)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 

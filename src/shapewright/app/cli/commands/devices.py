@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import make_console, print_json, print_output
 from shapewright.app.cli.defaults import add_note
 from shapewright.app.cli.next_steps import describe_next
 
@@ -52,18 +52,14 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
 def show(name: str, as_json: bool) -> int:
     """Show one device: every number with its source."""
     from shapewright.app.report.catalogue import print_device
+    from shapewright.app.report.outputs.catalogue import device_output
     from shapewright.hardware import load_device, note_on_board
 
     device = load_device(name)
     board = note_on_board(name)
     if board:
         add_note(board, "device")
-    if as_json:
-        from shapewright.app.report.outputs.catalogue import device_output
-
-        print_json(device_output(device).to_json())
-    else:
-        print_device(device, make_console())
+    print_output(device_output(device), lambda _, console: print_device(device, console), as_json=as_json)
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import group_options, model_options
 from shapewright.core.errors import WorkloadError
@@ -61,7 +62,7 @@ def command(
     Days and cost need --train-tokens and --gpus, with --tflops or with --device and --mfu.
     """
     from shapewright.app.report.calculators import print_flops
-    from shapewright.app.report.columns import print_notes
+    from shapewright.app.report.outputs.calculators import flops_output
     from shapewright.models import count_parameters, read_model
     from shapewright.prediction.calculators import count_chinchilla_tokens, count_flops, estimate_budget
     from shapewright.workload import Workload
@@ -86,14 +87,7 @@ def command(
         )
     elif any(value is not None for value in (gpus, rate, usd_per_hour)):
         raise click.UsageError("--gpus, --tflops, --mfu and --usd-per-hour need --train-tokens as well")
-    if as_json:
-        from shapewright.app.report.outputs.calculators import flops_output
-
-        print_json(flops_output(found, budget, model).to_json())
-    else:
-        console = make_console()
-        print_flops(found, budget, console, explains=explains)
-        print_notes(model.notes, console)
+    print_output(flops_output(found, budget, model), partial(print_flops, explains=explains), as_json=as_json)
     return 0
 
 

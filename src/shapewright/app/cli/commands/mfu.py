@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import group_options, question_options, software_option
+from shapewright.app.cli.options import api_keywords, question_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_options
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.pricing.software import TUNED
-
-if TYPE_CHECKING:
-    from shapewright.app.cli.trace_options import TracedJob
 
 _EPILOG = """\b
 Examples:
@@ -40,7 +37,7 @@ Examples:
     "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",
     help="instead: measured tokens/s of the job, divided by its devices",
 )  # fmt: skip
-@click.option("--gpus", type=int, metavar="N", help="devices of the whole job")
+@click.option("--gpus", "num_devices", type=int, metavar="N", help="devices of the whole job")
 @click.option(
     "--trace", metavar="FILE",
     help="trace of one rank by torch.profiler (export_chrome_trace; .json or .gz): says where the step loses time, and "
@@ -63,9 +60,8 @@ def command(
     seconds: float | None,
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
-    gpus: int | None,
+    num_devices: int | None,
     trace: str | None,
-    convention: str,
     as_json: bool,
     html: str | None,
     oneline: bool,
@@ -88,13 +84,17 @@ def command(
     idle = {"tokens-per-s": tokens_per_s, "tokens-per-s-per-gpu": tokens_per_s_per_device, "html": html, "trace": trace}
     job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
     if job is not None:
-        if seconds is None or gpus not in (None, 1):
+        if seconds is None or num_devices not in (None, 1):
             raise click.UsageError("a traced module runs on one device: give --seconds of its step")
-        _print_traced(job, seconds, as_json=as_json)
+        from shapewright.app.report.traced.outputs import traced_mfu_output
+        from shapewright.app.report.traced.text import print_traced_mfu
+        from shapewright.prediction.traced import explain_traced_step
+
+        print_output(traced_mfu_output(explain_traced_step(job.predict(), seconds)), print_traced_mfu, as_json=as_json)
         return 0
-    groups = group_options(given)
-    batch = groups["workload"].pop("global_batch_size", None)
-    if gpus is None and trace is None:
+    keywords = api_keywords(given)
+    batch = keywords["workload"].pop("global_batch_size", None)
+    if num_devices is None and trace is None:
         raise click.UsageError("Missing option '--gpus': the devices of the whole job")
     if batch is None and trace is None:
         raise click.UsageError("Missing option '--global-batch': the sequences of one step over all replicas")
@@ -104,48 +104,15 @@ def command(
         seconds=seconds,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s_per_device,
-        num_devices=gpus,
+        num_devices=num_devices,
         global_batch_size=batch,
-        workload=groups["workload"],
-        layout=groups["layout"],
-        overrides=groups["model"],
-        convention=convention,
         trace=trace,
         software=software,
+        **keywords,
     )
+    from shapewright.app.report.mfu import print_utilization, utilization_line, utilization_page
     from shapewright.app.report.outputs.mfu import mfu_output
 
-    output = mfu_output(found)
-    if html:
-        from shapewright.app.report.mfu import utilization_sections
-        from shapewright.app.report.page import render_page
-
-        title = f"Where the peak went: {output.config.title} on {output.num_devices} x {output.device.title}"
-        write_text_file(html, render_page(title, utilization_sections(output)))
-        click.echo(f"wrote {html}", err=True)
-    if as_json:
-        print_json(output.to_json())
-    elif oneline:
-        from shapewright.app.report.mfu import utilization_line
-
-        click.echo(utilization_line(output))
-    else:
-        from shapewright.app.report.mfu import print_utilization
-
-        print_utilization(output, make_console())
+    text = (lambda output, _: click.echo(utilization_line(output))) if oneline else print_utilization
+    print_output(mfu_output(found), text, as_json=as_json, html=html, page=utilization_page)
     return 0
-
-
-def _print_traced(job: TracedJob, seconds: float, *, as_json: bool) -> None:
-    """Explain a measured step of a traced module."""
-    from shapewright.app.report.traced.outputs import traced_mfu_output
-    from shapewright.prediction.traced import explain_traced_step, predict_trace
-
-    found = explain_traced_step(predict_trace(job.trace, job.device, optimizer=job.optimizer), seconds)
-    output = traced_mfu_output(found)
-    if as_json:
-        print_json(output.to_json())
-    else:
-        from shapewright.app.report.traced.text import print_traced_mfu
-
-        print_traced_mfu(found, output, make_console())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import group_options, model_options
 
@@ -25,16 +26,9 @@ Examples:
 def command(config: str | None, explains: bool, as_json: bool, **given: Any) -> int:
     """Count the parameters of CONFIG, exactly, by component."""
     from shapewright.app.report.calculators import print_parameters
-    from shapewright.app.report.columns import print_notes
+    from shapewright.app.report.outputs.calculators import params_output
     from shapewright.models import read_model
 
-    model = read_model(config, group_options(given)["model"])
-    if as_json:
-        from shapewright.app.report.outputs.calculators import params_output
-
-        print_json(params_output(model).to_json())
-    else:
-        console = make_console()
-        print_parameters(model.config, console, explains=explains)
-        print_notes(model.notes, console)
+    output = params_output(read_model(config, group_options(given)["model"]))
+    print_output(output, partial(print_parameters, explains=explains), as_json=as_json)
     return 0

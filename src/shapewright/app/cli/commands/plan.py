@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import counting_line, make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.app.cli.console import counting_line, print_output, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import group_options, question_options, software_option
+from shapewright.app.cli.options import api_keywords, question_options, software_option
 from shapewright.app.cli.param_types import Share
 from shapewright.core.errors import ConfigError
 
@@ -34,7 +34,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
-@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the job")
+@click.option("--gpus", "num_devices", type=int, required=True, metavar="N", help="devices of the job")
 @click.option(
     "--objective",
     type=click.Choice(("time", "cost", "memory")),
@@ -51,7 +51,9 @@ Examples:
     "recompute, offload_activations, offload_optimizer; may be repeated. A flag such as --tp 8 keeps one value",
 )
 @click.option("--try-offload", is_flag=True, help="also try host memory for activations and optimizer states")
-@click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
+@click.option(
+    "--headroom", "headroom_fraction", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)"
+)
 @click.option(
     "--optimizer",
     default="adamw",
@@ -86,16 +88,8 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
-    gpus: int,
-    objective: str,
     top: int,
     keep: tuple[str, ...],
-    try_offload: bool,
-    headroom: float,
-    optimizer: str,
-    usd_per_hour: float | None,
-    straggler_factor: float,
     format_name: str | None,
     pick: int,
     output: str | None,
@@ -114,45 +108,30 @@ def command(
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
     from shapewright.app.api import plan
+    from shapewright.app.report.optimize.plan import print_plan
+    from shapewright.app.report.outputs.plan import plans_output
     from shapewright.models import read_model, untimed_values
 
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
-    groups = group_options(given)
+    keywords = api_keywords(given)
     result = plan(
         config,
         device=named_device(device),
-        num_devices=gpus,
-        objective=objective,
         top=max(top, pick) if top > 0 else top,
         keep=_read_keep(keep, form),
-        headroom_fraction=headroom,
-        optimizer=optimizer,
-        usd_per_hour=usd_per_hour,
-        straggler_factor=straggler_factor,
-        try_offload=try_offload,
-        workload=groups["workload"],
-        layout=groups["layout"],
-        overrides=groups["model"],
-        software=software,
         progress=counting_line("splits"),
+        **keywords,
     )
     if not result.plans:
         click.echo("stopped before any plan was found", err=True)
         return EXIT_INTERRUPTED
-    untimed = untimed_values(read_model(config, groups["model"])) if format_name else {}
+    untimed = untimed_values(read_model(config, keywords["overrides"])) if format_name else {}
     text = _write_files(result, format_name, untimed, pick=pick, output=output, html=html, trace=trace)
     if text:
         click.echo(text, nl=False)
-    elif as_json:
-        from shapewright.app.report.outputs.plan import plans_output
-
-        print_json(plans_output(result).to_json())
     else:
-        from shapewright.app.report.optimize.plan import print_plan
-        from shapewright.app.report.outputs.plan import plans_output
-
-        print_plan(plans_output(result), make_console())
+        print_output(plans_output(result), print_plan, as_json=as_json)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from shapewright.app.cli.console import write_text_file
+from shapewright.app.cli.console import write_chart, write_text_file
 from shapewright.app.cli.device_options import calibration_option, named_device, uncalibrated_option
 from shapewright.app.cli.help_pages import GroupedCommand
 
@@ -157,17 +157,9 @@ def _write(charts: list[Chart], path: Path, title: str, *, has_store: bool) -> l
         figures = [Figure(chart, caption=chart.alt) for chart in charts]
         write_text_file(str(path), render_page(title, figures, subtitle=words))
         return [str(path)]
-    from shapewright.app.figures.matplotlib_files import save_chart
-    from shapewright.core.errors import ShapewrightError
-
-    names: list[Any] = [path]
+    names: list[Path] = [path]
     if len(charts) > 1:
         names = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, len(charts) + 1)]
     for chart, name in zip(charts, names, strict=True):
-        try:
-            save_chart(chart, name)
-        except OSError as error:
-            raise ShapewrightError(
-                f"cannot write {name}: {error.strerror or error}; give a file in a folder that you can write to"
-            ) from error
+        write_chart(chart, name)
     return [str(name) for name in names]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_csv, print_json
+from shapewright.app.cli.console import print_csv, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import (
     field_named,
@@ -18,7 +19,6 @@ from shapewright.app.cli.trace_options import pop_traced_job, trace_config_optio
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
-    from shapewright.app.cli.trace_options import TracedJob
     from shapewright.prediction.scenario import Scenario
 
 _EPILOG = """\b
@@ -74,9 +74,13 @@ def command(
         raise click.UsageError("--all has no effect with --json or --explain, which list every operation anyway")
     if as_csv and (as_json or explain or show_all):
         raise click.UsageError("--csv cannot be combined with --json, --explain or --all; give one of them")
+    top = None if show_all else 20
     job = pop_traced_job(config, device, given, software=software != TUNED, sweep=sweeps, explain=explain, csv=as_csv)
     if job is not None:
-        _print_traced(job, as_json=as_json, show_all=show_all)
+        from shapewright.app.report.traced.outputs import traced_predict_output
+        from shapewright.app.report.traced.text import print_traced_prediction
+
+        print_output(traced_predict_output(job.predict()), partial(print_traced_prediction, top=top), as_json=as_json)
         return 0
     scenario = scenario_from_options(config, device, given, software=software)
     if sweeps:
@@ -85,43 +89,23 @@ def command(
         _print_sweep(scenario, sweeps, as_json=as_json, as_csv=as_csv)
         return 0
     prediction = scenario.predict()
+    from shapewright.app.report.outputs.predict import explain_output, predict_output
+
     if explain:
         from shapewright.app.report.explain import explain_operation, print_explanations
-        from shapewright.app.report.outputs.predict import explain_output
 
         explanations = explain_operation(prediction, explain)
-        if as_json:
-            print_json(explain_output(each.facts for each in explanations).to_json())
-        else:
-            print_explanations(explanations, make_console())
-    elif as_csv:
-        from shapewright.app.report.outputs.predict import predict_output
+        explained = explain_output(each.facts for each in explanations)
+        print_output(explained, lambda _, console: print_explanations(explanations, console), as_json=as_json)
+        return 0
+    output = predict_output(prediction, scenario)
+    if as_csv:
+        print_csv(output.to_json()["operations"])
+        return 0
+    from shapewright.app.report.predict import print_prediction
 
-        print_csv(predict_output(prediction, scenario).to_json()["operations"])
-    elif as_json:
-        from shapewright.app.report.outputs.predict import predict_output
-
-        print_json(predict_output(prediction, scenario).to_json())
-    else:
-        from shapewright.app.report.predict import print_prediction
-
-        print_prediction(prediction, make_console(), notes=scenario.notes, top=None if show_all else 20)
+    print_output(output, partial(print_prediction, top=top), as_json=as_json)
     return 0
-
-
-def _print_traced(job: TracedJob, *, as_json: bool, show_all: bool) -> None:
-    """Predict a traced module and print it."""
-    from shapewright.prediction.traced import predict_trace
-
-    prediction = predict_trace(job.trace, job.device, optimizer=job.optimizer)
-    if as_json:
-        from shapewright.app.report.traced.outputs import traced_predict_output
-
-        print_json(traced_predict_output(prediction).to_json())
-    else:
-        from shapewright.app.report.traced.text import print_traced_prediction
-
-        print_traced_prediction(prediction, make_console(), top=None if show_all else 20)
 
 
 def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool, as_csv: bool) -> None:
@@ -145,7 +129,4 @@ def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool, 
     if as_csv:
         print_csv([{**row.pop("values"), **row} for row in output.to_json()["rows"]])
         return
-    if as_json:
-        print_json(output.to_json())
-    else:
-        print_sweep(output, make_console())
+    print_output(output, print_sweep, as_json=as_json)

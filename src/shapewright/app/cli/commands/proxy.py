@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shapewright.app.cli.commands.bench import DEFAULT_STORE, Duration
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 
 if TYPE_CHECKING:
@@ -102,10 +102,7 @@ def command(
         click.echo(f"every recorded loss is in {store_path}; the same command goes on from there", err=True)
         raise
     output = proxy_output(outcome, request.text, store_path)
-    if as_json:
-        print_json(output.to_json())
-    else:
-        print_proxies(output, make_console())
+    print_output(output, print_proxies, as_json=as_json)
     return 1 if any(run.state == "failed" for run in output.runs) else 0
 
 

@@ -44,29 +44,26 @@ def command(
     Verdict, figures, findings, memory, faster shapes of the same size, assumptions, and where every number comes from.
     The file is self-contained. Exit code 0: written; 2: bad input.
     """
-    from shapewright.app.report.page import render_page
-    from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title
+    from shapewright.app.report.review import gather_review, review_page, review_subtitle
 
     if output == "-":
         raise click.UsageError("-o needs a file name, such as review.html")
     refuse_unwritable(output, pdf)
     job = pop_traced_job(config, device, given, software=software != TUNED, pdf=pdf)
     if job is not None:
-        from shapewright.app.report.traced.page import review_page_sections
+        from shapewright.app.report.traced.outputs import traced_check_output
+        from shapewright.app.report.traced.page import review_page_of_trace
         from shapewright.app.report.traced.text import describe_trace
         from shapewright.lint.traced import check_trace
 
-        report = check_trace(job.trace, job.device, optimizer=job.optimizer)
-        subtitle = describe_trace(report.prediction)
-        write_text_file(
-            output, render_page(f"Review of {job.trace.title}", review_page_sections(report), subtitle=subtitle)
-        )
-        click.echo(subtitle)
+        traced = traced_check_output(check_trace(job.trace, job.device, optimizer=job.optimizer))
+        write_text_file(output, review_page_of_trace(traced))
+        click.echo(describe_trace(traced))
         click.echo(f"wrote {output}", err=True)
         return 0
     scenario = scenario_from_options(config, device, given, software=software)
     review = gather_review(scenario, no_search=no_search)
-    page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
+    page = review_page(review)
     write_text_file(output, page)
     click.echo(review_subtitle(review))
     click.echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ import click
 from shapewright.app.cli.console import (
     counting_line,
     make_console,
-    print_json,
+    print_output,
     refuse_unwritable,
     write_json_file,
     write_text_file,
@@ -28,38 +28,17 @@ from shapewright.app.cli.device_options import (
 from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
-from shapewright.app.cli.options import group_options, job_options, software_option
-from shapewright.app.cli.param_types import Share
+from shapewright.app.cli.options import api_keywords, job_options, software_option
+from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
+    from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.hardware import Device
     from shapewright.optimize.search import Candidate, SearchResult
     from shapewright.optimize.search.result import Verification
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """Form of the printed output: a table, or one of the alternatives.
-
-    Attributes:
-        explain: Rank of the shape to hold against the baseline, operation by operation.
-        as_json: Print JSON.
-        as_csv: Print a row for each shape.
-
-    Raises:
-        UsageError: more than one of them.
-    """
-
-    explain: int | None
-    as_json: bool
-    as_csv: bool
-
-    def __post_init__(self) -> None:
-        if self.as_json + self.as_csv + (self.explain is not None) > 1:
-            raise click.UsageError("--json, --csv and --explain cannot be combined; give one of them")
 
 
 def check_files(output: str | None, html: str | None, experiments: str | None, format_name: str) -> None:
@@ -80,47 +59,25 @@ def check_files(output: str | None, html: str | None, experiments: str | None, f
     refuse_unwritable(output, html, experiments)
 
 
-def show_result(
-    result: SearchResult, verified: Verification | None, experiments: ExperimentsOutput | None, shown: Shown
-) -> None:
+def show_result(result: SearchResult, found: SearchOutput, *, explain: int | None, as_json: bool, as_csv: bool) -> None:
     """Print the shapes found, their measurements and the experiments that would decide between them."""
-    if shown.as_csv:
+    if as_csv:
         from shapewright.app.report.outputs.search import search_rows
 
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(search_rows(result))
         click.echo(text.getvalue(), nl=False)
         return
-    if shown.as_json:
-        from shapewright.app.report.outputs.search import search_output
+    from shapewright.app.report.optimize.search_text import print_next_steps, print_search
 
-        print_json(search_output(result, verified, experiments).to_json())
+    if explain is None:
+        print_output(found, print_search, as_json=as_json)
         return
-    if shown.explain is not None:
-        from shapewright.app.report.optimize.side_by_side import print_side_by_side
+    from shapewright.app.report.optimize.side_by_side import print_side_by_side
 
-        print_side_by_side(result, _ranked(result, shown.explain, "--explain"), make_console())
-    else:
-        from shapewright.app.report.optimize.search_text import print_search
-
-        print_search(result, make_console())
-    if verified is not None:
-        from shapewright.app.report.optimize.search_text import print_verification
-        from shapewright.app.report.outputs.measure import verification_output
-
-        print_verification(verification_output(verified), make_console())
-    if experiments is not None:
-        from shapewright.app.report.proxies import print_experiments
-
-        print_experiments(experiments, make_console())
-
-
-def write_page(result: SearchResult, path: str) -> None:
-    """Write the result as one page."""
-    from shapewright.app.report.optimize.search_page import search_page
-
-    write_text_file(path, search_page(result))
-    click.echo(f"wrote {path}", err=True)
+    console = make_console()
+    print_side_by_side(result, _ranked(result, explain, "--explain"), console)
+    print_next_steps(found, console)
 
 
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
@@ -224,9 +181,21 @@ Examples:
 @loss_law_option
 @node_options
 @software_option
-@click.option("--params", metavar="N", help="number of parameters, such as 2.7b (default: that of CONFIG)")
+@click.option(
+    "--params",
+    "num_parameters",
+    type=Count("parameters"),
+    metavar="N",
+    help="number of parameters, such as 2.7b (default: that of CONFIG)",
+)
 @click.option("--family", metavar="NAME", help="without CONFIG: family to start from, such as llama or gpt")
-@click.option("--tolerance", type=Share(), default=0.02, help="allowed deviation from that size (default: 2%)")
+@click.option(
+    "--tolerance",
+    "tolerance_fraction",
+    type=Share(),
+    default=0.02,
+    help="allowed deviation from that size (default: 2%)",
+)
 @click.option(
     "--vary",
     metavar="FIELD,...",
@@ -240,10 +209,26 @@ Examples:
     help="what to minimize (default: time-to-loss with the length of a run, loss-at-budget with --gpu-hours, else the "
     "speed of the --phase)",
 )
-@click.option("--train-tokens", metavar="N", help="tokens that CONFIG is trained on (default: 20 per parameter)")
+@click.option(
+    "--train-tokens",
+    type=Count("tokens"),
+    metavar="N",
+    help="tokens that CONFIG is trained on (default: 20 per parameter)",
+)
 @click.option("--gpu-hours", type=float, metavar="H", help="device hours that CONFIG is trained for, instead of tokens")
-@click.option("--target-loss", type=float, metavar="NATS", help="loss that CONFIG is trained to, instead of tokens")
-@click.option("--serve-tokens", metavar="N", help="tokens generated in the model's life, for --objective cost")
+@click.option(
+    "--target-loss",
+    "target_loss_nats",
+    type=float,
+    metavar="NATS",
+    help="loss that CONFIG is trained to, instead of tokens",
+)
+@click.option(
+    "--serve-tokens",
+    type=Count("tokens"),
+    metavar="N",
+    help="tokens generated in the model's life, for --objective cost",
+)
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--top", type=int, default=20, show_default=True, help="number of shapes to list")
 @click.option("--strict", is_flag=True, help="strict quality guard: stay close to the proportions of the baseline")
@@ -278,19 +263,8 @@ def command(
     config: str | None,
     device: str | None,
     devices: str | None,
-    software: str,
-    params: str | None,
-    family: str | None,
-    tolerance: float,
     vary: str | None,
     keep: tuple[str, ...],
-    objective: str | None,
-    train_tokens: str | None,
-    gpu_hours: float | None,
-    target_loss: float | None,
-    serve_tokens: str | None,
-    usd_per_hour: float | None,
-    top: int,
     strict: bool,
     free: bool,
     explain: int | None,
@@ -303,8 +277,6 @@ def command(
     as_csv: bool,
     html: str | None,
     experiments: str | None,
-    engine: str,
-    address: str | None,
     **given: Any,
 ) -> int:
     """Find shapes of CONFIG's size that reach a loss sooner, or run faster, on a device.
@@ -319,6 +291,8 @@ def command(
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
     from shapewright.app.api import search
+    from shapewright.app.report.outputs.measure import verification_output
+    from shapewright.app.report.outputs.search import search_output
 
     if device is not None and devices is not None:
         raise click.UsageError("--device and --devices cannot be combined; give one of them")
@@ -331,43 +305,35 @@ def command(
         raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:
         raise click.UsageError("--strict and --free cannot be combined; give one of them")
-    shown = Shown(explain=explain, as_json=as_json, as_csv=as_csv)
+    if as_json + as_csv + (explain is not None) > 1:
+        raise click.UsageError("--json, --csv and --explain cannot be combined; give one of them")
     check_files(output, html, experiments, format_name)
     varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
     if vary is not None and not varied:
         raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
-    groups = group_options(given)
     result = search(
         config,
         devices=_find_devices(device, devices),
-        num_parameters=_read_count("--params", params),
-        family=family,
-        tolerance_fraction=tolerance,
         vary=varied,
         keep=_read_keep(keep),
-        objective=objective,
         guard="strict" if strict else "free" if free else "usual",
-        top=top,
-        train_tokens=_read_count("--train-tokens", train_tokens),
-        gpu_hours=gpu_hours,
-        target_loss_nats=target_loss,
-        serve_tokens=_read_count("--serve-tokens", serve_tokens),
-        usd_per_hour=usd_per_hour,
-        engine=engine,
-        address=address,
-        workload=groups["workload"],
-        layout=groups["layout"],
-        overrides=groups["model"],
-        software=software,
         progress=counting_line("shapes"),
+        **api_keywords(given),
     )
     if output:
         write_shape(result, pick, output, format_name)
+    found = search_output(result)
     if html:
-        write_page(result, html)
-    verified = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
-    proposed = write_experiments(result, experiments) if experiments else None
-    show_result(result, verified, proposed, shown)
+        from shapewright.app.report.optimize.search_page import search_page
+
+        write_text_file(html, search_page(found))
+        click.echo(f"wrote {html}", err=True)
+    if verify is not None:
+        measured = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S)
+        found = replace(found, verification=verification_output(measured))
+    if experiments:
+        found = replace(found, experiments=write_experiments(result, experiments))
+    show_result(result, found, explain=explain, as_json=as_json, as_csv=as_csv)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
@@ -376,18 +342,6 @@ def _find_devices(device: str | None, devices: str | None) -> list[str | Device]
     if device is not None:
         return [named_device(device)]
     return compared_devices([name.strip() for name in (devices or "").split(",") if name.strip()])
-
-
-def _read_count(option: str, text: str | None) -> int | None:
-    from shapewright.core.units import parse_count
-
-    if text is None:
-        return None
-    try:
-        return parse_count(text)
-    except (ValueError, OverflowError):
-        things = "parameters up to 100 trillion" if option == "--params" else "tokens"
-        raise ConfigError(f"{option} {text!r} is no number of {things}, such as 2.7b") from None
 
 
 def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:

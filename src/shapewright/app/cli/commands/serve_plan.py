@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.app.cli.console import print_output, refuse_unwritable
 from shapewright.app.cli.defaults import device_callback
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
-from shapewright.app.cli.options import field_options, group_options
+from shapewright.app.cli.options import api_keywords, field_options
 from shapewright.app.cli.param_types import RequestRate, Seconds
 from shapewright.app.cli.traffic_options import (
     LengthOrDistribution,
@@ -25,7 +24,10 @@ from shapewright.app.cli.traffic_options import (
 from shapewright.app.report.flags import with_flags
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from shapewright.app.formats.servers.instance import Engine
+    from shapewright.app.report.outputs.serving import ServePlanOutput
 
 _EPILOG = """\b
 Examples:
@@ -70,22 +72,30 @@ _FIELDS = {
 )
 @click.option(
     "--isl",
+    "prompt_len",
     type=LengthOrDistribution(),
     metavar="DIST",
     help="tokens per prompt; with --arrivals also uniform:LOW,HIGH, normal:MEAN,DEVIATION, lognormal:MEAN,DEVIATION, "
     "geometric:MEAN, poisson:MEAN, or lengths with shares such as 128=0.7,2048=0.3",
 )
-@click.option("--osl", type=LengthOrDistribution(), metavar="DIST", help="tokens per answer, as --isl")
+@click.option("--osl", "output_len", type=LengthOrDistribution(), metavar="DIST", help="tokens per answer, as --isl")
 @click.option(
     "--cached-prefix",
+    "cached_len",
     type=int,
     default=0,
     metavar="N",
     help="prompt tokens already in the cache, such as earlier turns or a shared prefix",
 )
-@click.option("--ttft", type=Seconds(), metavar="TIME", help="limit on the time to first token, such as 300ms")
-@click.option("--tpot", type=Seconds(), metavar="TIME", help="limit on the time per output token, such as 10ms")
-@click.option("--gpus", type=int, metavar="N", help="number of devices (default: instances of up to a node)")
+@click.option(
+    "--ttft", "ttft_limit_s", type=Seconds(), metavar="TIME", help="limit on the time to first token, such as 300ms"
+)
+@click.option(
+    "--tpot", "tpot_limit_s", type=Seconds(), metavar="TIME", help="limit on the time per output token, such as 10ms"
+)
+@click.option(
+    "--gpus", "num_devices", type=int, metavar="N", help="number of devices (default: instances of up to a node)"
+)
 @click.option(
     "--formats",
     metavar="F,F,...",
@@ -122,6 +132,7 @@ _FIELDS = {
 )
 @click.option(
     "--load",
+    "requests_per_s",
     type=RequestRate(),
     metavar="RATE",
     help="requests to carry, such as 12/s: recommends the point with fewest devices, and counts instances with a spare",
@@ -137,32 +148,7 @@ _FIELDS = {
 @traffic_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
-def command(
-    config: str | None,
-    device: str,
-    isl: int | str | None,
-    osl: int | str | None,
-    cached_prefix: int,
-    ttft: float | None,
-    tpot: float | None,
-    gpus: int | None,
-    server: str | None,
-    formats: str | None,
-    memory_fraction: float | None,
-    block_tokens: int | None,
-    draft_tokens: int | None,
-    acceptance: float | None,
-    draft_cost: float | None,
-    lora_rank: int | None,
-    lora_adapters: int | None,
-    lora_targets: str | None,
-    load: float | None,
-    usd_per_hour: float | None,
-    format_name: str | None,
-    as_json: bool,
-    html: str | None,
-    **given: Any,
-) -> int:
+def command(config: str | None, device: str, as_json: bool, html: str | None, **given: Any) -> int:
     """Plan how to serve CONFIG: batch, layout, format, aggregated or disaggregated prefill.
 
     KV capacity, time to first token, time per token, throughput, and the front between tokens/s of a GPU and of a user.
@@ -171,67 +157,37 @@ def command(
     With --arrivals or --trace, requests are simulated one by one on the best layouts: percentiles of time to first
     token, time per token and end to end, queue, cache use, and the share that keeps --ttft-p90 and --tpot-p90.
     """
-    from shapewright.app.api import serve_plan
-
     refuse_unwritable(html)
-    engine = _read_engine(format_name, server)
+    engine = _read_engine(given["format_name"], given["server"])
     traffic = take_traffic(given)
-    groups = group_options(given)
     if traffic is not None:
-        speculation = {"draft_tokens": draft_tokens, "acceptance": acceptance, "draft_cost": draft_cost}
-        adapters = {"lora_rank": lora_rank, "lora_adapters": lora_adapters, "lora_targets": lora_targets}
-        refuse_closed_form_options(
-            {
-                "ttft": ttft,
-                "tpot": tpot,
-                "formats": formats,
-                "load": load,
-                "format": format_name,
-                **speculation,
-                **adapters,
-            }
-        )
-        return simulate_traffic(
-            config,
-            device,
-            as_json=as_json,
-            html=html,
-            prompt_len=isl,
-            output_len=osl,
-            cached_len=cached_prefix,
-            num_devices=gpus,
-            memory_fraction=memory_fraction,
-            block_tokens=block_tokens,
-            usd_per_hour=usd_per_hour,
-            server=server,
-            workload=groups["workload"],
-            layout=groups["layout"],
-            overrides=groups["model"],
-            **traffic,
-        )
+        refuse_closed_form_options(given)
+        return simulate_traffic(config, device, as_json=as_json, html=html, **api_keywords(given), **traffic)
+    del given["format_name"]
+    return _plan(config, device, engine, given, as_json=as_json, html=html)
+
+
+def _plan(
+    config: str | None, device: str, engine: Engine | None, given: dict[str, Any], *, as_json: bool, html: str | None
+) -> int:
+    """Plan by the closed form, print the result, and return the exit code: 1 if no point keeps the limits."""
+    from shapewright.app.api import serve_plan
+    from shapewright.app.report.optimize.serving import print_serving, serving_page
+    from shapewright.app.report.outputs.serving import serve_plan_output
+
+    formats, server = given.pop("formats"), given.pop("server")
+    speculation, adapters = _take_speculation(given), _take_adapters(given)
     found = serve_plan(
         config,
         device=named_device(device),
-        prompt_len=single_length("--isl", isl),
-        output_len=single_length("--osl", osl),
-        cached_len=cached_prefix,
-        ttft_limit_s=ttft,
-        tpot_limit_s=tpot,
-        num_devices=gpus,
+        prompt_len=single_length("--isl", given.pop("prompt_len")),
+        output_len=single_length("--osl", given.pop("output_len")),
         formats=None if formats is None else [word for word in formats.split(",") if word and word != "none"],
-        memory_fraction=memory_fraction,
-        block_tokens=block_tokens,
-        speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
-        adapters=_read_adapters(lora_rank, lora_adapters, lora_targets),
-        usd_per_hour=usd_per_hour,
-        requests_per_s=load,
+        speculation=speculation,
+        adapters=adapters,
         server=server or (engine.server_name if engine else None),
-        workload=groups["workload"],
-        layout=groups["layout"],
-        overrides=groups["model"],
+        **api_keywords(given),
     )
-    from shapewright.app.report.outputs.serving import serve_plan_output
-
     launch = None
     if engine is not None:
         from shapewright.app.formats.servers import choose_expressible, write_launch
@@ -239,28 +195,22 @@ def command(
         found = choose_expressible(found, engine)
         launch = write_launch(found, engine.name)
     output = serve_plan_output(found, launch)
-    if html:
-        from shapewright.app.report.optimize.serving import describe_serving, serving_sections
-        from shapewright.app.report.page import render_page
-
-        title = f"Serving {output.config.title}"
-        write_text_file(html, render_page(title, serving_sections(output), subtitle=describe_serving(output)))
-        click.echo(f"wrote {html}", err=True)
-    if as_json:
-        print_json(output.to_json())
-    elif launch is not None:
-        click.echo(launch.text, nl=False)
-        for words in launch.warnings:
-            click.echo(f"warning: {with_flags(words)}", err=True)
-    else:
-        from shapewright.app.report.optimize.serving import print_serving
-
-        print_serving(output, make_console())
+    print_output(
+        output, print_serving if launch is None else _print_launch, as_json=as_json, html=html, page=serving_page
+    )
     return 0 if output.keeps_limits else 1
 
 
-def _read_adapters(rank: int | None, num_resident: int | None, targets: str | None) -> Mapping[str, Any] | None:
+def _print_launch(output: ServePlanOutput, _: Console) -> None:
+    assert output.launch is not None
+    click.echo(output.launch.text, nl=False)
+    for words in output.launch.warnings:
+        click.echo(f"warning: {with_flags(words)}", err=True)
+
+
+def _take_adapters(given: dict[str, Any]) -> dict[str, Any] | None:
     """Parameters of LoRA adapters: rank and number, and optionally targets."""
+    rank, num_resident, targets = (given.pop(f"lora_{name}") for name in ("rank", "adapters", "targets"))
     if rank is None and num_resident is None and targets is None:
         return None
     if rank is None or num_resident is None:
@@ -283,17 +233,16 @@ def _read_engine(format_name: str | None, server: str | None) -> Engine | None:
     return engine
 
 
-def _read_speculation(
-    draft_tokens: int | None, acceptance: float | None, draft_cost: float | None
-) -> Mapping[str, Any] | None:
+def _take_speculation(given: dict[str, Any]) -> dict[str, Any] | None:
     """Parameters of speculative decoding: all three or none."""
-    given = {
-        "num_draft_tokens": draft_tokens,
-        "acceptance_fraction": acceptance,
-        "draft_cost_fraction": draft_cost,
+    names = {
+        "num_draft_tokens": "draft_tokens",
+        "acceptance_fraction": "acceptance",
+        "draft_cost_fraction": "draft_cost",
     }
-    if all(value is None for value in given.values()):
+    found = {name: given.pop(option) for name, option in names.items()}
+    if all(value is None for value in found.values()):
         return None
-    if any(value is None for value in given.values()):
+    if any(value is None for value in found.values()):
         raise click.UsageError("--draft-tokens, --acceptance and --draft-cost belong together: give all three")
-    return given
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shapewright.app.cli.console import echo, make_console, print_json, status_line
+from shapewright.app.cli.console import echo, make_console, print_json, print_output, status_line
 
 
 @click.group(
@@ -31,17 +31,13 @@ Examples:
 def ls(path: str, as_json: bool) -> int:
     """Summarize the store at PATH: suites, devices, rows, times and sizes."""
     from shapewright.app.report.measured import print_contents
+    from shapewright.app.report.outputs.measure import store_contents_output
     from shapewright.measure.store.database import Store
     from shapewright.measure.store.summary import summarize_store
 
     with Store(path, read_only=True) as store:
         contents = summarize_store(store)
-    if as_json:
-        from shapewright.app.report.outputs.measure import store_contents_output
-
-        print_json(store_contents_output(contents).to_json())
-    else:
-        print_contents(contents, make_console())
+    print_output(store_contents_output(contents), lambda _, console: print_contents(contents, console), as_json=as_json)
     return 0
 
 

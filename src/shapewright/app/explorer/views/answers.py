@@ -23,9 +23,8 @@ from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
 from shapewright.app.report.outputs.predict import explain_output, operation_output, predict_output
-from shapewright.app.report.page import render_page
 from shapewright.app.report.predict import describe, operation_columns, verdict
-from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title
+from shapewright.app.report.review import gather_review, review_page
 from shapewright.core.units import format_percent
 from shapewright.lint import check_scenario
 from shapewright.lowering.operations import Gemm
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import Job
     from shapewright.app.report.columns import Column
-    from shapewright.prediction.predict import Prediction
+    from shapewright.app.report.outputs.predict import PredictOutput
     from shapewright.prediction.scenario import Scenario
 
 Answer = dict[str, Any]
@@ -44,33 +43,29 @@ Answer = dict[str, Any]
 
 def answer_predict(scenario: Scenario, baseline: Scenario | None = None) -> Answer:
     """JSON and text output of ``predict``; with a baseline also the relative changes."""
-    prediction = scenario.predict()
+    output = predict_output(scenario.predict(), scenario)
     answer = {
-        **predict_output(prediction, scenario).to_json(),
-        "text": {
-            "title": describe(prediction),
-            "verdict": verdict(prediction),
-            "operations": _operations(prediction),
-        },
+        **output.to_json(),
+        "text": {"title": describe(output), "verdict": verdict(output), "operations": _operations(output)},
     }
     if baseline is not None:
-        answer["moved"] = _compare_with_baseline(baseline.predict(), prediction)
+        answer["moved"] = _compare_with_baseline(predict_output(baseline.predict(), baseline), output)
     return answer
 
 
-def _operations(prediction: Prediction) -> Answer:
+def _operations(output: PredictOutput) -> Answer:
     """All rows of the operations table, with keys that identify their operations."""
-    ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    ranked = sorted(output.operations, key=lambda entry: -entry.total_time_s)
     keys = [
         {
-            "name": entry.operation.name,
-            "pass": entry.operation.pass_name,
-            "stage": entry.operation.stage,
-            "has_tiles": isinstance(entry.operation, Gemm) and bool(getattr(entry.price, "tile_m", 0)),
+            "name": entry.name,
+            "pass": entry.pass_name,
+            "stage": entry.stage,
+            "has_tiles": entry.kind == Gemm.kind and entry.tile is not None,
         }
         for entry in ranked
     ]
-    return {**columns_to_json(operation_columns(prediction)), "keys": keys}
+    return {**columns_to_json(operation_columns(output)), "keys": keys}
 
 
 def columns_to_json(columns: Sequence[Column]) -> Answer:
@@ -89,7 +84,7 @@ _COMPARED = (
 )
 
 
-def _compare_with_baseline(before: Prediction, after: Prediction) -> list[Answer]:
+def _compare_with_baseline(before: PredictOutput, after: PredictOutput) -> list[Answer]:
     """Relative changes of the headline numbers between two steps."""
     pairs: list[tuple[str, float, float, bool | None]] = [
         (name, getattr(before, key), getattr(after, key), more) for name, key, more in _COMPARED
@@ -116,13 +111,13 @@ def _compare_with_baseline(before: Prediction, after: Prediction) -> list[Answer
 
 def answer_check(scenario: Scenario) -> Answer:
     """JSON and text output of ``check``."""
-    report = check_scenario(scenario)
+    output = check_output(check_scenario(scenario), scenario)
     return {
-        **check_output(report, scenario).to_json(),
+        **output.to_json(),
         "text": {
-            "findings": [finding_words(finding) for finding in report.findings],
-            "combined_fix": combined_fix_words(report.combined_fix) if report.combined_fix else "",
-            "better_shapes": columns_to_json(better_shape_columns(report.better_shapes)),
+            "findings": [finding_words(finding) for finding in output.findings],
+            "combined_fix": combined_fix_words(output.combined_fix) if output.combined_fix else "",
+            "better_shapes": columns_to_json(better_shape_columns(output.better_shapes)),
         },
     }
 
@@ -173,8 +168,7 @@ def answer_config(scenario: Scenario) -> Answer:
 
 def answer_report(scenario: Scenario) -> str:
     """HTML page of ``report``."""
-    review = gather_review(scenario)
-    return render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
+    return review_page(gather_review(scenario))
 
 
 def answer_csv(scenario: Scenario) -> str:

@@ -8,6 +8,7 @@ from shapewright.app.figures.design import loss_against_time_chart
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
+from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def print_design(found: DesignOutput, console: Console) -> None:
         console.print()
     console.print(describe_space(found), style="dim", soft_wrap=True)
     print_notes(found.notes, console)
+    if found.experiments is not None:
+        print_experiments(found.experiments, console)
 
 
 def describe_request(found: DesignOutput) -> str:

@@ -15,25 +15,16 @@ from shapewright.app.report.optimize.search_text import (
     device_columns,
     front_heading,
 )
-from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
+from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.app.report.predict import describe
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.search import SearchOutput
-    from shapewright.optimize.search import SearchResult
 
 
-def search_page(result: SearchResult) -> str:
+def search_page(found: SearchOutput) -> str:
     """Render a result as one HTML document."""
-    config = result.baseline.config
-    title = f"Shapes of the size of {config.title}"
-    return render_page(title, search_sections(result), subtitle=describe(result.baseline.prediction))
-
-
-def search_sections(result: SearchResult) -> list[Section]:
-    """Sections of the page."""
-    found = search_output(result)
     sections: list[Section] = [Words("Summary", _summary(found))]
     if found.candidates:
         caption = "Down and to the right is better: less time for more parameters."
@@ -46,7 +37,8 @@ def search_sections(result: SearchResult) -> list[Section]:
     listed = [*found.candidates, *found.pareto]
     legend = [describe_letters(listed, candidate_columns(listed))] if found.candidates else []
     sections.append(Words("Notes", [*legend, describe_space(found), *found.notes]))
-    return sections
+    title = f"Shapes of the size of {found.step.config.title}"
+    return render_page(title, sections, subtitle=describe(found.step))
 
 
 def _summary(found: SearchOutput) -> list[str]:

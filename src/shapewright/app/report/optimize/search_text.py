@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, fit, print_notes, print_table
 from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
-from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
+from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.app.report.predict import print_verdict
+from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_count, format_seconds
 from shapewright.optimize.search import OBJECTIVES
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from shapewright.app.report.outputs.measure import VerificationOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
-    from shapewright.optimize.search import SearchResult
     from shapewright.prediction.training_run import RunCost
 
 _GAINS_SHOWN = 4
@@ -24,13 +24,12 @@ _FRONT_SHOWN = 8
 _KWH_PER_MWH = 1000.0
 
 
-def print_search(result: SearchResult, console: Console) -> None:
-    """Print a whole result."""
-    found = search_output(result)
+def print_search(found: SearchOutput, console: Console) -> None:
+    """Print a whole result, with the measurement of its shapes and the experiments that would decide between them."""
     if found.verdict is not None:
         console.print(f"verdict: {found.verdict.text}", style="bold", soft_wrap=True)
         console.print()
-    print_verdict(result.baseline.prediction, console)
+    print_verdict(found.step, console)
     console.print()
     if found.candidates:
         console.print(candidates_heading(found), style="bold", soft_wrap=True)
@@ -51,6 +50,15 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(describe_letters([*found.candidates, *front], shown), style="dim", soft_wrap=True)
     console.print(describe_space(found), style="dim", soft_wrap=True)
     print_notes(found.notes, console)
+    print_next_steps(found, console)
+
+
+def print_next_steps(found: SearchOutput, console: Console) -> None:
+    """Print the measurement of shapes and the proposed experiments, where there are any."""
+    if found.verification is not None:
+        print_verification(found.verification, console)
+    if found.experiments is not None:
+        print_experiments(found.experiments, console)
 
 
 def best_by_num_changes(found: SearchOutput) -> dict[str, CandidateOutput]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.plan import serving_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table, spread
-from shapewright.app.report.page import Figure, Section, Words, table_of
+from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ ASSUMPTIONS = (
 """Assumptions of a serving plan, one line each."""
 
 
-def serving_sections(output: ServePlanOutput) -> list[Section]:
-    """Sections of the page."""
+def serving_page(output: ServePlanOutput) -> str:
+    """Render a serving plan as one HTML document."""
     sections: list[Section] = []
     if output.recommended is not None:
         sections.append(table_of("Recommended, and most tokens/s of each mode", mode_columns(output, "point")))
@@ -225,4 +225,4 @@ def serving_sections(output: ServePlanOutput) -> list[Section]:
         sections.append(table_of("The front", point_columns(front)))
     sections.append(table_of(f"Capacity of one instance, {output.formats[0].name}", capacity_columns(output)))
     sections.append(Words("Assumptions", (*ASSUMPTIONS, *(f"Note: {line}" for line in output.notes))))
-    return sections
+    return render_page(f"Serving {output.config.title}", sections, subtitle=describe_serving(output))

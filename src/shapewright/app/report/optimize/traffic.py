@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.plan import latency_chart
 from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Words, table_of
+from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -145,12 +145,13 @@ ASSUMPTIONS = (
 """Assumptions of the simulation, one line each."""
 
 
-def traffic_sections(output: TrafficOutput) -> list[Section]:
-    """Sections of the page."""
-    return [
+def traffic_page(output: TrafficOutput) -> str:
+    """Render simulated traffic as one HTML document."""
+    sections: list[Section] = [
         Words("Verdict", (verdict_words(output),)),
         table_of("Simulations", run_columns(output)),
         Figure(latency_chart(output), "90 % quantiles of requests."),
         table_of("Servers", server_columns(output)),
         Words("Assumptions", (*ASSUMPTIONS, *(f"Note: {line}" for line in output.notes))),
     ]
+    return render_page(f"Traffic on {output.config.title}", sections, subtitle=describe_traffic(output))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.effect import EffectOutput, effect_output
-from shapewright.app.report.outputs.model import Output, described, problem_keys, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
+from shapewright.app.report.outputs.model import Output, described, problem_keys, take, text_only
+from shapewright.app.report.outputs.predict import (
+    DeviceSummary,
+    JobLayout,
+    PredictOutput,
+    job_layout,
+    predict_output,
+    summarize_device,
+)
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
+    from shapewright.core.notes import Note
     from shapewright.lint import CheckReport, Finding
     from shapewright.prediction.scenario import Scenario
 
@@ -106,6 +114,18 @@ class CheckOutput(Output):
     device: DeviceSummary
     workload: Workload
     layout: JobLayout
+    step: PredictOutput | None = text_only()
+    other_warnings: list[str] = text_only()
+
+
+# Rules whose findings repeat a warning of the prediction, with the code of that warning.
+_WARNING_OF_RULE = {"ME101": "does-not-fit", "CF101": "overlong"}
+
+
+def other_warnings(findings: Iterable[Finding], warnings: Iterable[Note]) -> list[str]:
+    """Warnings of a prediction that no finding repeats."""
+    repeated = {_WARNING_OF_RULE.get(finding.code) for finding in findings}
+    return [note for note in warnings if note.code not in repeated]
 
 
 def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
@@ -128,6 +148,8 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
         device=summarize_device(scenario.device),
         workload=scenario.workload,
         layout=job_layout(scenario.layout),
+        step=None if prediction is None else predict_output(prediction, scenario),
+        other_warnings=[] if prediction is None else other_warnings(report.findings, prediction.warnings),
     )
 
 

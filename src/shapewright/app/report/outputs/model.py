@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Version of the JSON form of all commands; it grows when a key changes its meaning or is removed."""
 
-_KEY, _IS_OPTIONAL, _IS_FLAT = "key", "is_optional", "is_flat"
+_KEY, _IS_OPTIONAL, _IS_FLAT, _IS_TEXT_ONLY = "key", "is_optional", "is_flat", "is_text_only"
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 
 _SHARED_KEYS = {
@@ -80,6 +80,11 @@ def optional(text: str, *, key: str = "") -> Any:
     return field(default=None, metadata={**doc_field(text).metadata, _KEY: key, _IS_OPTIONAL: True})
 
 
+def text_only() -> Any:
+    """Declare a field that text and pages show and that JSON does not have."""
+    return field(metadata={_IS_TEXT_ONLY: True})
+
+
 def problem_keys(refusal: Refusal | None) -> dict[str, Any]:
     """Values of ``problem``, ``problem_code`` and ``problem_field``."""
     if refusal is None:
@@ -123,6 +128,7 @@ def _entries(cls: type) -> tuple[_Entry, ...]:
             spec.metadata.get(_IS_FLAT, False),
         )
         for spec in fields(cls)
+        if not spec.metadata.get(_IS_TEXT_ONLY)
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take
+from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take, text_only
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
 from shapewright.memory import count_trained_parameters
@@ -116,6 +116,7 @@ class OperationOutput:
     alignment: int | None = described("bytes that the contiguous dimensions are aligned to, at most 128")
     bound_by: str = described("`compute`, `memory`, `latency` (kernel start) or `communication`")
     calibration: str = described("calibration record that priced it")
+    executed_flops: float = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,7 @@ class PredictOutput(Output):
     warnings: list[str] = described("one line each: does not fit, exceeds the model's length, borrowed calibration")
     source: str
     notes: list[str]
+    peak_flops_per_s: float = text_only()
 
 
 def summarize_device(device: Device) -> DeviceSummary:
@@ -178,6 +180,7 @@ def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
         calibration_records={kind: source.label for kind, source in prediction.calibration.items()},
         source=scenario.model.source,
         notes=scenario.notes,
+        peak_flops_per_s=prediction.device.peak_flops_per_s(prediction.workload.dtype),
     )
 
 
@@ -234,6 +237,8 @@ def _operation_fields(entry: PricedOperation) -> dict[str, Any]:
         "alignment": int(aligned.alignment_bytes) if aligned else None,
         "bound_by": "communication" if isinstance(operation, Collective) else price.bound_by,
         "calibration": price.calibration.label,
+        # Of attention without what the mask leaves out: rates of the whole square could exceed the peak.
+        "executed_flops": float(operation.executed_flops if isinstance(operation, Attention) else operation.flops),
     }
 
 

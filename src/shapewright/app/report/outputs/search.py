@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shapewright.app.report.outputs.effect import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
 from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
-from shapewright.app.report.outputs.model import Output, described, optional, plain, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
+from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
+from shapewright.app.report.outputs.predict import (
+    DeviceSummary,
+    JobLayout,
+    PredictOutput,
+    job_layout,
+    prediction_output,
+    summarize_device,
+)
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.result import Gain
@@ -207,6 +214,7 @@ class SearchOutput(Output):
     notes: list[str]
     verification: VerificationOutput | None = optional("measurement of the best shapes; with `--verify` only")
     experiments: ExperimentsOutput | None = optional("small models that would decide; with `--experiments` only")
+    step: PredictOutput = text_only()
 
 
 def search_output(
@@ -237,6 +245,7 @@ def search_output(
         space=take(SearchSpace, tally, faster_but_too_large=tally.too_large),
         verification=None if verification is None else verification_output(verification),
         experiments=experiments,
+        step=prediction_output(prediction),
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.outputs.check import FindingOutput, finding_output
-from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.check import FindingOutput, finding_output, other_warnings
+from shapewright.app.report.outputs.model import Output, described, take, text_only
 from shapewright.app.report.outputs.predict import (
     DeviceSummary,
     OperationOutput,
@@ -34,6 +34,7 @@ class TraceSummary:
     num_parameters: int = described("parameters, shared ones once")
     num_trainable: int = described("parameters that require a gradient")
     num_tokens: int = described("tokens of a step: elements of the first integer input, else its first dimension")
+    title: str = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,7 @@ class TracedPredictOutput(Output):
     unknown_operators: list[UnknownOperatorOutput] = described("operators without a model, those with most bytes first")
     calibration_records: dict[str, str] = described("record id by kind of operation, with the donor of a borrowed one")
     warnings: list[str] = described("one line each: how the module was run, does not fit, borrowed calibration")
+    peak_flops_per_s: float = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,9 @@ class TracedCheckOutput(Output):
     num_suppressed: int = described("findings suppressed by `--ignore`")
     findings: list[FindingOutput] = described("findings, the costliest first; `field` begins with the module path")
     warnings: list[str] = described("limits of the prediction, one line each")
+    step: TracedPredictOutput = text_only()
+    memory: TracedMemoryOutput = text_only()
+    other_warnings: list[str] = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +188,7 @@ def traced_predict_output(prediction: TracedPrediction) -> TracedPredictOutput:
         operations=[operation_output(entry) for entry in prediction.operations],
         unknown_operators=[take(UnknownOperatorOutput, one) for one in prediction.trace.unknown_operators],
         calibration_records={kind: source.label for kind, source in prediction.calibration.items()},
+        peak_flops_per_s=prediction.device.peak_flops_per_s(prediction.trace.dtype),
     )
 
 
@@ -196,6 +202,9 @@ def traced_check_output(report: TracedCheck) -> TracedCheckOutput:
         step_time_s=prediction.step_time_s,
         findings=[finding_output(finding) for finding in report.findings],
         warnings=prediction.warnings,
+        step=traced_predict_output(prediction),
+        memory=traced_memory_output(prediction),
+        other_warnings=other_warnings(report.findings, prediction.warnings),
     )
 
 

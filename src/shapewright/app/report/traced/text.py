@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from shapewright.app.report.check import print_finding
-from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.predict import operation_columns
-from shapewright.app.report.traced.outputs import TracedPart, traced_memory_output
-from shapewright.core.units import (
-    format_bytes,
-    format_count,
-    format_percent,
-    format_rate,
-    format_seconds,
-)
+from shapewright.app.report.check import OPERATIONS_SHOWN, print_finding
+from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
+from shapewright.app.report.predict import memory_words, operation_columns, print_operations
+from shapewright.app.report.traced.outputs import TracedPart
+from shapewright.core.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.traced.outputs import TracedMemoryOutput, TracedMfuOutput
-    from shapewright.lint.traced import TracedCheck
+    from shapewright.app.report.outputs.predict import DeviceSummary
+    from shapewright.app.report.traced.outputs import (
+        TracedCheckOutput,
+        TracedMemoryOutput,
+        TracedMfuOutput,
+        TracedPredictOutput,
+        TraceSummary,
+    )
     from shapewright.lowering.torch_trace import Trace
-    from shapewright.prediction.traced import TracedPrediction, TracedUtilization
 
-_OPERATIONS_SHOWN = 8
+_INTERVAL = "{step_time_s} ({step_time_low_s} to {step_time_high_s})"
 _MODULE_COLUMNS = (
     Column("module", "{path}", is_text=True),
     Column("class", "{type_name}", rank=2, is_text=True),
@@ -47,43 +46,48 @@ def _total_words(count: int, value_bytes: float) -> str:
     return format_bytes(count * value_bytes) if value_bytes else ""
 
 
-def describe_trace(prediction: TracedPrediction) -> str:
+class TracedOutput(Protocol):
+    """An output about a trace on a device."""
+
+    @property
+    def trace(self) -> TraceSummary:
+        """What was traced."""
+
+    @property
+    def device(self) -> DeviceSummary:
+        """The device."""
+
+
+def describe_trace(output: TracedOutput) -> str:
     """One line: module, device, inputs, format."""
-    trace = prediction.trace
+    trace = output.trace
     trainable = (
         "" if trace.num_trainable == trace.num_parameters else f", {format_count(trace.num_trainable)} trainable"
     )
     fused = ", pointwise chains merged" if trace.is_fused else ", eager"
     return (
-        f"{trace.title} ({format_count(trace.num_parameters)} parameters{trainable}) on {prediction.device.title}: "
+        f"{trace.title} ({format_count(trace.num_parameters)} parameters{trainable}) on {output.device.title}: "
         f"{trace.phase}, {trace.inputs}, {trace.dtype}{fused}; one device"
     )
 
 
-def prediction_facts(prediction: TracedPrediction) -> dict[str, str]:
+def prediction_facts(output: TracedPredictOutput) -> dict[str, str]:
     """Main results as texts by name."""
-    times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
-    middle, low, high = map(format_seconds, times)
     facts = {
-        "step" if prediction.trace.is_training else "forward pass": f"{middle} ({low} to {high})",
-        "tokens/s": f"{prediction.tokens_per_s:,.0f}",
-        "model rate": format_rate(prediction.model_flops / prediction.step_time_s if prediction.step_time_s else 0.0),
-        "MFU": format_percent(prediction.mfu),
+        "step" if output.trace.phase == "train" else "forward pass": fill(_INTERVAL, output),
+        "tokens/s": f"{output.tokens_per_s:,.0f}",
+        "model rate": format_rate(output.model_flops / output.step_time_s if output.step_time_s else 0.0),
+        "MFU": format_percent(output.mfu),
     }
-    if prediction.hardware_flops > prediction.model_flops:
-        facts["HFU"] = format_percent(prediction.hfu)
-    facts["memory"] = _memory_words(prediction)
+    if output.hardware_flops > output.model_flops:
+        facts["HFU"] = format_percent(output.hfu)
+    facts["memory"] = memory_words(output.memory)
     return facts
 
 
-def _memory_words(prediction: TracedPrediction) -> str:
-    words = f"{format_bytes(prediction.total_bytes)} of {format_bytes(prediction.device.memory_bytes)}"
-    return words if prediction.fits else f"{words} (does not fit)"
-
-
-def _print_heading(prediction: TracedPrediction, console: Console) -> None:
-    console.print(describe_trace(prediction), style="bold", soft_wrap=True)
-    print_facts(prediction_facts(prediction), console)
+def _print_heading(output: TracedPredictOutput, console: Console) -> None:
+    console.print(describe_trace(output), style="bold", soft_wrap=True)
+    print_facts(prediction_facts(output), console)
 
 
 def print_trace(trace: Trace, console: Console) -> None:
@@ -93,38 +97,33 @@ def print_trace(trace: Trace, console: Console) -> None:
     print_notes(trace.notes, console)
 
 
-def print_traced_prediction(prediction: TracedPrediction, console: Console, *, top: int | None = 20) -> None:
+def print_traced_prediction(output: TracedPredictOutput, console: Console, *, top: int | None = 20) -> None:
     """Print a prediction of a trace.
 
     Args:
-        prediction: The prediction.
+        output: The prediction.
         console: Console to print on.
         top: Operations to list, slowest first; None for all.
     """
-    _print_heading(prediction, console)
+    _print_heading(output, console)
     console.print()
-    print_table(operation_columns(prediction, top=top), console)
-    hidden = 0 if top is None else max(0, len(prediction.operations) - top)
-    if hidden:
-        console.print(f"{hidden} more operations; --all lists them", style="dim")
-    print_notes(prediction.warnings, console)
+    print_operations(output, console, top=top)
+    print_notes(output.warnings, console)
 
 
-def print_traced_check(report: TracedCheck, console: Console) -> None:
+def print_traced_check(output: TracedCheckOutput, console: Console) -> None:
     """Print findings and the slowest operations."""
-    prediction = report.prediction
-    _print_heading(prediction, console)
+    _print_heading(output.step, console)
     console.print()
-    for finding in report.findings:
+    for finding in output.findings:
         print_finding(finding, console)
-    if not report.findings:
+    if not output.findings:
         console.print("no findings", style="green")
-    if report.num_suppressed:
-        console.print(f"{report.num_suppressed} findings suppressed by --ignore", style="dim")
+    if output.num_suppressed:
+        console.print(f"{output.num_suppressed} findings suppressed by --ignore", style="dim")
     console.print()
-    print_table(operation_columns(prediction, top=_OPERATIONS_SHOWN), console)
-    repeated = {"does-not-fit"} if any(finding.code == "ME101" for finding in report.findings) else set()
-    print_notes([note for note in prediction.warnings if note.code not in repeated], console)
+    print_table(operation_columns(output.step, top=OPERATIONS_SHOWN), console)
+    print_notes(output.other_warnings, console)
 
 
 def memory_columns(output: TracedMemoryOutput) -> list[Column]:
@@ -147,37 +146,34 @@ def component_facts(output: TracedMemoryOutput) -> dict[str, str]:
     return {name: format_bytes(value) for name, value in parts.items() if value}
 
 
-def print_memory_of_trace(prediction: TracedPrediction, console: Console) -> None:
+def print_memory_of_trace(output: TracedMemoryOutput, console: Console) -> None:
     """Print the memory of a trace: components, peak, and modules."""
-    output = traced_memory_output(prediction)
-    console.print(describe_trace(prediction), style="bold", soft_wrap=True)
-    console.print(_memory_words(prediction), style="green" if prediction.fits else "bold red")
+    memory = output.memory
+    console.print(describe_trace(output), style="bold", soft_wrap=True)
+    console.print(memory_words(memory), style="green" if memory.fits else "bold red")
     print_facts(component_facts(output), console)
     console.print(
-        f"peak at {output.memory.peak_operation or 'the forward pass'}; saved between the passes "
-        f"{format_bytes(output.memory.saved_bytes)}",
+        f"peak at {memory.peak_operation or 'the forward pass'}; saved between the passes "
+        f"{format_bytes(memory.saved_bytes)}",
         soft_wrap=True,
     )
     console.print()
     print_table(memory_columns(output), console)
-    print_notes(prediction.warnings, console)
+    print_notes(output.warnings, console)
 
 
-def print_traced_mfu(found: TracedUtilization, output: TracedMfuOutput, console: Console) -> None:
+def print_traced_mfu(output: TracedMfuOutput, console: Console) -> None:
     """Print a measured step of a trace."""
-    console.print(describe_trace(found.prediction), style="bold", soft_wrap=True)
-    print_facts(
-        {
-            "measured": format_seconds(output.measured_time_s),
-            "MFU": format_percent(output.mfu),
-            "HFU": format_percent(output.hfu),
-            "predicted": f"{format_seconds(output.step_time_s)} ({format_seconds(output.step_time_low_s)} to "
-            f"{format_seconds(output.step_time_high_s)})",
-            "reachable MFU": format_percent(output.reachable_mfu),
-            "unexplained": format_seconds(max(output.unexplained_s, 0.0)),
-        },
-        console,
-    )
+    console.print(describe_trace(output), style="bold", soft_wrap=True)
+    facts = {
+        "measured": format_seconds(output.measured_time_s),
+        "MFU": format_percent(output.mfu),
+        "HFU": format_percent(output.hfu),
+        "predicted": fill(_INTERVAL, output),
+        "reachable MFU": format_percent(output.reachable_mfu),
+        "unexplained": format_seconds(max(output.unexplained_s, 0.0)),
+    }
+    print_facts(facts, console)
     console.print()
     print_table(part_columns(output), console)
     print_notes(output.warnings, console)
