@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shapewright.app.api import serve_traffic as serve_traffic
     from shapewright.app.api import sweep as sweep
     from shapewright.app.api import trace as trace
-    from shapewright.app.formats.readers import read_job as read_job
+    from shapewright.app.formats import read_job as read_job
     from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
     from shapewright.app.integrations.measured_steps import explain_step as explain_step
     from shapewright.app.integrations.transformers_callback import TransformersCallback as TransformersCallback
@@ -59,7 +59,7 @@ _HOMES = {
     "mfu": "shapewright.app.api",
     "plan": "shapewright.app.api",
     "predict": "shapewright.app.api",
-    "read_job": "shapewright.app.formats.readers",
+    "read_job": "shapewright.app.formats",
     "search": "shapewright.app.api",
     "serve_plan": "shapewright.app.api",
     "serve_traffic": "shapewright.app.api",

@@ -11,9 +11,8 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.app.formats import FORMATS, RUN_FORMATS, write_format
+from shapewright.app.formats import FORMATS, READERS, RUN_FORMATS, parse_job, read_job, write_format
 from shapewright.app.formats.output_format import unused_fields
-from shapewright.app.formats.readers import READERS, parse_job, read_job
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.models import TransformerConfig, list_presets, read_model, untimed_values
 from shapewright.workload import ParallelLayout, Workload

@@ -73,7 +73,7 @@ def _read_config(context: click.Context, _: click.Parameter, value: str | None) 
         return read_standard_input()
     if value is None or not os.path.isfile(value.partition("::")[0]):  # noqa: PTH113 - takes long names
         return value
-    from shapewright.app.formats.readers.read import is_job_file
+    from shapewright.app.formats import is_job_file
 
     if not is_job_file(value):
         return value
@@ -87,7 +87,7 @@ def _read_run(context: click.Context, _: click.Parameter, value: str | None) -> 
 
 
 def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
-    from shapewright.app.formats.readers import read_job
+    from shapewright.app.formats import read_job
 
     reading = read_job(path)
     found = context.meta.setdefault(_KEY, _FileFields())

@@ -19,6 +19,7 @@ from shapewright.app.formats.output_format import (
     num_replicas,
     workload_error,
 )
+from shapewright.app.formats.reading import Reading, Values, parse_yaml
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -87,6 +88,45 @@ def _layout_settings(layout: ParallelLayout, workload: Workload | None) -> list[
         "fsdp_config:",
         *(f"  {name}: {words[value] if isinstance(value, bool) else value}" for name, value in values.items()),
     ]
+
+
+def read_accelerate(text: str) -> Reading:
+    """Read a launch config of Accelerate, with FSDP of either version, DeepSpeed or plain data parallelism."""
+    values = Values(parse_yaml(text))
+    kind = str(values.get("distributed_type", default="NO")).upper()
+    sharding, deepspeed = Values(values.get("fsdp_config") or {}), Values(values.get("deepspeed_config") or {})
+    layout: dict[str, Any] = {"data_parallel": values.number("num_processes", default=1)}
+    workload: dict[str, Any] = {"phase": "train"}
+    if kind == "FSDP":
+        old = str(sharding.get("fsdp_sharding_strategy", default="")).upper()
+        reshards = sharding.get("fsdp_reshard_after_forward", default=True)
+        keeps = old in ("2", "SHARD_GRAD_OP") or str(reshards).lower() in ("false", "shard_grad_op")
+        layout["zero_stage"] = 0 if old in ("3", "NO_SHARD") else 2 if keeps else 3
+        workload["recompute"] = "full" if sharding.flag("fsdp_activation_checkpointing") else "none"
+    elif kind == "DEEPSPEED":
+        layout["zero_stage"] = deepspeed.number("zero_stage", default=2)
+        if deepspeed.get("offload_optimizer_device") == "cpu":
+            workload["offload_optimizer"] = True
+    precision = str(values.get("mixed_precision", default="no"))
+    workload["dtype"] = precision if precision in ("bf16", "fp16", "fp8") else "fp32"
+    workload |= _commented(text)
+    values.skip("compute_environment", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+    sharding.skip("fsdp_version", "fsdp_auto_wrap_policy", "fsdp_state_dict_type", "fsdp_offload_params")
+    inner = [f"fsdp_config.{key}" for key in sharding.unread()] + [
+        f"deepspeed_config.{key}" for key in deepspeed.unread()
+    ]
+    return Reading(format="accelerate-yaml", workload=workload, layout=layout, unread=(*values.unread(), *inner))
+
+
+def _commented(text: str) -> dict[str, int]:
+    """Batch that our own files state in comments, since the training script sets it."""
+    names = {"per_device_train_batch_size": "micro_batch_size", "tokens per sequence": "seq_len"}
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.lstrip("# ").partition(": ")
+        if line.startswith("#   ") and name in names and value.isdigit():
+            found[names[name]] = int(value)
+    return found
 
 
 FORM = OutputFormat(

@@ -10,6 +10,7 @@ offload_optimizer, and activation checkpointing.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
@@ -21,6 +22,7 @@ from shapewright.app.formats.output_format import (
     num_replicas,
     workload_error,
 )
+from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, read_zero
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -100,6 +102,34 @@ def _layout_settings(layout: ParallelLayout, *, offloads: bool) -> dict[str, Any
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads else {}),
         }
     }
+
+
+_AUTO = "auto"  # left to the trainer that reads the file
+
+
+def read_deepspeed(text: str) -> Reading:
+    """Read a config of DeepSpeed; values that are ``auto`` are those of the trainer."""
+    file = {name: value for name, value in parse_yaml(text).items() if value != _AUTO}
+    values = Values(file)
+    micro_batch = values.number("train_micro_batch_size_per_gpu")
+    passes = values.number("gradient_accumulation_steps", default=1)
+    batch = values.number("train_batch_size")
+    zero = values.get("zero_optimization") or {}
+    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+    is_enabled = {name: bool((values.get(name) or {}).get("enabled")) for name in ("bf16", "fp16")}
+    layout: dict[str, Any] = read_zero(zero)
+    values.skip("bf16", "fp16")
+    if batch and micro_batch:
+        layout["data_parallel"] = max(1, batch // (micro_batch * passes))
+    workload = {
+        "phase": "train",
+        "micro_batch_size": micro_batch,
+        "global_batch_size": batch,
+        "dtype": "bf16" if is_enabled["bf16"] else "fp16" if is_enabled["fp16"] else "fp32",
+        "recompute": "full" if values.get("activation_checkpointing") else None,
+        "offload_optimizer": True if offload and offload.get("device") == "cpu" else None,
+    }
+    return Reading(format="deepspeed-json", workload=given(workload), layout=layout, unread=values.unread())
 
 
 FORM = OutputFormat(

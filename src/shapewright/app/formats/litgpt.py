@@ -6,6 +6,7 @@ Source: litgpt/config.py, litgpt/args.py and litgpt/pretrain.py of Lightning-AI/
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
@@ -20,11 +21,21 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     workload_error,
 )
+from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
+_SIZES = {
+    "n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_heads", "n_query_groups": "num_kv_heads",
+    "head_size": "head_dim", "intermediate_size": "intermediate_size", "block_size": "max_position_embeddings",
+}  # fmt: skip
+_EXPERT_SIZES = {
+    "n_expert": "num_experts",
+    "n_expert_per_token": "num_experts_per_token",
+    "moe_intermediate_size": "moe_intermediate_size",
+}
 _MLPS = {
     ("gelu", False): ("GptNeoxMLP", "none"),
     ("gelu_new", False): ("GptNeoxMLP", "tanh"),
@@ -33,6 +44,7 @@ _MLPS = {
     ("gelu_pytorch_tanh", True): ("GemmaMLP", "tanh"),
     ("silu", True): ("LLaMAMLP", "none"),
 }
+_UNTIMED = {"rope_base": "rotary_base", "norm_eps": "norm_epsilon"}
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 
 
@@ -100,13 +112,7 @@ def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:
         raise model_error(FORM.name, "windows of several sizes", "one window size is supported")
     values: dict[str, Any] = {
         "name": config.name or "shapewright",
-        "n_layer": config.num_layers,
-        "n_embd": config.hidden_size,
-        "n_head": config.num_heads,
-        "n_query_groups": config.num_kv_heads,
-        "head_size": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "block_size": config.max_position_embeddings,
+        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "vocab_size": config.vocab_size,
         "padded_vocab_size": config.vocab_size,
         "norm_class_name": "RMSNorm" if config.norm == "rmsnorm" else "LayerNorm",
@@ -123,17 +129,80 @@ def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:
         "rotary_percentage": 1.0,
     }
     if config.is_moe:
-        values |= {
-            "n_expert": config.num_experts,
-            "n_expert_per_token": config.num_experts_per_token,
-            "moe_intermediate_size": config.moe_intermediate_size,
-        }
+        values |= {theirs: getattr(config, ours) for theirs, ours in _EXPERT_SIZES.items()}
     if windows:
         values["sliding_window_size"] = windows.pop()
         flags = [int(config.window_of_layer(index) > 0) for index in range(config.num_layers)]
         values["sliding_window_indices"] = flags
-    names = {"rotary_base": "rope_base", "norm_epsilon": "norm_eps"}
-    return values | {key: untimed[name] for name, key in names.items() if name in untimed}
+    return values | {key: untimed[name] for key, name in _UNTIMED.items() if name in untimed}
+
+
+_DEFAULTS = {"n_layer": 16, "n_embd": 4096, "n_head": 32, "block_size": 4096, "vocab_size": 50254}
+_MLP_CLASSES = {
+    "GptNeoxMLP": ("gelu", False), "LLaMAMLP": ("silu", True), "GemmaMLP": ("gelu", True), "LLaMAMoE": ("silu", True),
+}  # fmt: skip
+_WORDS_OF_PRECISION = {"bf16": "bf16", "16": "fp16", "32": "fp32"}
+
+
+def read_litgpt(text: str) -> Reading:
+    """Read a model_config.yaml of litgpt, or the config of a training with ``model_config`` and ``train``."""
+    file = parse_yaml(text)
+    inner = file.get("model_config")
+    model = inner if isinstance(inner, Mapping) else file
+    values = Values({**_DEFAULTS, **model})
+    fields = values.pick(_SIZES | _EXPERT_SIZES)
+    kind = values.get("mlp_class_name", default="GptNeoxMLP")
+    activation, is_gated = _MLP_CLASSES.get(kind, ("gelu", False))
+    if values.get("gelu_approximate") == "tanh" and activation == "gelu":
+        activation = "gelu_pytorch_tanh"
+    is_rmsnorm = values.get("norm_class_name", default="LayerNorm") == "RMSNorm"
+    has_bias = values.flag("bias", default=True)
+    multiple = values.number("padding_multiple", default=512)
+    padded = values.number("padded_vocab_size") or round_up(values.number("vocab_size"), multiple)
+    window = values.number("sliding_window_size")
+    flags = values.get("sliding_window_indices") or [1]
+    fields |= {
+        "activation": activation,
+        "gated_mlp": is_gated,
+        "vocab_size": padded,
+        "norm": "rmsnorm" if is_rmsnorm else "layernorm",
+        "norm_bias": not is_rmsnorm,
+        "qkv_bias": values.flag("attn_bias") or has_bias,
+        "attention_out_bias": has_bias,
+        "mlp_bias": has_bias,
+        "lm_head_bias": values.flag("lm_head_bias"),
+        "qk_norm": "per-head" if values.flag("norm_qk") else "none",
+        "parallel_attention_mlp": values.flag("parallel_residual", default=True),
+        "num_norms_per_layer": (1 if values.flag("shared_attention_norm") else 2)
+        + values.flag("post_attention_norm")
+        + values.flag("post_mlp_norm"),
+        "position_embedding": "rotary",
+        "attention_windows": tuple(window * int(flag) for flag in flags) if window else None,
+        "fused_qkv": True,
+    }
+    values.skip("name", "hf_config", "rotary_percentage", "vocab_size")
+    workload, layout, unread = _read_run(file) if model is not file else ({}, {}, ())
+    return Reading(
+        format="litgpt-yaml",
+        fields={name: value for name, value in given(fields).items() if value != 0 or name.endswith("bias")},
+        workload=workload,
+        layout=layout,
+        untimed=values.pick(_UNTIMED),
+        unread=(*values.unread(), *unread),
+    )
+
+
+def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Workload and layout of a training, and the keys that are not read."""
+    values = Values({name: value for name, value in file.items() if name not in ("model_config", "train")})
+    train = Values(file.get("train") or {})
+    names = {"global_batch_size": "global_batch_size", "micro_batch_size": "micro_batch_size"}
+    workload = train.pick({**names, "max_seq_length": "seq_len"}) | {"phase": "train"}
+    precision = str(values.get("precision", default=""))
+    workload |= given({"dtype": next((ours for word, ours in _WORDS_OF_PRECISION.items() if word in precision), None)})
+    devices, nodes = values.get("devices"), values.number("num_nodes", default=1)
+    layout = {"data_parallel": int(devices) * nodes} if str(devices).isdigit() else {}
+    return workload, layout, (*values.unread(), *(f"train.{key}" for key in train.unread()))
 
 
 FORM = OutputFormat(

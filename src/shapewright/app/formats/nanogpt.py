@@ -5,7 +5,8 @@ Source: train.py and model.py of karpathy/nanoGPT, master of 2024 and 2025.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
     OutputFormat,
@@ -17,6 +18,7 @@ from shapewright.app.formats.output_format import (
     num_replicas,
     workload_error,
 )
+from shapewright.app.formats.reading import DTYPES, Reading, Values, literal, parse_python
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -35,6 +37,8 @@ _RUN = {
     "beta2": "beta2",
     "grad_clip": "gradient_clip",
 }
+_SIZES = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
+_DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768}
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -67,9 +71,7 @@ def write_python(
             "block_size sets both",
         )
     lines = [
-        f"n_layer = {config.num_layers}",
-        f"n_head = {config.num_heads}",
-        f"n_embd = {config.hidden_size}",
+        *(f"{theirs} = {getattr(config, ours)}" for theirs, ours in _SIZES.items()),
         f"block_size = {block}",
         f"bias = {config.mlp_bias}",
         f"dropout = {config.hidden_dropout!r}",
@@ -103,6 +105,53 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> lis
         f"gradient_accumulation_steps = {passes}",
         f'dtype = "{_PRECISIONS[workload.dtype]}"',
     ]
+
+
+def read_nanogpt(text: str) -> Reading:
+    """Read a config file of nanoGPT, on top of the defaults of train.py."""
+    assignments: dict[str, Any] = {}
+    unread = []
+    for statement in parse_python(text).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            try:
+                assignments[name] = literal(statement.value)
+            except (ValueError, TypeError, RecursionError):
+                unread.append(name)
+    values = Values(assignments)
+    has_bias = values.flag("bias")
+    dropout = values.number("dropout", default=0.0)
+    block = values.number("block_size", default=1024)
+    micro_batch = values.number("batch_size", default=12)
+    passes = values.number("gradient_accumulation_steps", default=40)
+    biases = dict.fromkeys(("norm_bias", "qkv_bias", "attention_out_bias", "mlp_bias"), has_bias)
+    return Reading(
+        format="nanogpt",
+        fields={
+            **{ours: values.number(theirs, default=_DEFAULTS[theirs]) for theirs, ours in _SIZES.items()},
+            "vocab_size": values.number("vocab_size", default=_VOCAB_SIZE),
+            "max_position_embeddings": block,
+            "norm": "layernorm",
+            "activation": "gelu",
+            "tied_embeddings": True,
+            "position_embedding": "learned",
+            "hidden_dropout": dropout,
+            "attention_dropout": dropout,
+            "fused_qkv": True,
+            **biases,
+        },
+        # Passes are summed over all devices.
+        workload={
+            "phase": "train",
+            "seq_len": block,
+            "micro_batch_size": micro_batch,
+            "global_batch_size": micro_batch * passes,
+            "dtype": DTYPES.get(values.get("dtype", default="bfloat16"), "bf16"),
+            "attention": "flash",
+            "recompute": "none",
+        },
+        unread=tuple(sorted((*unread, *values.unread()))),
+    )
 
 
 FORM = OutputFormat(

@@ -7,6 +7,7 @@ after the removal of ``mlp_type``: a gated MLP is ``intermediate_size / 3`` wide
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
@@ -22,6 +23,8 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     vocab_padding,
 )
+from shapewright.app.formats.reading import DTYPES, Reading, Values, given, parse_yaml, read_zero, round_up
+from shapewright.core.errors import ConfigError, short_repr
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -164,6 +167,93 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> dic
         "checkpoint_activations": workload.recompute == "full",
         **({"checkpoint_num_layers": 1} if workload.recompute == "full" else {}),
     }
+
+
+_SIZES = {
+    "num_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads",
+    "max_position_embeddings": "max_position_embeddings", "opt_pos_emb_offset": "position_offset",
+}  # fmt: skip
+_ACTIVATION_FIELDS = {
+    "swiglu": ("silu", True), "geglu": ("gelu", True), "gelu": ("gelu", False), "relu": ("relu", False),
+    "silu": ("silu", False),
+}  # fmt: skip
+_VOCABULARY = re.compile(r"^\s*# vocab_size (\d+):", re.MULTILINE)
+
+
+def read_neox(text: str) -> Reading:
+    """Read a YAML config of GPT-NeoX; the vocabulary is that of the tokenizer, unless the file states it."""
+    values = Values(parse_yaml(text))
+    fields = values.pick(_SIZES)
+    activation = str(values.get("activation", default="gelu"))
+    if activation not in _ACTIVATION_FIELDS:
+        raise ConfigError(f"activation={short_repr(activation)} is not known; give activation and gated_mlp")
+    name, is_gated = _ACTIVATION_FIELDS[activation]
+    width = values.number("intermediate_size", default=4 * fields.get("hidden_size", 0))
+    if is_gated:  # its two first matrices together are 2/3 of the width
+        width = round_up(-(-width // 3), values.number("mlp_multiple_of", default=1))
+    is_rmsnorm = values.get("norm", default="layernorm") == "rmsnorm"
+    norm_bias = values.flag("use_bias_in_norms", default=True) and not is_rmsnorm
+    biases = values.flag("use_bias_in_attn_linear", default=True), values.flag("use_bias_in_mlp", default=True)
+    window = values.number("sliding_window_width")
+    fields |= {
+        "activation": name,
+        "gated_mlp": is_gated,
+        "intermediate_size": width,
+        "num_kv_heads": values.number("num_kv_heads"),
+        "norm": "rmsnorm" if is_rmsnorm else values.get("norm", default="layernorm"),
+        "norm_bias": norm_bias,
+        "qkv_bias": biases[0],
+        "attention_out_bias": biases[0],
+        "mlp_bias": biases[1],
+        "parallel_attention_mlp": values.flag("gpt_j_residual"),
+        "num_norms_per_layer": 1 if values.flag("gpt_j_tied") and values.flag("gpt_j_residual") else 2,
+        "tied_embeddings": not values.flag("no_weight_tying"),
+        "position_embedding": values.get("pos_emb", default="learned"),
+        "hidden_dropout": values.number("hidden_dropout", default=0.0),
+        "attention_dropout": values.number("attention_dropout", default=0.0),
+        "attention_windows": (window,) if window else None,
+        "fused_qkv": True,
+        "fused_gate_up": is_gated,
+    }
+    stated = _VOCABULARY.search(text)
+    if stated:
+        fields["vocab_size"] = int(stated[1])
+        values.skip("make_vocab_size_divisible_by")
+    epsilon = values.number("rms_norm_epsilon" if is_rmsnorm else "layernorm_epsilon")
+    layout = values.pick({"model_parallel_size": "tensor_parallel"})
+    stages = values.number("pipe_parallel_size", default=1)
+    layout["pipeline_parallel"] = max(1, stages)
+    sequence_parallel = values.flag("sequence_parallel")
+    if layout.get("tensor_parallel", 1) > 1:
+        layout["sequence_parallel"] = sequence_parallel
+    values.skip("mlp_multiple_of")
+    return Reading(
+        format="neox-yaml",
+        fields=given(fields),
+        workload=_read_workload(values),
+        layout=layout | read_zero(values.get("zero_optimization")),
+        untimed=given({"rotary_base": values.number("rotary_emb_base"), "norm_epsilon": epsilon}),
+        unread=values.unread(),
+    )
+
+
+def _read_workload(values: Values) -> dict[str, Any]:
+    kinds = str(values.get("attention_config", default=""))
+    precision = values.get("precision")
+    if precision is None:
+        precision = next((name for name in ("bf16", "fp16") if values.get(name)), "fp32")
+    recomputes = values.flag("checkpoint_activations")
+    values.skip("checkpoint_num_layers", "bf16", "fp16")
+    workload = values.pick({"seq_length": "seq_len", "train_micro_batch_size_per_gpu": "micro_batch_size"})
+    return workload | given(
+        {
+            "phase": "train",
+            "dtype": DTYPES.get(str(precision)),
+            "recompute": "full" if recomputes else "none",
+            "attention": ("flash" if "flash" in kinds else "unfused") if kinds else None,
+            "global_batch_size": values.number("train_batch_size"),
+        }
+    )
 
 
 FORM = OutputFormat(

@@ -7,58 +7,11 @@ from dataclasses import dataclass, field, fields
 
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
 from shapewright.models import TransformerConfig
-from shapewright.models.validate import LINEAR_SIZES
 from shapewright.workload import ParallelLayout, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
 _IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")
 _MAX_PADDING = 512  # of the vocabulary, per tensor-parallel device; Megatron-LM's default is 128
-PLAIN_DECODER: dict[str, tuple[object, ...]] = {
-    "stack": ("decoder",),
-    "num_encoder_layers": (0,),
-    "parallel_attention_mlp": (False,),
-    "norm_affine": (True,),
-    "num_norms_per_layer": (2,),
-    "has_final_norm": (True,),
-    "attention_windows": ((),),
-    "attention_window_kind": ("sliding",),
-    "rotary_layers": ((),),
-    "qk_norm": ("none",),
-    "qk_norm_bias": (False,),
-    "attention_sinks": (False,),
-    "attention_output_gate": (False,),
-    "index_num_heads": (0,),
-    "index_head_dim": (0,),
-    "index_topk": (0,),
-    "num_mtp_layers": (0,),
-    "layer_types": ((),),
-    "mlp_layers": ((),),
-    **dict.fromkeys(LINEAR_SIZES, (0,)),
-    "linear_conv_bias": (False,),
-    "linear_bias": (False,),
-    "linear_norm": (True,),
-    "linear_projections": ("fused",),
-    "q_lora_rank": (0,),
-    "kv_lora_rank": (0,),
-    "qk_rope_head_dim": (0,),
-    "num_experts": (0,),
-    "num_experts_per_token": (0,),
-    "moe_intermediate_size": (0,),
-    "shared_expert_intermediate_size": (0,),
-    "shared_expert_gate": (False,),
-    "router_bias": (False,),
-    "expert_bias": (False,),
-    "expert_clamp": (False,),
-    "moe_layers": ((),),
-    "embedding_norm": (False,),
-    "num_token_types": (0,),
-    "position_offset": (0,),
-    "num_relative_buckets": (0,),
-    "head_transform": (False,),
-    "lm_head_bias": (False,),
-}
-"""Values of rarely used fields in a plain decoder."""
-
 DATA_PARALLEL_ONLY = dict.fromkeys(
     ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), (1,)
 )
@@ -90,8 +43,8 @@ class OutputFormat:
         name: Name of the format.
         project: Name of the framework.
         written_fields: Fields of TransformerConfig that the format writes with any value.
-        fixed_values: Supported values of other fields of TransformerConfig; fields in neither have the values of
-            PLAIN_DECODER.
+        fixed_values: Supported values of other fields of TransformerConfig; fields in neither have their defaults,
+            which are those of a plain decoder.
         write: Writes config, workload, layout and untimed values; workload and layout can be None.
         suffix: Suffix of the file name.
         run_values: Supported values of fields of Workload and ParallelLayout; fields that are missing support any
@@ -175,7 +128,7 @@ def check_model(target: OutputFormat, config: TransformerConfig) -> None:
     for spec in fields(config):
         if spec.name in target.written_fields or spec.name in ignored:
             continue
-        value, allowed = getattr(config, spec.name), (PLAIN_DECODER | dict(target.fixed_values))[spec.name]
+        value, allowed = getattr(config, spec.name), target.fixed_values.get(spec.name, (spec.default,))
         if value not in allowed:
             values = " or ".join(repr(each) for each in allowed)
             raise model_error(target.name, f"{spec.name}={value!r}", f"{target.project} requires {values}")

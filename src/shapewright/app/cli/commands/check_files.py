@@ -75,8 +75,7 @@ def command(
 
 def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str, Any]) -> Scenario:
     """Scenario of a config.json, or of a file of a trainer, whose batch and layout come below the given ones."""
-    from shapewright.app.formats.readers import read_job
-    from shapewright.app.formats.readers.read import is_job_file
+    from shapewright.app.formats import is_job_file, read_job
     from shapewright.prediction.build import build_scenario
 
     if not is_job_file(path):

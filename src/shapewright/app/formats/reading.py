@@ -112,6 +112,10 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp16": "fp16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
+"""Element formats by the words of trainers."""
+
+
 def literal(node: ast.expr, depth: int = 0) -> Any:
     """Value of an expression of literals and arithmetic on numbers, without running it.
 
@@ -134,6 +138,11 @@ def literal(node: ast.expr, depth: int = 0) -> Any:
         except ArithmeticError as error:
             raise ValueError(str(error)) from None
     return ast.literal_eval(node)
+
+
+def read_zero(zero: object) -> dict[str, int]:
+    """ZeRO stage of a ``zero_optimization`` section."""
+    return {"zero_stage": int(zero.get("stage", 0))} if isinstance(zero, Mapping) else {}
 
 
 def parse_python(text: str) -> ast.Module:

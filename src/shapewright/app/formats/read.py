@@ -1,4 +1,7 @@
-"""Find the format of a file, and read it."""
+"""read_job: read the model, workload and layout that a file or command line of another project describes.
+
+Files are data: Python is parsed, never run, and checkpoints are not opened.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from shapewright.app.formats.readers.megatron import read_arguments
-from shapewright.app.formats.readers.reading import Reading
-from shapewright.app.formats.readers.runs import read_accelerate, read_deepspeed, read_sglang, read_vllm
-from shapewright.app.formats.readers.torchtitan import read_flavor, read_torchtitan
-from shapewright.app.formats.readers.trainers import read_litgpt, read_nanogpt, read_neox
+from shapewright.app.formats.accelerate import read_accelerate
+from shapewright.app.formats.deepspeed import read_deepspeed
+from shapewright.app.formats.launch_lines import read_sglang, read_vllm
+from shapewright.app.formats.litgpt import read_litgpt
+from shapewright.app.formats.megatron_reader import read_arguments
+from shapewright.app.formats.nanogpt import read_nanogpt
+from shapewright.app.formats.neox import read_neox
+from shapewright.app.formats.reading import Reading
+from shapewright.app.formats.torchtitan import read_flavor, read_torchtitan
 from shapewright.core.errors import ConfigError, short_path
 from shapewright.models.config_file import read_file
 

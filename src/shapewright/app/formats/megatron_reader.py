@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import Any
 
-from shapewright.app.formats.readers.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
+from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.workload.recompute import CORE
 
