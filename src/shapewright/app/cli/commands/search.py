@@ -34,7 +34,6 @@ from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
-    from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
     from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.hardware import Device
     from shapewright.optimize.search import Candidate, SearchResult
