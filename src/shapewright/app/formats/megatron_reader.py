@@ -32,9 +32,9 @@ _LAYOUT = {
 }  # fmt: skip
 _BATCH = {"seq_length": "seq_len", "micro_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-_FROM_LOG = re.compile(r"^\s*(?:\[[^\]]*\]:\s*)?([a-z]\w+) \.{3,} (.*\S)\s*$", re.MULTILINE)
+_FROM_LOG = re.compile(r"^[ \t]*(?:\[[^\]\n]*\]:[ \t]*)?([a-z]\w+) \.{3,} (.*\S)[ \t]*$", re.MULTILINE)
 _FLAG = re.compile(r"--?[A-Za-z]")
-_ASSIGNMENT = re.compile(r"^\s*(?:export +)?(\w+)=([\w.,+-]+)\s*$", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^[ \t]*(?:export +)?(\w{1,100})=([\w.,+-]{1,100})[ \t]*$", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 # Written for the tools of the trainer; no field depends on them.
 _WITHOUT_EFFECT = (

@@ -177,7 +177,7 @@ _ACTIVATION_FIELDS = {
     "swiglu": ("silu", True), "geglu": ("gelu", True), "gelu": ("gelu", False), "relu": ("relu", False),
     "silu": ("silu", False),
 }  # fmt: skip
-_VOCABULARY = re.compile(r"^\s*# vocab_size (\d+):", re.MULTILINE)
+_VOCABULARY = re.compile(r"^[ \t]*# vocab_size (\d+):", re.MULTILINE)
 
 
 def read_neox(text: str) -> Reading:

@@ -43,10 +43,14 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("torchtitan-toml", r"^\[(model|parallelism|training)\]"),
     ("megatron-args", r"--num-layers|--tensor-model-parallel-size|\bnum_layers \.{3,}|\"ffn_hidden_size\""),
     ("accelerate-yaml", r"^(distributed_type|compute_environment):"),
-    ("litgpt-yaml", r"^\s*(n_embd|n_layer|mlp_class_name|padded_vocab_size|model_config):"),
+    ("litgpt-yaml", r"^[ \t]*(n_embd|n_layer|mlp_class_name|padded_vocab_size|model_config):"),
     ("neox-yaml", r"\b(num[-_]layers|pipe[-_]parallel[-_]size|gpt[-_]j[-_]residual)[\"']?\s*:"),
     ("deepspeed-json", r"\"(zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\""),
 )
+MAX_JOB_BYTES = 128 * 2**10
+"""Largest file of a trainer, which mostly has a few kB; a megabyte of YAML takes 10 s. Logs may be longer, as they
+begin with the arguments."""
+_IS_LOG = re.compile(r"\bnum_layers \.{3,}")
 _FLAVOR = re.compile(r"(.+\.py)::(.+)")
 
 
@@ -83,7 +87,10 @@ def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
     """
     flavor = _FLAVOR.fullmatch(os.fspath(path))
     file = flavor[1] if flavor else os.fspath(path)
-    text = read_file(Path(file)).decode("utf-8", errors="replace")
+    content = read_file(Path(file))
+    text = content[:MAX_JOB_BYTES].decode("utf-8", errors="replace")
+    if len(content) > MAX_JOB_BYTES and not _IS_LOG.search(text):
+        raise ConfigError(f"{short_path(file)} is larger than {MAX_JOB_BYTES // 2**10} KiB; give a config file")
     try:
         if flavor or (file.endswith(".py") and "ModelArgs(" in text):
             return read_flavor(text, flavor[2] if flavor else "")

@@ -51,9 +51,14 @@ class Values:
 
     Args:
         values: Values by key; hyphens of keys become underscores.
+
+    Raises:
+        ConfigError: a part of a file is no object with keys.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{short_repr(values)} stands where an object with keys belongs; give names and values")
         self._values = {str(key).replace("-", "_"): value for key, value in values.items()}
         self._read: set[str] = set()
 
@@ -166,11 +171,15 @@ def parse_yaml(text: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = _load_yaml(text)
     if not isinstance(found, dict):
         raise ConfigError("the file does not hold an object with keys; give a config file")
     return found
+
+
+_YAML_STARTS = ("[", "{", "<block mapping start>", "<block sequence start>")
+_YAML_ENDS = ("]", "}", "<block end>")
 
 
 def _load_yaml(text: str) -> Any:
@@ -180,10 +189,17 @@ def _load_yaml(text: str) -> Any:
         raise MissingExtraError(
             "reading YAML needs PyYAML, which is not installed; run pip install 'shapewright[yaml]'"
         ) from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("the file has YAML aliases, which are not read; write the values out")
-        return yaml.load(text, Loader=yaml.SafeLoader)
+        depth = 0
+        for token in yaml.scan(text, Loader=loader):
+            if isinstance(token, yaml.AliasToken):
+                raise ConfigError("the file has YAML aliases, which are not read; write the values out")
+            depth += token.id in _YAML_STARTS
+            depth -= token.id in _YAML_ENDS
+            if depth > _MAX_NESTING:
+                raise ConfigError(f"the file nests deeper than {_MAX_NESTING} levels; give a config file")
+        return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -280,7 +280,8 @@ def read_torchtitan(text: str) -> Reading:
 
 
 def _call_arguments(text: str) -> dict[str, Any]:
-    call = ast.parse(text, mode="eval").body
+    statements = parse_python(text).body
+    call = statements[0].value if statements and isinstance(statements[0], ast.Expr) else None
     return _arguments(call) if isinstance(call, ast.Call) else {}
 
 

@@ -95,8 +95,8 @@ def require_columns(path: Path, names: Sequence[str], present: Any) -> None:
     if missing:
         raise MeasuredFileError(
             f"{path.name} lacks column{'s' * (len(missing) > 1)} {', '.join(missing)} "
-            f"(it has {', '.join(map(str, present)) or 'none'}); add or rename columns (docs/measuring.md, "
-            f"Tables of your own), or leave the file out"
+            f"(it has {', '.join(str(name)[:50] for name in list(present)[:30]) or 'none'}); add or rename columns "
+            f"(docs/measuring.md, Tables of your own), or leave the file out"
         )
 
 

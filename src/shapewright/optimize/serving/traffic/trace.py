@@ -111,7 +111,7 @@ def _columns(header: list[str], shown: str) -> dict[str, str]:
         if name is not None:
             found[field] = name
         elif field not in _OPTIONAL:
-            listed = ", ".join(header[:12]) or "none"
+            listed = ", ".join(name[:50] for name in header[:12]) or "none"
             raise _refuse(
                 f"trace {shown} has no column {field!r} (its columns: {listed}); give {', '.join(map(repr, _NAMES))}, "
                 f"the last two only where prompts share a prefix"

@@ -1,0 +1,101 @@
+"""Hostile files are used or refused in one printable line: a short run of each attack, and every input that once broke.
+
+``make fuzz`` runs many more, and adds to the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz.hostile import ATTACKS, Attack, outcome
+from shapewright.app.formats.read import read_job
+from shapewright.core.errors import ConfigError, MeasuredFileError
+
+pytest.importorskip("yaml", reason="YAML files need the yaml extra")
+
+CORPUS = sorted(path for path in (Path(__file__).parent / "corpus").rglob("*") if path.is_file())
+EXAMPLES = {"parquet": 25, "csv": 40, "devices": 60, "calibration": 60, "stores": 60}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_hostile_files_are_used_or_refused(name: str, tmp_path: Path) -> None:
+    """Each attack with seeds that Hypothesis chooses; some files are used, and some refused."""
+    attack = ATTACKS[name]
+    path = tmp_path / f"{name}{attack.suffix}"
+    seen = set()
+
+    @settings(max_examples=EXAMPLES.get(name, 100), suppress_health_check=[HealthCheck.too_slow])
+    @given(st.integers(0, 2**32))
+    def attack_with(seed: int) -> None:
+        path.write_bytes(attack.make(Random(seed)))
+        seen.add(outcome(attack, path, seed))
+
+    attack_with()
+
+    assert "refused" in seen
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_inputs_that_broke_something_do_not_any_more(path: Path) -> None:
+    """Every input of the corpus."""
+    assert outcome(ATTACKS[path.parent.name], path, 0) in ("used", "refused")
+
+
+def test_a_reader_that_breaks_is_noticed(tmp_path: Path) -> None:
+    """A traceback, a wrong answer and a message of several lines are not taken for refusals."""
+    path = tmp_path / "x.json"
+    path.write_text("{}", encoding="utf-8")
+
+    def fail(error: Exception) -> Attack:
+        def use(_path: Path, _chance: Random) -> None:
+            raise error
+
+        return replace(ATTACKS["configs"], use=use)
+
+    with pytest.raises(KeyError):
+        outcome(fail(KeyError("hidden_size")), path, 0)
+    with pytest.raises(AssertionError, match="of 3000 characters"):
+        outcome(fail(MeasuredFileError("x" * 3000)), path, 0)
+    assert outcome(fail(ConfigError("refused")), path, 0) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("distributed_type: FSDP\nfsdp_config: many\n", "'many' stands where an object with keys belongs"),
+        ("distributed_type: FSDP\na: " + "[" * 60, "nests deeper than 50 levels"),
+        ('{"train_batch_size": ' + '{"a":' * 5000, "nests deeper than 50 levels"),
+        ('# Add\n#     "x": Arguments(dim=1, 2),\n[model]\nflavor = "x"\n', "not valid Python"),
+        ("n_embd: 1\n" * 20_000, "is larger than 128 KiB"),
+    ],
+)
+def test_broken_files_of_trainers(text: str, words: str, tmp_path: Path) -> None:
+    """Parts of another type, deep nesting, broken calls in comments and very long files are errors that say so."""
+    path = tmp_path / "job.txt"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=words):
+        read_job(path)
+
+
+def test_variables_of_a_script_do_not_multiply(tmp_path: Path) -> None:
+    """A long value that is named many times is left alone, instead of growing to gigabytes."""
+    path = tmp_path / "train.sh"
+    path.write_text(f"A={'1' * 50_000}\npython pretrain.py --num-layers 2 --data {'$A' * 20_000}\n", encoding="utf-8")
+
+    assert len(json.dumps(read_job(path).unread)) < 100
+
+
+def test_blank_lines_take_linear_time(tmp_path: Path) -> None:
+    """The format of a file of 100,000 blank lines is found at once; it would take minutes if each began a search."""
+    path = tmp_path / "blank.yaml"
+    path.write_text("\n" * 100_000 + "n_embd: 8\n", encoding="utf-8")
+
+    assert read_job(path).fields["hidden_size"] == 8
