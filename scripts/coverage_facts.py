@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
-from shapewright.measure.refit.intervals.rows import FOLDS, held_out_rows, price_rows
+from shapewright.measure.refit.intervals.rows import SHAPE_COLUMNS, held_out_rows, price_rows
 
 # Cells of device, format and library with fewer rows are too small to estimate coverage.
 FEWEST_ROWS = 200
@@ -36,7 +36,7 @@ def coverage_facts(data: Path, together: dict[str, Accuracy]) -> list[dict[str, 
             "covered": row.coverage_90,
             "width": row.interval_width,
             **_cells(cells[name]),
-            "unseen": _unseen(data, name) if name in FOLDS else None,
+            "unseen": _unseen(data, name) if name in ("gemm", *SHAPE_COLUMNS) else None,
             "left_out": _left_out(far.get(name, [])),
         }
         for name, row in together.items()

@@ -16,6 +16,7 @@ from refit_module import load_refit
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy.statistics import ranking_regrets
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
@@ -192,13 +193,12 @@ def test_residuals_do_not_worsen_ranking(calibrate: ModuleType, library: str, na
     """Among held-out shapes of one n k at one m >= 256, the first choice loses less to the measured best."""
     held_out, learned = price_held_out(calibrate, name, "bf16", library)
     _, physics = price_held_out(calibrate, name, "bf16", library, physics_only=True)
-    held_out = held_out.assign(parameters=held_out.n * held_out.k)
     large = (held_out.m >= 256).to_numpy()
+    ranked = held_out[large].assign(parameters=held_out.n * held_out.k)
+    alternatives, measured = ranked.groupby(["m", "parameters"]).ngroup().to_numpy(float), ranked.latency_s.to_numpy()
 
     regrets = [
-        load_refit("gemm.residual").ranking_regret(
-            held_out[large], np.asarray(price.time_s)[large], ["m", "parameters"]
-        )
+        ranking_regrets(np.asarray(price.time_s)[large], measured, alternatives, np.ones(len(ranked)))
         for price in (learned, physics)
     ]
 

@@ -122,7 +122,7 @@ Changes = dict[str, Any]
 
 
 def with_head_dim(config: TransformerConfig, head_dim: int) -> Changes | None:
-    """Change the head dimension at the same a d and a_kv d, hence the same parameter count.
+    """Change the head dimension at the same a d and a_kv d, so with the same parameter count.
 
     >>> from shapewright.models.transformer import TransformerConfig
     >>> gpt3_2_7b = TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shapewright.measure.bench.suites.layers import ModelCases
     from shapewright.measure.store.record import Case, Run
     from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.prediction.predict import Prediction
 
 _ROUNDS = 3
 # Limits of a measurement's share of the budget. [s]
@@ -65,7 +64,8 @@ def verify_search(
         raise BenchError("cannot verify the search: it found no faster shape; vary more fields or widen their ranges")
     facts.require_dtypes((result.baseline.prediction.workload.dtype,))
     shown = (result.baseline, *result.candidates[:num_shapes])
-    model_cases = [_cases_of(candidate.prediction) for candidate in shown]
+    jobs = [candidate.prediction for candidate in shown]
+    model_cases = [list_model_cases(job.config, job.workload, job.layout) for job in jobs]
     cases, num_too_large = _interleave_cases(model_cases, facts)
     if not cases:
         raise BenchError(f"cannot verify the search: every operation is too large for {facts.name}")
@@ -96,10 +96,6 @@ def verify_search(
         notes=tuple(notes),
         wall_s=time.monotonic() - begin,
     )
-
-
-def _cases_of(prediction: Prediction) -> ModelCases:
-    return list_model_cases(prediction.config, prediction.workload, prediction.layout)
 
 
 def _interleave_cases(model_cases: Sequence[ModelCases], facts: DeviceFacts) -> tuple[dict[str, Case], int]:

@@ -19,7 +19,7 @@ from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
 from shapewright.measure.fit.pointwise_record import assume_pointwise_record, fit_pointwise_record
-from shapewright.measure.fit.shared import gemm_table, good_rows, round_to_4_digits
+from shapewright.measure.fit.shared import gemm_table, good_rows, round_numbers
 from shapewright.pricing.calibration.file import FILE_KIND, SCHEMA_VERSION, device_table
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def calibrate_rows(
     records: dict[str, Any] = {}
 
     def keep(kind: str, fitted: Fitted, split: str) -> None:
-        parameters, interval, reports = (round_to_4_digits(part) for part in fitted)
+        parameters, interval, reports = (round_numbers(part) for part in fitted)
         body = {
             "kind": kind,
             "devices": [name],
@@ -183,7 +183,7 @@ def calibrate_rows(
     content = {
         "schema_version": SCHEMA_VERSION,
         "kind": FILE_KIND,
-        "device": round_to_4_digits(device_table(described)),
+        "device": round_numbers(device_table(described)),
         "remarks": remarks,
         "records": records,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapewright.measure.fit.shared import Name
-from shapewright.pricing.gemm.alignment import ALIGNMENT_CLASSES_BYTES, ROLES, contiguous_letters
+from shapewright.pricing.calibration.transfer import tensor_rate_ratio
+from shapewright.pricing.gemm.alignment import (
+    ALIGNMENT_CLASSES_BYTES,
+    ROLES,
+    contiguous_letters,
+    transfer_alignment_factors,
+)
 from shapewright.pricing.gemm.block import estimate_block_s
 from shapewright.pricing.gemm.kernels import DeviceRates, rates_of
 from shapewright.pricing.gemm.parameters import read_batched_parameters, read_parameters
@@ -240,20 +246,46 @@ def fit(
         factors: Alignment table if it is not free.
         start: Starting point instead of that of ``parameters``.
     """
+    sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
+    blocks = blocks_of(sample, layout)
+    return fit_vector(
+        lambda x: price_blocks(blocks, parameters.section(x, factors), rates),
+        sample.latency_s.to_numpy(),
+        parameters.start() if start is None else start,
+    )[0]
+
+
+def fit_vector(
+    predict: Callable[[Float[np.ndarray, " parameters"]], Float[np.ndarray, " rows"]],
+    measured: Float[np.ndarray, " rows"],
+    start: Float[np.ndarray, " parameters"],
+    *,
+    weight: float = PRIOR_WEIGHT,
+    most_evaluations: int = 60,
+) -> tuple[Float[np.ndarray, " parameters"], float]:
+    """Fit a vector of parameters by least squares of log(predicted / measured), with damped outliers.
+
+    Args:
+        predict: Returns times from parameters. [s]
+        measured: Measured times. [s]
+        start: Starting point, which is also the prior.
+        weight: Weight of the prior.
+        most_evaluations: Limit on evaluations, Jacobians not counted.
+
+    Returns:
+        The parameters and the cost.
+    """
     from scipy.optimize import least_squares
 
-    sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
-    target, prior = np.log(sample.latency_s.to_numpy()), parameters.start() if start is None else start
-    blocks = blocks_of(sample, layout)
+    target = np.log(measured)
 
     def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
-        predicted = price_blocks(blocks, parameters.section(x, factors), rates)
-        return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
+        return np.concatenate([np.log(predict(x)) - target, weight * FIT_SCALE * (x - start)])
 
-    found: Float[np.ndarray, " parameters"] = least_squares(
-        residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3
-    ).x
-    return found
+    found = least_squares(
+        residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=most_evaluations, diff_step=1e-3
+    )
+    return found.x, float(found.cost)
 
 
 def percentage_errors(predicted: Float[np.ndarray, " rows"], measured: Float[np.ndarray, " rows"]) -> dict[str, float]:
@@ -289,10 +321,15 @@ def device_rates(device: Device, dtype: str, *, hot: bool) -> DeviceRates:
     return replace(rates, l2_bytes=device.l2_bytes or 0.0) if hot else rates
 
 
-def round_to_6_digits(value: Any) -> Any:
-    """Round every number to six significant digits, which exceed the accuracy of a fit and keep diffs readable."""
-    if isinstance(value, dict):
-        return {key: round_to_6_digits(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [round_to_6_digits(entry) for entry in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def borrow_alignment(
+    device: Device, section: Mapping[str, Any], donor: Device, donor_section: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return the alignment table of a donor's section scaled to a device's SM, by their rates in 16 bits."""
+    table: dict[str, dict[str, float]] = donor_section["alignment_factor"]
+    largest = [max(float(tile["rate"]) for tile in one["tiles"]) for one in (section, donor_section)]
+    ratio = tensor_rate_ratio(device, donor) * largest[0] / largest[1]
+    carried = transfer_alignment_factors(np.array([list(factors.values()) for factors in table.values()]), ratio)
+    return {
+        role: dict(zip(table[role], factors, strict=True))
+        for role, factors in zip(table, carried.tolist(), strict=True)
+    }

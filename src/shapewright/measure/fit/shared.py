@@ -184,14 +184,14 @@ def coverage_of(
     return _round(np.mean((measured >= predicted * low) & (measured <= predicted * high)))
 
 
-def round_to_4_digits(value: Any) -> Any:
-    """Convert to plain Python values with four significant digits, which exceed the accuracy of these fits."""
+def round_numbers(value: Any, digits: int = 4) -> Any:
+    """Convert to plain Python values with some significant digits, which exceed the accuracy of a fit."""
     if isinstance(value, Mapping):
-        return {str(key): round_to_4_digits(item) for key, item in value.items()}
+        return {str(key): round_numbers(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [round_to_4_digits(item) for item in value]
+        return [round_numbers(item, digits) for item in value]
     if isinstance(value, (np.floating, float)):
-        return _round(value)
+        return float(f"{float(value):.{digits}g}")
     return int(value) if isinstance(value, np.integer) else value
 
 

@@ -121,7 +121,7 @@ class Trainer:
             self._restore()
 
     def train(self, keep_going: Callable[[], bool], on_step: Callable[[Progress], None]) -> Iterator[LossRecord]:
-        """Train to the end of the run, or until asked to stop after a step.
+        """Train to the end of the run, or until a stop is requested after a step.
 
         Yields:
             Losses, at equal distances. The caller stores each one before it asks for the next: only then is the

@@ -24,7 +24,7 @@ from shapewright.measure.fit.shared import (
     fit_log_times,
     fold_of_rows,
     interval_of,
-    round_to_4_digits,
+    round_numbers,
 )
 from shapewright.measure.refit.record_files import DEVICES, SAME_CHIP, SOURCE, command, write_record
 
@@ -114,7 +114,7 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
     rows = table[table.device == DEVICES[name]].reset_index(drop=True)
     folds = fold_of_rows(rows.op_name, rows.num_gpus, rows.message_bytes)
     seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
-    operations = round_to_4_digits(fit_device(seen, link))
+    operations = round_numbers(fit_device(seen, link))
     seen_folds = folds[folds != HELD_OUT_FOLD]
     held_out = np.empty(len(seen))
     for fold in range(1, NUM_FOLDS):

@@ -151,7 +151,7 @@ def fit_kernel(
         measured: Their times. [s]
         layouts: Columns that identify a layout.
         choices: Axes of tables to try; those of which the work has all places.
-        shapes_recur: Whether the same shapes are asked about on other devices (KernelTable.shapes_recur).
+        shapes_recur: Whether the same shapes are priced on other devices (KernelTable.shapes_recur).
     """
     if "sequences" in work.places and all(len(np.unique(column)) == 1 for column in layouts):
         layouts = [work.places["sequences"]]  # a kernel with one layout is judged on numbers of sequences

@@ -22,7 +22,7 @@ import shapewright.prediction.loss
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_left_out, scatter_about_law
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
-from shapewright.measure.fit.shared import Array, round_to_4_digits
+from shapewright.measure.fit.shared import Array, round_numbers
 from shapewright.measure.refit.record_files import command
 from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE
 
@@ -132,7 +132,7 @@ def refit(data: Path) -> None:
         },
         "recipes": {REFERENCE: _reference(rows, recipes), **recipes},
     }
-    LAW.write_text(json.dumps(round_to_4_digits(content), indent=1) + "\n", encoding="utf-8")
+    LAW.write_text(json.dumps(round_numbers(content), indent=1) + "\n", encoding="utf-8")
 
 
 def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: Array) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import shapewright.pricing
-from shapewright.measure.fit.shared import round_to_4_digits
+from shapewright.measure.fit.shared import round_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +48,9 @@ def read_record(kind: str, name: str) -> dict[str, Any]:
     return content
 
 
-def save_record(kind: str, name: str, content: Mapping[str, Any]) -> Path:
-    """Write a record atomically, so that an interrupted fit leaves the old one."""
+def save_record(kind: str, name: str, content: Mapping[str, Any], *, digits: int = 0) -> Path:
+    """Write a record atomically, so that an interrupted fit leaves the old one; ``digits`` 0 keeps all digits."""
+    content = round_numbers(content, digits) if digits else content
     path = record_path(kind, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.tmp")
@@ -57,12 +58,12 @@ def save_record(kind: str, name: str, content: Mapping[str, Any]) -> Path:
     return draft.replace(path)
 
 
-def write_record(kind: str, name: str, record: Mapping[str, Any]) -> Path:
-    """Write a new record with four significant digits; its id contains the date of the fit."""
+def write_record(kind: str, name: str, record: Mapping[str, Any], *, digits: int = 4) -> Path:
+    """Write a new record with some significant digits; its id contains the date of the fit."""
     today = datetime.now(UTC).date().isoformat()
     content = {"id": f"{kind}/{name}/{today}", "kind": kind, **record}
     content["provenance"] = {"date": today, **record["provenance"]}
-    return save_record(kind, name, round_to_4_digits(content))
+    return save_record(kind, name, content, digits=digits)
 
 
 # The same rows give the same trees, in one thread.

@@ -145,7 +145,7 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
     """Leave out default fields that the form of the model's config cannot hold, with a note for each.
 
     Raises:
-        ConfigError: a field that was asked for by name cannot be varied.
+        ConfigError: a field that was named cannot be varied.
     """
     kept, notes = [], []
     for name in request.vary:

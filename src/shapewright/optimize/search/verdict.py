@@ -157,6 +157,10 @@ def judge_search(candidates: Sequence[Judged], *, is_training: bool, only_free: 
             f"keep your shape until a trial shows more: {change} is better with {100.0 * net.probability_faster:.0f} % "
             f"certainty, to the same loss {interval}"
         )
+    return _verdict(code, text, best, net)
+
+
+def _verdict(code: str, text: str, best: Judged, net: Speedup) -> Verdict:
     return Verdict(
         code=code,
         text=text,
@@ -188,13 +192,4 @@ def _judge_inference(candidates: Sequence[Judged]) -> Verdict:
             f"{effect.difference_nats:+.3f} nats ({effect.difference_low_nats:+.3f} to "
             f"{effect.difference_high_nats:+.3f})"
         )
-    return Verdict(
-        code=code,
-        text=text,
-        rank=best.rank,
-        changes=best.changes,
-        net_speedup=speedup.factor,
-        net_speedup_low=speedup.low,
-        net_speedup_high=speedup.high,
-        chance_better=speedup.probability_faster,
-    )
+    return _verdict(code, text, best, speedup)

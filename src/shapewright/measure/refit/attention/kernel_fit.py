@@ -22,7 +22,7 @@ from shapewright.measure.fit.shared import (
     fit_log_times,
     fold_of_rows,
     interval_of,
-    round_to_4_digits,
+    round_numbers,
 )
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
 from shapewright.pricing.attention.kernels import AttentionShape, read_parameters
@@ -331,7 +331,7 @@ def calibrate_family(
         parameters = kernel.parameters(fit)
         if phase == "prefill":
             parameters["tensor_fraction"] = {str(width): parameters["tensor_fraction"][str(width)]}
-        parameters = round_to_4_digits(parameters)
+        parameters = round_numbers(parameters)
         interval = interval_of(predicted, part.latency_s.to_numpy(), AIMED_COVERAGE)
         held = rows[held_out & (rows.head_dim == width)]
         report: dict[str, Any] = {

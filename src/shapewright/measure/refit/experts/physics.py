@@ -25,9 +25,8 @@ from shapewright.measure.fit.gemm_section import (
     device_rates,
     percentage_errors,
     predict_rows,
-    round_to_6_digits,
 )
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, fold_of_rows, interval_of
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, fold_of_rows, interval_of, round_numbers
 from shapewright.measure.refit.experts.fit_parameters import FitParameters
 from shapewright.measure.refit.record_files import DEVICES, SAME_CHIP, SOURCE, command, read_record, write_record
 from shapewright.pricing.calibration.records import load_record
@@ -139,7 +138,7 @@ class Part(NamedTuple):
 
     def section(self, x: Array) -> dict[str, Any]:
         """Return the section of the record for a fitted vector."""
-        section: dict[str, Any] = round_to_6_digits(self.parameters.section(x, self.factors))
+        section: dict[str, Any] = round_numbers(self.parameters.section(x, self.factors), 6)
         return section
 
     def residuals(self, x: Array) -> Array:

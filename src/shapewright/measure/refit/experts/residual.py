@@ -24,7 +24,6 @@ from shapewright.measure.fit.shared import (
     Array,
     error_summary,
     interval_of,
-    round_to_4_digits,
 )
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table
 from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, record_path, save_record
@@ -226,7 +225,7 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
     }
     knots: dict[str, Any] = {axis: KNOTS[axis].astype(np.int32) for axis in AXES["moe"]}
     np.savez_compressed(path.with_suffix(".npz"), **knots, **tables)
-    save_record("moe", name, round_to_4_digits(content))
+    save_record("moe", name, content, digits=4)
     print(name, f"{path.with_suffix('.npz').stat().st_size / 1e3:.0f} kB", flush=True)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,20 +23,18 @@ from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.measure.accuracy.tables.gemm import AMD_LIBRARY, section_of
 from shapewright.measure.fit.gemm_section import (
     FitParameters,
+    borrow_alignment,
     device_rates,
     factor_table,
     fit,
     percentage_errors,
     predict_rows,
-    round_to_6_digits,
 )
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, fold_of_rows, interval_of
 from shapewright.measure.refit.gemm.trees import learn_forest
-from shapewright.measure.refit.record_files import command, read_record, record_path, save_record
+from shapewright.measure.refit.record_files import command, read_record, record_path, write_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
 from shapewright.pricing.calibration.residual import section_name
-from shapewright.pricing.calibration.transfer import tensor_rate_ratio
-from shapewright.pricing.gemm.alignment import transfer_alignment_factors
 from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM
 
 TABLE, BEST_TABLE = "gemm_amd.parquet", "mamf.csv"
@@ -164,7 +161,6 @@ def slow_to_best(section: dict[str, Any], device: Device, best: Any) -> dict[str
 
 def refit(data: Path, devices: Sequence[str] = ()) -> None:
     """Fit every record, or those of some devices."""
-    today = datetime.now(UTC).date().isoformat()
     sibling: Section | None = None
     int8_donor: Section | None = None
     for name, alias in MEASURED.items():
@@ -193,28 +189,17 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
         for key, section in found.items():
             print(name, *key, json.dumps(section.report), flush=True)
         if not devices or name in devices:
-            _write(name, device, found, today)
-
-
-def alignment_of(device: Device, tiles: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the alignment factors of MI250X, the only chip of the vendor with odd sizes, carried to a device's SM."""
-    donor = read_record("gemm", ALIGNMENT_DONOR)["parameters"]["dtypes"]["fp16"]
-    largest = [max(float(tile["rate"]) for tile in listed) for listed in (tiles, donor["tiles"])]
-    ratio = tensor_rate_ratio(device, load_device(ALIGNMENT_DONOR)) * largest[0] / largest[1]
-    table: dict[str, dict[str, float]] = donor["alignment_factor"]
-    carried = transfer_alignment_factors(np.array([list(factors.values()) for factors in table.values()]), ratio)
-    return {
-        role: dict(zip(table[role], factors, strict=True))
-        for role, factors in zip(table, carried.tolist(), strict=True)
-    }
+            _write(name, device, found)
 
 
 def with_alignment(content: dict[str, Any], device: Device) -> dict[str, Any]:
-    """Return a section with borrowed alignment factors: all measured sizes are aligned."""
-    return {**content, "alignment_factor": alignment_of(device, content["tiles"]), ALIGNMENT_FROM: ALIGNMENT_DONOR}
+    """Return a section with the alignment factors of MI250X, the only chip of the vendor with measured odd sizes."""
+    donor = read_record("gemm", ALIGNMENT_DONOR)["parameters"]["dtypes"]["fp16"]
+    factors = borrow_alignment(device, content, load_device(ALIGNMENT_DONOR), donor)
+    return {**content, "alignment_factor": factors, ALIGNMENT_FROM: ALIGNMENT_DONOR}
 
 
-def _write(name: str, device: Device, found: dict[tuple[str, str], Section], today: str) -> None:
+def _write(name: str, device: Device, found: dict[tuple[str, str], Section]) -> None:
     found = {key: one._replace(content=with_alignment(one.content, device)) for key, one in found.items()}
     default = {
         dtype: min((key for key in found if key[1] == dtype), key=_usual_order)
@@ -232,8 +217,6 @@ def _write(name: str, device: Device, found: dict[tuple[str, str], Section], tod
     path = record_path("gemm", name).with_suffix(".npz")
     save_forests(path, forests)
     record = {
-        "id": f"gemm/{name}/{today}",
-        "kind": "gemm",
         "devices": [name],
         "architecture": device.architecture,
         "parameters": {**part("content"), "is_tuned": True},
@@ -246,7 +229,6 @@ def _write(name: str, device: Device, found: dict[tuple[str, str], Section], tod
         },
         "provenance": {
             "command": command("gemm-amd"),
-            "date": today,
             "split": "whole (n, k) shapes left out in turn, five folds; what ships is fitted to all",
             "sections": {
                 dtype: {
@@ -262,7 +244,7 @@ def _write(name: str, device: Device, found: dict[tuple[str, str], Section], tod
             },
         },
     }
-    save_record("gemm", name, round_to_6_digits(record))
+    write_record("gemm", name, record, digits=6)
 
 
 def _usual_order(key: tuple[str, str]) -> tuple[int, int]:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from shapewright.measure.fit.gemm_section import (
-    FIT_SCALE,
     LARGEST_OVERLAP_POWER,
-    PRIOR_WEIGHT,
     Array,
     Entries,
+    fit_vector,
     transform,
     untransform,
 )
@@ -221,7 +219,6 @@ def _fit_one(
         *((name, float(kernel[name]), "logit") for name in ("edge_share", "bandwidth_fraction")),
         *((name, float(kernel[name]), "log") for name in ("fill_k", "write_ratio", "overlap_power")),
     )
-    start, target = transform(entries), np.log(rows.latency_s.to_numpy())
 
     def build(x: Array) -> dict[str, Any]:
         v = untransform(x, entries)
@@ -233,12 +230,11 @@ def _fit_one(
             "overlap_power": float(np.clip(v["overlap_power"], 1.0, LARGEST_OVERLAP_POWER)),
         }
 
-    def residuals(x: Array) -> Array:
-        time_s = problem.times(rows, [build(x)]).time_s + extra_s
-        return np.concatenate([np.log(time_s) - target, PRIOR_WEIGHT * FIT_SCALE * (x - start)])
+    def predicted(x: Array) -> Array:
+        return np.asarray(problem.times(rows, [build(x)]).time_s + extra_s)
 
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3)
-    return build(found.x), float(found.cost)
+    x, cost = fit_vector(predicted, rows.latency_s.to_numpy(), transform(entries))
+    return build(x), cost
 
 
 def _share_widths(kernels: list[dict[str, Any]]) -> None:
@@ -247,17 +243,17 @@ def _share_widths(kernels: list[dict[str, Any]]) -> None:
     Score GEMMs have as many columns as keys, 2048 in every row, so narrow tiles are not observed.
     """
     for kernel in kernels:
-        kin = [
+        wider = [
             other
             for other in kernels
             if other is not kernel
             and len(other["widths"]) > len(kernel["widths"])
             and other["alignments_bytes"] == kernel["alignments_bytes"]
         ]
-        if len(kernel["widths"]) == 1 and kin:
-            widest = kin[0]["rates"][-1]
-            kernel["rates"] = [kernel["rates"][0] * rate / widest for rate in kin[0]["rates"]]
-            kernel["widths"], kernel["edge_share"] = kin[0]["widths"], kin[0]["edge_share"]
+        if len(kernel["widths"]) == 1 and wider:
+            widest = wider[0]["rates"][-1]
+            kernel["rates"] = [kernel["rates"][0] * rate / widest for rate in wider[0]["rates"]]
+            kernel["widths"], kernel["edge_share"] = wider[0]["widths"], wider[0]["edge_share"]
 
 
 def feed_from_caches(kernel: dict[str, Any], edge: float) -> dict[str, Any]:

@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.fit.gemm_section import (
     FIT_ROWS,
-    FIT_SCALE,
     PRIOR_WEIGHT,
     FitParameters,
     alignment_entries,
     blocks_of,
     device_rates,
+    fit_vector,
     percentage_errors,
     price_blocks,
-    round_to_6_digits,
     transform,
 )
 from shapewright.measure.fit.shared import Array, coverage_of, interval_of, split_by_shape
@@ -41,7 +38,7 @@ from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.intervals.interval_files import write_groups
 from shapewright.measure.refit.intervals.residual_intervals import Groups
 from shapewright.measure.refit.intervals.transfer import transfer_groups
-from shapewright.measure.refit.record_files import command, record_path, save_record
+from shapewright.measure.refit.record_files import command, record_path, write_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
 from shapewright.pricing.calibration.records import FP32_GEMM, load_record
 from shapewright.pricing.gemm.price import price_gemm
@@ -109,17 +106,15 @@ def fit_kernels(rows: pd.DataFrame, device: Device, operation: str, start: Array
         first[:-1] = start[:-1]
     weight = PRIOR_WEIGHT if start is None else _STARTED_PRIOR_WEIGHT
     sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
-    target, rates = np.log(sample.latency_s.to_numpy()), device_rates(device, "fp32", hot=False)
-    blocks = blocks_of(sample, OPERATIONS[operation])
+    blocks, rates = blocks_of(sample, OPERATIONS[operation]), device_rates(device, "fp32", hot=False)
 
     def section(x: Array) -> dict[str, Any]:
         return {**parameters.section(x[:-1], None), "k_step": _K_STEP}
 
-    def residuals(x: Array) -> Array:
-        timed_s = price_blocks(blocks, section(x), rates) + np.exp(x[-1])
-        return np.concatenate([np.log(timed_s) - target, weight * FIT_SCALE * (x - first)])
+    def predicted(x: Array) -> Array:
+        return np.asarray(price_blocks(blocks, section(x), rates) + np.exp(x[-1]))
 
-    found = least_squares(residuals, first, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=40, diff_step=1e-3).x
+    found, _ = fit_vector(predicted, sample.latency_s.to_numpy(), first, weight=weight, most_evaluations=40)
     return Fitted(found, section(found), float(np.exp(found[-1])))
 
 
@@ -218,7 +213,6 @@ def _forest_of(rows: pd.DataFrame, fitted: dict[str, Fitted], device: Device) ->
 def refit(data: Path, devices: Sequence[str] = ()) -> None:
     """Fit every record, or those of some devices."""
     starts: dict[str, Array] = {}
-    today = datetime.now(UTC).date().isoformat()
     first = next(iter(MEASURED))
     for name, alias in MEASURED.items():
         if devices and name not in (first, *devices):
@@ -237,8 +231,6 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
             return {"dtypes": {"fp32": values}, "libraries": {}}
 
         record = {
-            "id": f"{FP32_GEMM}/{name}/{today}",
-            "kind": FP32_GEMM,
             "devices": [name, *SAME_BOARD.get(name, ())],
             "architecture": device.architecture,
             "parameters": part(record_section(found.fitted)),
@@ -251,12 +243,11 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
             },
             "provenance": {
                 "command": command("gemm-fp32"),
-                "date": today,
                 "split": "a fifth of whole (n, k) shapes held out; the forest that ships is learned from all",
                 "sections": {"fp32": found.report},
             },
         }
-        save_record(FP32_GEMM, name, round_to_6_digits(record))
+        write_record(FP32_GEMM, name, record, digits=6)
 
 
 def borrowed_rows(data: Path, name: str) -> pd.DataFrame:

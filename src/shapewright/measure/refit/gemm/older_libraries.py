@@ -26,7 +26,6 @@ from shapewright.measure.fit.gemm_section import (
     fit,
     percentage_errors,
     predict_rows,
-    round_to_6_digits,
     transform,
 )
 from shapewright.measure.fit.shared import fold_of_rows
@@ -160,4 +159,4 @@ def refit(data: Path) -> None:
     record["parameters"]["libraries"][LIBRARY] = {DTYPE: section}
     record["interval"]["libraries"][LIBRARY] = {DTYPE: interval_of_models(parts)}
     record["provenance"].setdefault("reports", {})[f"{DTYPE}, {LIBRARY}: models left out"] = report
-    print(save_record("gemm", NAME, round_to_6_digits(record)))
+    print(save_record("gemm", NAME, record, digits=6))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from shapewright.lowering.operations import Gemm, Pointwise
 from shapewright.measure.accuracy.context import Context
@@ -26,10 +25,9 @@ from shapewright.measure.accuracy.tables.paper_layers import (
     price_block,
 )
 from shapewright.measure.fit.gemm_section import (
-    FIT_SCALE,
-    PRIOR_WEIGHT,
     Array,
     Entries,
+    fit_vector,
     percentage_errors,
     predict_rows,
     transform,
@@ -120,13 +118,8 @@ def fit_blocks(
         return {**section["slow_cases"], **found, "spans": spans}
 
     seen, held_out = blocks[~is_held_out], blocks[is_held_out & (blocks.kind == "mlp")]
-    start, target = transform(entries), np.log(seen.measured_s.to_numpy())
-
-    def residuals(x: Array) -> Array:
-        predicted = predict(seen, untransform(x, entries))
-        return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - start)])
-
-    x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=80, diff_step=1e-3).x
+    measured, start = seen.measured_s.to_numpy(), transform(entries)
+    x, _ = fit_vector(lambda x: predict(seen, untransform(x, entries)), measured, start, most_evaluations=80)
     values = untransform(x, entries)
     return build(values), {
         **percentage_errors(predict(held_out, values), held_out.measured_s.to_numpy()),

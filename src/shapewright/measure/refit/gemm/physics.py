@@ -7,7 +7,6 @@ record are those of the held-out shapes.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.hardware.architectures import USUAL_ALIGNMENT_FACTORS
@@ -23,20 +21,19 @@ from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, PAPER_SECTION
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
 from shapewright.measure.fit.gemm_section import (
     FIT_ROWS,
-    FIT_SCALE,
     NARROW,
-    PRIOR_WEIGHT,
     Array,
     Entries,
     FitParameters,
     alignment_entries,
+    borrow_alignment,
     device_rates,
     factor_table,
     fit,
+    fit_vector,
     interval_per_regime,
     percentage_errors,
     predict_rows,
-    round_to_6_digits,
     transform,
     untransform,
 )
@@ -52,9 +49,8 @@ from shapewright.measure.refit.gemm.paper_device import (
     narrow_rows,
 )
 from shapewright.measure.refit.gemm.rows import LAYER_GEMMS, PAPER, SOURCES, Source, layer_rows, paper_rows
-from shapewright.measure.refit.record_files import RECORDS, SAME_CHIP, command, read_record, save_record
-from shapewright.pricing.calibration.transfer import tensor_rate_ratio
-from shapewright.pricing.gemm.alignment import ROLES, transfer_alignment_factors
+from shapewright.measure.refit.record_files import RECORDS, SAME_CHIP, command, read_record, save_record, write_record
+from shapewright.pricing.gemm.alignment import ROLES
 from shapewright.pricing.gemm.kernels import DeviceRates
 from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM
 
@@ -115,7 +111,6 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
         ("overhead_s", 1e-5, "log"),
         *((name, 1.0, "log") for name in SCALES),
     )
-    start = transform(entries)
 
     def predicted(x: Array, chosen: pd.DataFrame) -> Array:
         v = untransform(x, entries)
@@ -123,12 +118,7 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
         timed_s: Array = base * chosen.scale.map(v).to_numpy() + v["overhead_s"]
         return timed_s
 
-    def residuals(x: Array) -> Array:
-        return np.concatenate(
-            [np.log(predicted(x, train) / train.latency_s.to_numpy()), PRIOR_WEIGHT * FIT_SCALE * (x - start)]
-        )
-
-    x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3).x
+    x, _ = fit_vector(lambda x: predicted(x, train), train.latency_s.to_numpy(), transform(entries))
     v = untransform(x, entries)
     times = np.maximum(narrow_train.latency_s - v["overhead_s"], 1e-6) / narrow_train.scale.map(v)
     slow_cases = narrow_cases(narrow_train.assign(latency_s=times), narrow, section, rates)
@@ -179,7 +169,7 @@ def refit_alignment(folder: Path) -> None:
         print(name, json.dumps(paper.report), flush=True)
         for place, content in older_library_section(section, paper).items():
             record[place]["libraries"][PAPER_SECTION] = content
-        save_record("gemm", name, round_to_6_digits(_with_table(record, paper.factors, paper.batched)))
+        save_record("gemm", name, _with_table(record, paper.factors, paper.batched), digits=6)
     copy_alignment(folder)
 
 
@@ -188,7 +178,7 @@ def copy_alignment(_folder: Path) -> None:
     for path in sorted((RECORDS / "gemm").glob("*.json")):
         record = read_record("gemm", path.stem)
         if table := borrowed_table(path.stem, record):
-            save_record("gemm", path.stem, round_to_6_digits(_with_table(record, table)))
+            save_record("gemm", path.stem, _with_table(record, table), digits=6)
 
 
 def older_library_section(section: dict[str, Any], paper: PaperFit) -> dict[str, dict[str, Any]]:
@@ -204,16 +194,8 @@ def borrowed_table(name: str, record: dict[str, Any]) -> dict[str, dict[str, flo
     donor = ALIGNMENT_DONORS.get(record["architecture"])
     if not donor:
         return None
-    table, donor_record = _stored_table(donor), read_record("gemm", donor)
-    largest = [
-        max(tile["rate"] for tile in one["parameters"]["dtypes"]["bf16"]["tiles"]) for one in (record, donor_record)
-    ]
-    ratio = tensor_rate_ratio(load_device(name), load_device(donor)) * largest[0] / largest[1]
-    carried = transfer_alignment_factors(np.array([list(factors.values()) for factors in table.values()]), ratio)
-    return {
-        role: dict(zip(table[role], factors, strict=True))
-        for role, factors in zip(table, carried.tolist(), strict=True)
-    }
+    own, other = (one["parameters"]["dtypes"]["bf16"] for one in (record, read_record("gemm", donor)))
+    return borrow_alignment(load_device(name), own, load_device(donor), other)
 
 
 def _with_table(
@@ -233,7 +215,6 @@ def _with_table(
 
 def refit(data: Path, devices: Sequence[str] = ()) -> None:
     """Fit every GEMM record, or those of some devices."""
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     for name in devices or list(dict.fromkeys(source.device for source in SOURCES)):
         device = load_device(name)
         fitted = {source.dtype: fit_source(data, source, device) for source in SOURCES if source.device == name}
@@ -244,21 +225,18 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
                 libraries.setdefault(library, {})[dtype] = section
                 intervals.setdefault(library, {})[dtype] = ends
         record = {
-            "id": f"gemm/{name}/{today}",
-            "kind": "gemm",
             "devices": [name, *SAME_CHIP.get(name, ())],
             "architecture": device.architecture,
             "parameters": {"dtypes": {dtype: one.section for dtype, one in fitted.items()}, "libraries": libraries},
             "interval": {"dtypes": {dtype: one.interval for dtype, one in fitted.items()}, "libraries": intervals},
             "provenance": {
                 "command": command("gemm", f"--device {name}"),
-                "date": today,
                 "split": "a fifth of whole (n, k) shapes held out",
                 "sections": {dtype: one.report for dtype, one in fitted.items()},
             },
         }
         table = borrowed_table(name, record)
-        save_record("gemm", name, round_to_6_digits(_with_table(record, table) if table else record))
+        write_record("gemm", name, _with_table(record, table) if table else record, digits=6)
 
 
 class Fitted(NamedTuple):

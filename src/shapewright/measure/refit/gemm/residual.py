@@ -18,12 +18,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shapewright.hardware import load_device
+from shapewright.measure.accuracy.statistics import ranking_regrets
 from shapewright.measure.fit.gemm_section import (
     NARROW,
     Array,
     interval_per_regime,
     percentage_errors,
-    round_to_6_digits,
 )
 from shapewright.measure.fit.shared import split_by_shape
 from shapewright.measure.refit.gemm.rows import SOURCES, Source
@@ -174,7 +174,10 @@ class Learner:
         report: dict[str, Any] = {}
         for name, column in (("learned", "held_out_s"), ("physics", "physics_s"), ("other_library", "other_s")):
             judged = rows[rows[column].notna()]
-            regret = ranking_regret(judged, judged[column].to_numpy(), ["m", "parameters"])
+            alternatives = judged.groupby(["m", "parameters"]).ngroup().to_numpy(float)
+            regret = ranking_regrets(
+                judged[column].to_numpy(), judged.latency_s.to_numpy(), alternatives, np.ones(len(judged))
+            )
             report[name] = {
                 "groups": len(regret),
                 "median": round(float(np.median(regret)), 4),
@@ -182,26 +185,6 @@ class Learner:
                 "p90": round(float(np.quantile(regret, 0.9)), 4),
             }
         return report
-
-
-def ranking_regret(rows: pd.DataFrame, predicted: Array, group: Sequence[str]) -> Array:
-    """Return how much slower the predicted best of each group is than its measured best, for groups of two or more.
-
-    Args:
-        rows: Measurements, with ``latency_s``.
-        predicted: Value by which the choice is made, for each row; any unit.
-        group: Columns that alternatives share.
-
-    Returns:
-        measured(choice) / measured(best) - 1 of each group.
-    """
-    groups = rows.assign(predicted=predicted).groupby(list(group))
-    regrets = [
-        float(part.latency_s.to_numpy()[np.argmin(part.predicted.to_numpy())] / part.latency_s.min() - 1.0)
-        for _, part in groups
-        if len(part) > 1
-    ]
-    return np.array(regrets)
 
 
 def measured_knots(folder: Path) -> dict[str, Array]:
@@ -244,7 +227,7 @@ def write_record(name: str, axes: Mapping[str, Array], learners: Sequence[Learne
                 intervals["dtypes"][learner.dtype] = found
                 origin.update(report)
     content["residual"] = {"file": path.name, "interval": intervals, "command": command_line}
-    save_record("gemm", name, round_to_6_digits(content))
+    save_record("gemm", name, content, digits=6)
     np.savez_compressed(path, **axes, **tables)  # type: ignore[arg-type]
 
 

@@ -17,14 +17,13 @@ import numpy as np
 import pandas as pd
 
 from shapewright.hardware import load_device
-from shapewright.measure.fit.shared import round_to_4_digits
+from shapewright.measure.fit.shared import round_numbers
 from shapewright.measure.refit.collectives import ONE_MACHINE_GROUPS
 from shapewright.measure.refit.intervals.gemm import gemm_groups, prior_biases
 from shapewright.measure.refit.intervals.kernels import attention_groups, expert_groups
 from shapewright.measure.refit.intervals.left_out import left_out_interval, prior_bias_of
 from shapewright.measure.refit.intervals.residual_intervals import Groups, own_groups, parts_of, pool
 from shapewright.measure.refit.intervals.rows import (
-    collective_cells,
     foreign_pointwise_rows,
     price_rows,
     read_table,
@@ -39,8 +38,8 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     """Return the interval groups of collectives: their records, left-out devices."""
     columns = read_table(folder, "collectives")
     own = [
-        price_rows("collectives", columns.take(chosen)).assign(**said)
-        for chosen, said in seen_and_halves("collectives", columns, collective_cells(columns))
+        price_rows("collectives", columns.take(chosen)).assign(**labels)
+        for chosen, labels in seen_and_halves("collectives", columns)
     ]
     rows = pd.concat(own, ignore_index=True)
     paths = {name: f"own/{load_record('collectives', load_device(name)).id}/collectives" for name in set(rows.device)}
@@ -96,7 +95,7 @@ def write_groups(kind: str, groups: Groups, report: dict[str, Any], *, step: str
         "command": command(step) if step else command("intervals", f"--kind {kind}"),
         "held_out": report,
     }
-    lines = [f" {json.dumps(name)}: {json.dumps(round_to_4_digits(value))}" for name, value in sorted(groups.items())]
+    lines = [f" {json.dumps(name)}: {json.dumps(round_numbers(value))}" for name, value in sorted(groups.items())]
     path = record_path("intervals", kind)
     path.parent.mkdir(exist_ok=True)
     body = json.dumps(head, indent=1)[:-2]

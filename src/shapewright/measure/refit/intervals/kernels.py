@@ -17,8 +17,6 @@ from shapewright.measure.refit.intervals.gemm import prior_biases
 from shapewright.measure.refit.intervals.residual_intervals import Groups, Interval, library_groups, own_groups
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
-    attention_layouts,
-    expert_layouts,
     held_out_rows,
     label_values,
     price_rows,
@@ -41,8 +39,8 @@ def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     own, far, swapped = [], [], []
     for table in TABLES:
         columns = read_table(folder, table)
-        for chosen, said in seen_and_halves(table, columns, attention_layouts(columns)):
-            own += [rows.assign(**said) for rows in rows_by_kernel(columns.take(chosen), table)]
+        for chosen, labels in seen_and_halves(table, columns):
+            own += [rows.assign(**labels) for rows in rows_by_kernel(columns.take(chosen), table)]
         some = sampled(held_out_rows(folder, table), ROWS_OF_A_TABLE)
         far += list(rows_by_kernel(some, table, uncalibrated=True))
         for other in other_attention_libraries(some):
@@ -163,14 +161,14 @@ def own_rows(columns: Columns) -> tuple[pd.DataFrame, dict[str, Interval]]:
 
     Returned too are the intervals of learned tables, by group.
     """
-    parts = seen_and_halves("moe", columns, expert_layouts(columns))
+    parts = seen_and_halves("moe", columns)
     kernels = label_values(columns, "kernel")
     own = []
     for kernel in sorted(set(kernels)):
-        for chosen, said in parts:
+        for chosen, labels in parts:
             found = columns.take((kernels == kernel) & chosen)
             if found.num_rows:
-                own.append(price_rows("moe", found).assign(kernel=kernel, **said))
+                own.append(price_rows("moe", found).assign(kernel=kernel, **labels))
     rows = pd.concat(own, ignore_index=True)
     names = ["device", "dtype", "library", "kernel"]
     sections = {key: find_section(*key) for key in rows[names].drop_duplicates().itertuples(index=False, name=None)}

@@ -1,12 +1,12 @@
 """Measured rows with the predictions of the records: the input of intervals.
 
-A row's ``fold`` is 0 if it was held out of the fit of its record; the splits are those of the refits.
+The splits into fitted and held-out rows are those of the refits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from shapewright.hardware import find_measured_device
 from shapewright.lowering.operations import Gemm
@@ -84,51 +85,46 @@ def price_rows(name: str, columns: Columns, **context: Any) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def gemm_folds(columns: Columns) -> np.ndarray:
-    """Return 0 for rows of (n, k) held out on their device, 1 for the others."""
+def is_new_gemm(columns: Columns) -> NDArray[np.bool_]:
+    """Return whether the (n, k) of each row was held out on its device."""
     rows = pd.DataFrame({letter: columns.numbers[letter].astype(int) for letter in ("m", "n", "k")})
     rows = rows.assign(device=label_values(columns, "device"), dtype=label_values(columns, "dtype"))
-    folds = np.ones(len(rows), dtype=int)
+    found = np.zeros(len(rows), dtype=bool)
     for _, index in rows.groupby(["device", "dtype"]).indices.items():
         part = rows.iloc[index]
         held_out = split_by_shape(part)[1]
-        folds[index] = ~part.set_index(["n", "k"]).index.isin(held_out.set_index(["n", "k"]).index)
-    return folds
+        found[index] = part.set_index(["n", "k"]).index.isin(held_out.set_index(["n", "k"]).index)
+    return found
 
 
-def attention_layouts(columns: Columns) -> list[tuple[int, ...]]:
-    """Return the head layout of each row."""
-    names = ("num_heads", "num_kv_heads", "head_dim")
-    return list(zip(*(columns.numbers[name].astype(int).tolist() for name in names), strict=True))
+# Columns that identify the shape of a row, which is held out whole.
+SHAPE_COLUMNS = {
+    "attention_prefill": ("num_heads", "num_kv_heads", "head_dim"),
+    "attention_decode": ("num_heads", "num_kv_heads", "head_dim"),
+    "moe": ("num_experts", "topk", "hidden_size", "inter_size"),
+    "collectives": ("op_name", "num_gpus", "message_bytes"),
+}
 
 
-def attention_folds(columns: Columns) -> np.ndarray:
-    """Return the fold of each row's head layout."""
-    return fold_of_rows(*zip(*attention_layouts(columns), strict=True))
+def shapes_of(name: str, columns: Columns) -> list[tuple[Any, ...]]:
+    """Return the shape of each row of a table."""
+    values = (
+        label_values(columns, column) if column in columns.labels else columns.numbers[column].astype(int)
+        for column in SHAPE_COLUMNS[name]
+    )
+    return list(zip(*(column.tolist() for column in values), strict=True))
 
 
-def expert_layouts(columns: Columns) -> list[tuple[int, ...]]:
-    """Return the expert layout of each row."""
-    names = ("num_experts", "topk", "hidden_size", "inter_size")
-    return list(zip(*(columns.numbers[name].astype(int).tolist() for name in names), strict=True))
-
-
-def expert_folds(columns: Columns) -> np.ndarray:
-    """Return the fold of each row's expert layout: all layouts of the table, sorted, in turn."""
-    layouts = expert_layouts(columns)
-    order = {layout: index % NUM_FOLDS for index, layout in enumerate(sorted(set(layouts)))}
-    return np.array([order[layout] for layout in layouts])
-
-
-def collective_cells(columns: Columns) -> list[tuple[object, ...]]:
-    """Return operation, group size and message of each row."""
-    numbers = (columns.numbers[name].astype(int).tolist() for name in ("num_gpus", "message_bytes"))
-    return list(zip(label_values(columns, "op_name").tolist(), *numbers, strict=True))
-
-
-def collective_folds(columns: Columns) -> np.ndarray:
-    """Return the fold of each cell."""
-    return fold_of_rows(*zip(*collective_cells(columns), strict=True))
+def is_new(name: str, columns: Columns) -> NDArray[np.bool_]:
+    """Return whether each row was held out of the fit of its record."""
+    if name == "gemm":
+        return is_new_gemm(columns)
+    shapes = shapes_of(name, columns)
+    folds = fold_of_rows(*zip(*shapes, strict=True))
+    if name == "moe":  # all layouts of the table, sorted, in turn
+        order = {shape: index % NUM_FOLDS for index, shape in enumerate(sorted(set(shapes)))}
+        folds = np.array([order[shape] for shape in shapes])
+    return np.asarray(folds == HELD_OUT_FOLD)
 
 
 def halves(keys: Sequence[tuple[object, ...]]) -> np.ndarray:
@@ -137,34 +133,17 @@ def halves(keys: Sequence[tuple[object, ...]]) -> np.ndarray:
     return np.array([known.setdefault(key, fold_of("half", *key) % 2) for key in keys])
 
 
-FOLDS: dict[str, Callable[[Columns], np.ndarray]] = {
-    "gemm": gemm_folds,
-    "attention_prefill": attention_folds,
-    "attention_decode": attention_folds,
-    "moe": expert_folds,
-    "collectives": collective_folds,
-}
-
-
 def held_out_rows(folder: Path, name: str) -> Columns:
     """Return the held-out rows of a table."""
     columns = read_table(folder, name)
-    return columns.take(FOLDS[name](columns) == HELD_OUT_FOLD)
+    return columns.take(is_new(name, columns))
 
 
-def seen_and_halves(
-    name: str, columns: Columns, layouts: Sequence[tuple[object, ...]]
-) -> list[tuple[np.ndarray, dict[str, Any]]]:
-    """Return masks and labels of the fitted rows, and of the held-out ones in two halves without a common layout.
-
-    Args:
-        name: The table.
-        columns: All of its rows.
-        layouts: Layout of each row, which is kept whole.
-    """
-    is_new, half = FOLDS[name](columns) == HELD_OUT_FOLD, halves(layouts)
-    held_out = [(is_new & (half == side), {"is_held_out": True, "half": side}) for side in (0, 1)]
-    return [(~is_new, {"is_held_out": False, "half": 0}), *held_out]
+def seen_and_halves(name: str, columns: Columns) -> list[tuple[np.ndarray, dict[str, Any]]]:
+    """Return masks and labels of the fitted rows, and of the held-out ones in two halves without a common shape."""
+    held_out, half = is_new(name, columns), halves(shapes_of(name, columns))
+    parts = [(held_out & (half == side), {"is_held_out": True, "half": side}) for side in (0, 1)]
+    return [(~held_out, {"is_held_out": False, "half": 0}), *parts]
 
 
 def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:

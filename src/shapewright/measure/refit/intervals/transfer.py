@@ -97,14 +97,10 @@ class DistanceClass(NamedTuple):
 
     def without(self, name: str) -> DistanceClass:
         """Return the class without one device."""
-        return DistanceClass(
-            without(self.parts, name),
-            without(self.biases, name),
-            without(self.prior, name),
-            without(self.nearer, name),
-            self.scatter_factor,
-            self.causes,
+        parts, biases, prior, nearer = (
+            without(each, name) for each in (self.parts, self.biases, self.prior, self.nearer)
         )
+        return self._replace(parts=parts, biases=biases, prior=prior, nearer=nearer)
 
     def interval(self) -> Interval | None:
         """Return the interval of all formats; None if nothing is known of such devices."""
