@@ -383,14 +383,11 @@ def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> N
             )
 
 
-def _is_unknown_device(reason: str) -> bool:
-    return isinstance(reason, Note) and reason.code == "unknown-device"
-
-
 def _why_nothing(skipped: dict[str, dict[str, int]], unreadable: dict[str, str], devices: frozenset[str]) -> str:
     """Return the reasons in one line."""
     reasons = [*unreadable.values(), *(reason for counts in skipped.values() for reason in counts)]
     if reasons:
-        way_out = "; --calibration FILE describes a device that has none" if _is_unknown_device(reasons[0]) else ""
+        is_unknown = isinstance(reasons[0], Note) and reasons[0].code == "unknown-device"
+        way_out = "; --calibration FILE describes a device that has none" if is_unknown else ""
         return "; ".join(dict.fromkeys(reasons[:3])) + way_out
     return f"no row of {', '.join(sorted(devices))}" if devices else "no rows"

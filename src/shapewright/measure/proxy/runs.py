@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError, ShapewrightError, close_names, short_path, short_repr
+from shapewright.core.ranges import check_integer, check_number
 from shapewright.measure.proxy.text import VOCAB_SIZE
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.models.transformer import FIELD_NAMES
@@ -59,16 +59,11 @@ class ProxyRecipe:
     weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("seq_len", 1, 2**27), ("batch_tokens", 1, 2**31), ("micro_batch_size", 0, 2**20),
-            ("learning_rate", 1e-9, 10.0), ("warmup_fraction", 0.0, 1.0), ("final_fraction", 0.0, 1.0),
-            ("weight_decay", 0.0, 10.0),
-        ):  # fmt: skip
-            value, is_count = getattr(self, name), isinstance(getattr(type(self), name), int)
-            if isinstance(value, bool) or not isinstance(value, int if is_count else (int, float)):
-                raise BenchError(f"{name}={short_repr(value)} must be {'an integer' if is_count else 'a number'}")
-            if not low <= value <= high:
-                raise BenchError(f"{name}={value} must be between {low:g} and {high:g}")
+        for name, low, high in (("seq_len", 1, 2**27), ("batch_tokens", 1, 2**31), ("micro_batch_size", 0, 2**20)):
+            check_integer(name, getattr(self, name), low, high, error=BenchError)
+        check_number("learning_rate", self.learning_rate, 1e-9, 10.0, error=BenchError)
+        for name, most in (("warmup_fraction", 1.0), ("final_fraction", 1.0), ("weight_decay", 10.0)):
+            check_number(name, getattr(self, name), 0.0, most, error=BenchError)
         if self.batch_tokens % self.seq_len:
             raise BenchError(
                 f"batch_tokens={self.batch_tokens} must be a multiple of seq_len={self.seq_len}; try "
@@ -199,10 +194,8 @@ def make_spec(values: Mapping[str, Any]) -> ProxySpec:
     ratio = given.get("tokens_per_parameter", _TOKENS_PER_PARAMETER)
     tokens = given.get("train_tokens")
     for name, value in (("train_tokens", tokens), ("tokens_per_parameter", ratio)):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf
-        ):
-            raise BenchError(f"{name}={short_repr(value)} must be a number above 0")
+        if value is not None:
+            check_number(name, value, 0.0, error=BenchError, exclude_low=True)
     wanted = ratio * count_body_parameters(config) if tokens is None else tokens
     return ProxySpec(config=config, num_steps=max(1, round(wanted / recipe.batch_tokens)), recipe=recipe)
 

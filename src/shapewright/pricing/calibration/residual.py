@@ -4,7 +4,7 @@ Legend: u = log2 of a size, w a weight in 0..1, r = ln(measured / formula).
 
     time = formula * exp(w r(u_1, u_2, ...))       r: multilinear between the table's knots
 
-Libraries choose kernels by heuristics that the formulas do not model. Boosted trees (measure.refit.gemm.residual_trees)
+Libraries choose kernels by heuristics that the formulas do not model. Boosted trees (measure.refit.gemm.trees)
 learn what the formulas leave over, and the result is stored as one number per knot. Outside the table the correction
 fades. This module prices single GEMMs over m, n and k; attention.residual and the expert tables use it too. Batched
 GEMMs and records of other architectures get no correction: on held-out data it did not help (docs/decisions/0003).

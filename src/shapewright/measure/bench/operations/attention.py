@@ -12,6 +12,7 @@ from shapewright.measure.bench.operations.prepared import (
     num_input_sets,
     random_normal,
     relative_error,
+    set_precision,
     spread_indices,
 )
 
@@ -37,7 +38,7 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     from torch.nn.functional import scaled_dot_product_attention
 
     require_sdpa_support(operation)
-    torch.set_float32_matmul_precision("high" if operation.dtype == "tf32" else "highest")
+    set_precision(operation.dtype)
     batch, queries, keys = int(operation.batch_size), int(operation.query_len), int(operation.kv_len)
     heads, kv_heads = int(operation.num_heads), int(operation.num_kv_heads)
     set_bytes = float(operation.num_bytes)

@@ -11,6 +11,7 @@ from shapewright.measure.bench.operations.prepared import (
     num_input_sets,
     random_normal,
     relative_error,
+    set_precision,
     spread_indices,
 )
 
@@ -32,7 +33,7 @@ def prepare_gemm(operation: Gemm, backend: Backend) -> PreparedCall:
     """
     import torch
 
-    torch.set_float32_matmul_precision("high" if operation.dtype == "tf32" else "highest")
+    set_precision(operation.dtype)
     m, n, k, batch = (int(size) for size in (operation.m, operation.n, operation.k, operation.batch))
     set_bytes = float(operation.num_bytes)
     count = num_input_sets(set_bytes, backend)
@@ -84,7 +85,7 @@ def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend, variant: str 
     """
     import torch
 
-    torch.set_float32_matmul_precision("high" if operation.dtype == "tf32" else "highest")
+    set_precision(operation.dtype)
     m, n, k, groups = (int(size) for size in (operation.m, operation.n, operation.k, operation.groups))
     splits_k = operation.layout == "TN"
     split = k if splits_k else m

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
-from shapewright.measure.bench.operations.prepared import PreparedCall, num_input_sets, relative_error, torch_dtype
+from shapewright.measure.bench.operations.prepared import (
+    PreparedCall,
+    num_input_sets,
+    relative_error,
+    set_precision,
+    torch_dtype,
+)
 from shapewright.measure.bench.operations.torch_layer import make_layer, make_pass_context, require_supported, run_layer
 from shapewright.measure.bench.operations.torch_model import Decoder, make_optimizer_step
 from shapewright.memory import list_saved_tensors
@@ -44,7 +50,7 @@ def prepare_layer(layer: LayerRun, backend: Backend, variant: str) -> PreparedCa
 
     config, workload = layer.config_and_workload()
     require_supported(config, workload)
-    _set_precision(layer.dtype)
+    set_precision(layer.dtype)
     with_gradient = layer.passes != FORWARD
     saved = sum(tensor.num_bytes for tensor in list_saved_tensors(config, workload, ParallelLayout()))
     make = _make_weights(backend, layer.dtype, requires_grad=with_gradient)
@@ -124,7 +130,7 @@ def prepare_step(step: StepRun, backend: Backend) -> PreparedCall:
 
     config, workload = step.config_and_workload()
     require_supported(config, workload)
-    _set_precision(step.dtype)
+    set_precision(step.dtype)
     _require_memory(step.estimate_figures()["peak_memory_bytes"], backend)
     model = Decoder(config, workload, _make_weights(backend, step.dtype, requires_grad=workload.is_training))
     context = model.pass_context()
@@ -225,9 +231,3 @@ def _require_memory(needed_bytes: float, backend: Backend) -> None:
             f"needs {needed_bytes / 1e9:.1f} GB of memory, {usable_bytes / 1e9:.1f} GB are available; "
             "measure a smaller batch or model"
         )
-
-
-def _set_precision(dtype: str) -> None:
-    import torch
-
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")

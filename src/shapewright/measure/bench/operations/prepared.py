@@ -85,6 +85,13 @@ def torch_dtype(name: str) -> Any:
     }[name]
 
 
+def set_precision(dtype: str) -> None:
+    """Let torch multiply 32-bit operands in tf32, or in fp32 for every other format."""
+    import torch
+
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+
+
 def random_normal(backend: Backend, *shape: int, dtype: str) -> Any:
     """A tensor of random normal numbers on the device; callers must not write to it."""
     return backend.pool.take(shape, torch_dtype(dtype))
