@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: study demo test lint types drift pytest fuzz docs site figure release image space bench clean
+.PHONY: study demo test lint types drift pytest fuzz mutation docs site figure release image space bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -40,6 +40,10 @@ pytest: .venv-test/installed | lint types
 FUZZ ?= configs=100000 calibration=10000 devices=10000 stores=5000 parquet=2000 csv=5000 kernels=5000 requests=5000 jobs=10000
 fuzz: .venv-test/installed
 	$(TEST) tests/fuzz/run.py $(FUZZ)
+
+# Changes of the core that no test notices, by a seeded sample; some minutes a change.
+mutation: .venv-test/installed
+	$(TEST) scripts/mutate.py --seed 0 --count 80
 
 docs: .venv-test/installed
 	$(TEST) scripts/write_notation.py

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
 pytest.importorskip("transformers", reason="needs the trace extra: transformers")
 
-from hf_models import build_on_meta, count_built_parameters
+from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_config, model_type_of, tiny_config
 
 from shapewright.core.errors import ConfigError
 from shapewright.models import count_parameters
@@ -99,3 +103,77 @@ def test_multi_query_of_starcoder() -> None:
 
     assert (shared.num_kv_heads, shared.num_heads) == (1, 48)
     assert read_hf_config({**config, "multi_query": False}).config.num_kv_heads == 48
+
+
+# Multimodal wrappers, whose own keys are not those of the text model.
+WRAPPERS = ("gemma3", "llama4")
+TABLED = sorted(
+    {model_type_of(key): key for key in reversed(TINY_CONFIGS) if model_type_of(key) not in WRAPPERS}.items()
+)
+# Without effect on parameters and FLOPs.
+NEUTRAL = (
+    "token_id", "use_cache", "output_", "return_dict", "chunk_size_feed", "num_labels", "is_encoder_decoder",
+    "is_decoder", "cross_attention", "pretraining_tp", "id2label", "label2id",
+)  # fmt: skip
+# Read otherwise than transformers builds them: MPT as in the code published with it, of which transformers leaves parts
+# out; untied logits that transformers ties, or the reverse, where no published model has them.
+READ_OTHERWISE = {
+    ("mpt", "expansion_ratio"), ("mpt", "attn_config.qk_ln"), ("mpt", "attn_config.alibi"), ("mpt", "no_bias"),
+    ("bert", "tie_word_embeddings"), ("roberta", "tie_word_embeddings"), ("kimi_linear", "tie_word_embeddings"),
+    ("nemotron_h", "tie_word_embeddings"),
+}  # fmt: skip
+
+
+def switches(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Path and value of every integer and truth value of a config."""
+    for key, value in values.items():
+        if any(words in key for words in NEUTRAL):
+            continue
+        if isinstance(value, dict):
+            yield from switches(value, (*above, key))
+        elif isinstance(value, int):
+            yield (*above, key), value
+
+
+# All of them with HYPOTHESIS_PROFILE=explore.
+NUM_TYPES = len(TABLED) if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 8
+
+
+@pytest.mark.parametrize(("model_type", "key"), random.Random(22).sample(TABLED, NUM_TYPES))
+def test_no_field_of_a_type_with_a_table_is_ignored(model_type: str, key: str) -> None:
+    """Each number doubled and each truth value reversed changes the count as in transformers, or is refused."""
+    base = {**hf_config(tiny_config(key)).to_dict(), "model_type": model_type}
+    num_compared = 0
+    for path, value in switches(base):
+        config = deepcopy(base)
+        inner = config
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = not value if isinstance(value, bool) else 2 * value or 1
+        here = built = None
+        with suppress(Exception):  # a model that cannot be built
+            built = count_built_parameters(build_on_meta(deepcopy(config)))
+        with suppress(ConfigError):
+            here = count_parameters(read_hf_config(config).config).total
+        if built is None or here is None or (model_type, ".".join(path)) in READ_OTHERWISE:
+            continue
+        assert here == built, (path, value)
+        num_compared += 1
+
+    assert num_compared > 3
+
+
+@pytest.mark.parametrize(("model_type", "key"), [("deepseek_v2", "mlp_bias"), ("ernie4_5_moe", "use_bias")])
+def test_biases_of_mixtures_are_refused(model_type: str, key: str) -> None:
+    """Biases in experts are not counted, so that configs with them are refused."""
+    config = {**tiny_config(model_type), key: True}
+
+    with pytest.raises(ConfigError, match=f"{key}=True .* changes its layers in a way that is not read"):
+        read_hf_config(config)
+
+
+def test_the_width_of_mamba_is_read() -> None:
+    """A width that is not a multiple of the hidden size is that of the scan, as transformers builds it."""
+    config = {**hf_config(tiny_config("mamba")).to_dict(), "intermediate_size": 192}
+
+    assert count_parameters(read_hf_config(config).config).total == count_built_parameters(build_on_meta(config))

@@ -13,7 +13,7 @@ from shapewright.core.errors import ConfigError, plain_text, short_repr
 from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family
-from shapewright.models.families.family import Family, FieldKeys, Fields
+from shapewright.models.families.family import Family, FieldKeys, Fields, refuse_unread
 from shapewright.models.transformer import TransformerConfig
 from shapewright.models.validate import MAX_TEXT_LENGTH
 
@@ -94,6 +94,7 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
         family, assumptions = unknown_family(model_type, part)
         problem = f"model_type {short_repr(model_type)} is not known" if model_type else "no model_type is given"
         notes.append(f"{problem}: read by field names, assuming {assumptions}")
+    refuse_unread(part, family.unread, model_type)
     hf_values = ConfigValues(part, family.defaults, model_type or "an unknown model")
     read = {**family.fixed, **_read_spelled(hf_values, family)}
     if family.derive is not None:

@@ -90,6 +90,7 @@ DEEPSEEK_V2 = Family(
     keys=_DEEPSEEK_KEYS,
     fixed=RMSNORM_GATED,
     derive=_derive_deepseek,
+    unread={"mlp_bias": False},
 )
 
 

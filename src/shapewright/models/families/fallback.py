@@ -20,6 +20,7 @@ from shapewright.models.families.family import (
     Family,
     FieldKeys,
     Fields,
+    refuse_unread,
     window_on_every_layer,
     windows_from_layer_types,
 )
@@ -216,12 +217,7 @@ def _with_defaults(model_type: str, part: Mapping[str, object]) -> tuple[Mapping
             f"{'more' if error > 0 else 'fewer'} parameters than transformers builds; give a model of another type, "
             "or describe it by its sizes"
         )
-    for key, value in known["unread"].items():
-        if part.get(key, value) != value:
-            raise ConfigError(
-                f"{key}={short_repr(part[key])} of {quoted} changes its layers in a way that is not read; only "
-                f"{key}={short_repr(value)} is"
-            )
+    refuse_unread(part, known["unread"], model_type)
     for key in known["needed"]:
         if key not in part and not (key == "mlp_layer_types" and any(part.get(each) for each in _DENSE_LAYERS)):
             raise ConfigError(f"{key} is missing in the config of {quoted}; give it as transformers writes it")

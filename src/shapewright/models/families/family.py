@@ -32,6 +32,7 @@ class Family:
         fixed: Values of fields that all models of the family share.
         derive: Computes fields that no single key holds; its results override those of keys and fixed.
         notes: Returns remarks for users, such as parts of the model that are omitted.
+        unread: Keys that change the model in a way that is not read, with the one value that is accepted.
     """
 
     model_types: tuple[str, ...]
@@ -40,6 +41,21 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     derive: Callable[[ConfigValues], Fields] | None = None
     notes: Callable[[ConfigValues], list[str]] | None = None
+    unread: Mapping[str, object] = field(default_factory=dict)
+
+
+def refuse_unread(part: Mapping[str, object], unread: Mapping[str, object], model_type: str) -> None:
+    """Check that keys that are not read have the value that is assumed.
+
+    Raises:
+        ConfigError: one has another value, which would be another model.
+    """
+    for key, value in unread.items():
+        if part.get(key, value) != value:
+            raise ConfigError(
+                f"{key}={short_repr(part[key])} of model_type {short_repr(model_type)} changes its layers in a way "
+                f"that is not read; only {key}={short_repr(value)} is"
+            )
 
 
 def windows_from_layer_types(values: ConfigValues, default: list[str] | None) -> Fields:

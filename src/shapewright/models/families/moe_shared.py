@@ -80,13 +80,10 @@ ERNIE4_5_MOE = Family(
         **HEAD_DIM,
         "num_experts": ("moe_num_experts", "num_experts"),
         "num_experts_per_token": ("moe_k", "num_experts_per_tok"),
-        "qkv_bias": ("use_bias",),
-        "attention_out_bias": ("use_bias",),
-        "mlp_bias": ("use_bias",),
-        "lm_head_bias": ("use_bias",),
     },
     fixed={**RMSNORM_GATED, "router_bias": True},  # e_score_correction_bias, here a parameter and elsewhere a buffer
     derive=_derive_ernie,
+    unread={"use_bias": False},
 )
 
 

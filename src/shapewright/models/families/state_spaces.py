@@ -292,7 +292,8 @@ def _derive_mamba(values: ConfigValues) -> Fields:
         "num_heads": 1,
         "layer_types": ("mamba",),
         "mlp_layers": (False,),
-        "linear_num_value_heads": values.count("expand") * values.count("hidden_size"),
+        "linear_num_value_heads": values.optional_count("intermediate_size")
+        or values.count("expand") * values.count("hidden_size"),
         "linear_num_key_heads": 1,
         "linear_key_head_dim": values.count("state_size"),
         "linear_value_head_dim": 1,
