@@ -42,6 +42,15 @@ class Labels:
         """Return the rows of an index or of a mask."""
         return Labels(self.codes[index], self.words)
 
+    def join(self, other: Labels) -> Labels:
+        """Return one column of the labels of two."""
+        words: list[str] = []
+        codes = np.zeros(len(self.codes), dtype=np.int64)
+        for pair, index in group_rows([self, other], len(self.codes)):
+            codes[index] = len(words)
+            words.append(" ".join(pair))
+        return Labels(codes, tuple(words))
+
     def __getitem__(self, row: int) -> str:
         return self.words[int(self.codes[row])]
 
@@ -180,7 +189,7 @@ class Chunk:
 def split_chunks(
     table: str,
     labels: tuple[str, str, str],
-    parts: Labels,
+    parts: Labels | str,
     measured: Float[np.ndarray, " rows"],
     prices: Prices,
     alternatives: Alternatives | None = None,
@@ -190,11 +199,13 @@ def split_chunks(
     Args:
         table: Table or quantity.
         labels: Canonical device, dtype and library.
-        parts: Part of each row. [rows]
+        parts: Part of each row, or of all. [rows]
         measured: Measured times. [s], [rows]
         prices: Predictions. [rows]
         alternatives: Rows between which one could choose. [rows]
     """
+    if isinstance(parts, str):
+        parts = Labels(np.zeros(len(measured), dtype=np.int64), (parts,))
     for (part,), index in group_rows([parts], len(measured)):
         chosen = alternatives and Alternatives(alternatives.group[index], alternatives.work[index])
         yield Chunk(table, *labels, part, measured[index], prices.take(index), measured[index], chosen)

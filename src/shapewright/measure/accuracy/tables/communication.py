@@ -59,9 +59,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     columns = replace(columns, labels=columns.labels | {"group": sizes})
     by = ("device", "op_name", "library", "group")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
-        parts = Labels(np.zeros(rows.num_rows, dtype=np.int64), (f"{words[1]} x{words[3]}",))
-        names = (device.name, "bytes", words[2])
-        yield from split_chunks("collectives", names, parts, rows.numbers["latency_s"], prices)
+        names, part = (device.name, "bytes", words[2]), f"{words[1]} x{words[3]}"
+        yield from split_chunks("collectives", names, part, rows.numbers["latency_s"], prices)
 
 
 def _read_op_name(word: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.units import TERA, format_seconds
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Labels, prices_of, split_chunks
+from shapewright.measure.accuracy.chunk import Alternatives, Chunk, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.pricing.calibration.records import FP32_GEMM, list_records
 from shapewright.pricing.gemm.price import price_gemm
@@ -161,9 +161,8 @@ def price_fp32(columns: Columns, context: Context) -> Iterator[Chunk]:
         return prices.add(launch_s, low * launch_s, high * launch_s)
 
     for rows, device, words, prices in context.price_groups(columns, ("device", "operation", "dtype"), price_group):
-        parts = Labels(np.zeros(rows.num_rows, dtype=np.int64), (words[1],))
         names = (device.name, words[2], FP32_LIBRARY)
-        yield from split_chunks("gemm_fp32", names, parts, rows.numbers["latency_s"], prices)
+        yield from split_chunks("gemm_fp32", names, words[1], rows.numbers["latency_s"], prices)
 
 
 def find_launch(operation: str, device: Device) -> tuple[float, float, float]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.chunk import Chunk, Labels, group_rows, split_chunks
+from shapewright.measure.accuracy.chunk import Chunk, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import price_gemms
 
@@ -64,7 +64,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     by = ("device", "dtype", "library")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
-        parts = join_labels(rows.labels["model"], rows.labels["kernel"])
+        parts = rows.labels["model"].join(rows.labels["kernel"])
         yield from split_chunks("linear_layers", names, parts, rows.numbers["latency_s"], prices)
         if num_cut := int(np.isinf(rows.numbers["run_flops"]).sum()):
             context.note(
@@ -125,13 +125,3 @@ def _runs_of(columns: Columns) -> Array:
     run = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     flops = 2.0 * columns.numbers["m"] * columns.numbers["n"] * columns.numbers["k"]
     return flops_of_runs(run, columns.labels["kernel"].codes, flops)
-
-
-def join_labels(first: Labels, second: Labels) -> Labels:
-    """Join two columns of labels into one."""
-    words: list[str] = []
-    codes = np.zeros(len(first.codes), dtype=np.int64)
-    for pair, index in group_rows([first, second], len(first.codes)):
-        codes[index] = len(words)
-        words.append(" ".join(pair))
-    return Labels(codes, tuple(words))

@@ -19,7 +19,6 @@ from shapewright.lowering.operations import Pointwise
 from shapewright.measure.accuracy.chunk import Chunk, Labels, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import FP32_LIBRARY
-from shapewright.measure.accuracy.tables.linear_layers import join_labels
 from shapewright.pricing.calibration.records import FP32_POINTWISE, list_records
 from shapewright.pricing.gemm.kernels import join_s
 from shapewright.pricing.pointwise import price_pointwise
@@ -70,7 +69,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     by = ("device", "dtype", "library", "operation", "model")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
-        parts = join_labels(rows.labels["model"], rows.labels["operation"])
+        parts = rows.labels["model"].join(rows.labels["operation"])
         yield from split_chunks("pointwise", names, parts, rows.numbers["latency_s"], prices)
 
 
@@ -193,10 +192,8 @@ def price_fp32(columns: Columns, context: Context) -> Iterator[Chunk]:
         return bare._replace(predicted=predicted, low=low, high=high)
 
     for rows, device, words, prices in context.price_groups(columns, ("device", "kind"), price_group):
-        parts = Labels(np.zeros(rows.num_rows, dtype=np.int64), (words[1].partition(" ")[0],))
-        yield from split_chunks(
-            "pointwise_fp32", (device.name, "fp32", FP32_LIBRARY), parts, rows.numbers["latency_s"], prices
-        )
+        names, operation = (device.name, "fp32", FP32_LIBRARY), words[1].partition(" ")[0]
+        yield from split_chunks("pointwise_fp32", names, operation, rows.numbers["latency_s"], prices)
 
 
 def _nearest_kind(kind: str, known: Mapping[str, Any]) -> str:
