@@ -11,7 +11,7 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output
-from shapewright.app.report.traced.page import memory_page_of_trace, review_page_of_trace
+from shapewright.app.report.traced.report import memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective

@@ -24,10 +24,10 @@ PRINTERS: dict[str, tuple[str, str, str]] = {
     "Sweep": ("predict:print_sweep", "outputs.predict:sweep_output", "rows"),
     "ServingPlan": ("optimize.serving:print_serving", "outputs.serving:serve_plan_output", "front"),
     "TrafficPlan": ("optimize.traffic:print_traffic", "outputs.traffic:traffic_output", "runs"),
-    "SearchResult": ("optimize.search_text:print_search", "outputs.search:search_output", "candidates"),
-    "Trace": ("traced.text:print_trace", "", ""),
-    "TracedPrediction": ("traced.text:print_traced_prediction", "traced.outputs:traced_predict_output", "operations"),
-    "TracedCheck": ("traced.text:print_traced_check", "traced.outputs:traced_check_output", "findings"),
+    "SearchResult": ("optimize.search:print_search", "outputs.search:search_output", "candidates"),
+    "Trace": ("traced.report:print_trace", "", ""),
+    "TracedPrediction": ("traced.report:print_traced_prediction", "traced.outputs:traced_predict_output", "operations"),
+    "TracedCheck": ("traced.report:print_traced_check", "traced.outputs:traced_check_output", "findings"),
     "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output", "conventions"),
 }
 

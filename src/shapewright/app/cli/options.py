@@ -1,4 +1,4 @@
-"""Command-line options generated from field metadata."""
+"""Command-line options generated from field metadata, and those that several commands share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shapewright.app.cli.console import write_text_file
 from shapewright.app.cli.defaults import add_note, read_settings, take_notes
 from shapewright.app.cli.device_options import (
     calibration_option,
@@ -27,7 +28,11 @@ from shapewright.pricing.software import TUNED, software_names
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
+    from shapewright.app.report.outputs.loss import ExperimentsOutput
+    from shapewright.optimize.design import DesignResult
+    from shapewright.optimize.search import SearchResult
     from shapewright.prediction.scenario import Scenario
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -215,3 +220,21 @@ def api_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
         "layout": groups["layout"],
         "overrides": groups["model"],
     }
+
+
+experiments_option = click.option(
+    "--experiments",
+    metavar="FILE",
+    help="propose small models to train that would settle undecided shapes, and write them for 'shapewright proxy'",
+)
+
+
+def write_experiments(result: SearchResult | DesignResult, path: str) -> ExperimentsOutput:
+    """Write the runs that would decide between the shapes."""
+    from shapewright.app.report.outputs.loss import experiments_output, runs_file
+    from shapewright.optimize.experiments import experiments_of
+
+    plan = experiments_of(result)
+    write_text_file(path, runs_file(plan))
+    click.echo(f"wrote {path}", err=True)
+    return experiments_output(plan, path)

@@ -52,8 +52,8 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.explorer.requests import Job, job_fields, read_job_model
     from shapewright.app.explorer.views.answers import columns_to_json
     from shapewright.app.explorer.views.figures import speedup_figure
-    from shapewright.app.report.optimize.search_rows import candidate_columns
-    from shapewright.app.report.optimize.search_text import describe_space
+    from shapewright.app.report.optimize.candidates import candidate_columns
+    from shapewright.app.report.optimize.search import describe_space
     from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import describe_changes, search_output
 

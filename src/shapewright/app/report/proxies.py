@@ -11,8 +11,7 @@ from shapewright.core.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
-    from shapewright.app.report.outputs.loss.proxies import LossCalibrationOutput, ProxyLoss, ProxyOutput
+    from shapewright.app.report.outputs.loss import ExperimentsOutput, LossCalibrationOutput, ProxyLoss, ProxyOutput
 
 _COLUMNS = (
     Column("model", is_text=True),

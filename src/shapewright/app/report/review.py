@@ -17,8 +17,8 @@ from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of, fill
 from shapewright.app.report.memory import memory_figure, remedy_columns, verdict_words
 from shapewright.app.report.mfu import waterfall_figure
-from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters
-from shapewright.app.report.optimize.search_text import describe_space
+from shapewright.app.report.optimize.candidates import candidate_columns, describe_letters
+from shapewright.app.report.optimize.search import describe_space
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.mfu import mfu_output

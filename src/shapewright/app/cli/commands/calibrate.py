@@ -71,7 +71,7 @@ def _calibrate_device(store_path: str, output: str, device: str, words: str, *, 
 
 
 def _calibrate_losses(path: str, output: str, words: str, *, as_json: bool) -> int:
-    from shapewright.app.report.outputs.loss.proxies import loss_calibration_output
+    from shapewright.app.report.outputs.loss import loss_calibration_output
     from shapewright.app.report.proxies import print_loss_calibration
     from shapewright.measure.fit.loss_runs import calibrate_losses
     from shapewright.prediction.loss.law_file import law_file_content

@@ -89,7 +89,7 @@ def command(
     job = pop_traced_job(config, device, given, software=software != TUNED, fix=fix, format=form == "sarif")
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_check_output
-        from shapewright.app.report.traced.text import print_traced_check
+        from shapewright.app.report.traced.report import print_traced_check
         from shapewright.lint.traced import check_trace
 
         traced = check_trace(job.trace, job.device, ignore=codes, optimizer=job.optimizer)

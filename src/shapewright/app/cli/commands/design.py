@@ -22,9 +22,15 @@ from shapewright.app.cli.device_options import (
     named_device,
     node_options,
 )
-from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import field_options, group_options, other_options, software_option
+from shapewright.app.cli.options import (
+    experiments_option,
+    field_options,
+    group_options,
+    other_options,
+    software_option,
+    write_experiments,
+)
 from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError, ShapewrightError
 

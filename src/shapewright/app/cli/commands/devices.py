@@ -6,7 +6,7 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json, print_output
 from shapewright.app.cli.defaults import add_note
-from shapewright.app.cli.next_steps import describe_next
+from shapewright.app.cli.help_pages import describe_next
 
 
 class DevicesGroup(click.Group):

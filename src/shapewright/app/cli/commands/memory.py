@@ -39,8 +39,7 @@ def command(config: str | None, device: str, software: str, as_json: bool, html:
     job = pop_traced_job(config, device, given, software=software != TUNED)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_memory_output
-        from shapewright.app.report.traced.page import memory_page_of_trace
-        from shapewright.app.report.traced.text import print_memory_of_trace
+        from shapewright.app.report.traced.report import memory_page_of_trace, print_memory_of_trace
 
         traced = traced_memory_output(job.predict())
         print_output(traced, print_memory_of_trace, as_json=as_json, html=html, page=memory_page_of_trace)

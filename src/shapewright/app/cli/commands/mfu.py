@@ -87,7 +87,7 @@ def command(
         if seconds is None or num_devices not in (None, 1):
             raise click.UsageError("a traced module runs on one device: give --seconds of its step")
         from shapewright.app.report.traced.outputs import traced_mfu_output
-        from shapewright.app.report.traced.text import print_traced_mfu
+        from shapewright.app.report.traced.report import print_traced_mfu
         from shapewright.prediction.traced import explain_traced_step
 
         print_output(traced_mfu_output(explain_traced_step(job.predict(), seconds)), print_traced_mfu, as_json=as_json)

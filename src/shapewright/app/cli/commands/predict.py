@@ -78,7 +78,7 @@ def command(
     job = pop_traced_job(config, device, given, software=software != TUNED, sweep=sweeps, explain=explain, csv=as_csv)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_predict_output
-        from shapewright.app.report.traced.text import print_traced_prediction
+        from shapewright.app.report.traced.report import print_traced_prediction
 
         print_output(traced_predict_output(job.predict()), partial(print_traced_prediction, top=top), as_json=as_json)
         return 0

@@ -74,7 +74,7 @@ def command(
     was stopped or killed, with the same results. 'shapewright calibrate --losses' reads the losses back. Exit code 1: a
     model diverged or did not fit into memory. Needs the bench extra (PyTorch).
     """
-    from shapewright.app.report.outputs.loss.proxies import proxy_output
+    from shapewright.app.report.outputs.loss import proxy_output
     from shapewright.app.report.proxies import print_proxies
     from shapewright.measure.proxy.run import ProxyRequest, train_proxies
     from shapewright.measure.proxy.runs import read_runs

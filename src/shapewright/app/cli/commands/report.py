@@ -52,8 +52,7 @@ def command(
     job = pop_traced_job(config, device, given, software=software != TUNED, pdf=pdf)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_check_output
-        from shapewright.app.report.traced.page import review_page_of_trace
-        from shapewright.app.report.traced.text import describe_trace
+        from shapewright.app.report.traced.report import describe_trace, review_page_of_trace
         from shapewright.lint.traced import check_trace
 
         traced = traced_check_output(check_trace(job.trace, job.device, optimizer=job.optimizer))

@@ -25,10 +25,15 @@ from shapewright.app.cli.device_options import (
     named_device,
     node_options,
 )
-from shapewright.app.cli.experiments import experiments_option, write_experiments
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
-from shapewright.app.cli.options import api_keywords, job_options, software_option
+from shapewright.app.cli.options import (
+    api_keywords,
+    experiments_option,
+    job_options,
+    software_option,
+    write_experiments,
+)
 from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
@@ -67,12 +72,12 @@ def show_result(result: SearchResult, found: SearchOutput, *, explain: int | Non
         csv.writer(text, lineterminator="\n").writerows(search_rows(result))
         click.echo(text.getvalue(), nl=False)
         return
-    from shapewright.app.report.optimize.search_text import print_next_steps, print_search
+    from shapewright.app.report.optimize.search import print_next_steps, print_search
 
     if explain is None:
         print_output(found, print_search, as_json=as_json)
         return
-    from shapewright.app.report.optimize.side_by_side import print_side_by_side
+    from shapewright.app.report.optimize.candidates import print_side_by_side
 
     console = make_console()
     print_side_by_side(result, _ranked(result, explain, "--explain"), console)
@@ -323,7 +328,7 @@ def command(
         write_shape(result, pick, output, format_name)
     found = search_output(result)
     if html:
-        from shapewright.app.report.optimize.search_page import search_page
+        from shapewright.app.report.optimize.search import search_page
 
         write_text_file(html, search_page(found))
         click.echo(f"wrote {html}", err=True)

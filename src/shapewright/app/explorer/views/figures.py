@@ -18,12 +18,11 @@ from shapewright.app.explorer.views.outputs import (
     figure,
 )
 from shapewright.app.figures.chart import Band, Points
-from shapewright.app.figures.design import loss_against_time_chart
 from shapewright.app.figures.devices import throughput_chart
 from shapewright.app.figures.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
 from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
 from shapewright.app.figures.plan import pipeline_chart
-from shapewright.app.figures.search import speedup_chart
+from shapewright.app.figures.shapes import loss_against_time_chart, speedup_chart
 from shapewright.app.figures.step import (
     CEILING,
     describe_ceiling,

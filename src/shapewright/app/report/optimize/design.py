@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.design import loss_against_time_chart
+from shapewright.app.figures.shapes import loss_against_time_chart
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of

@@ -6,7 +6,7 @@ from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput,
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
 from shapewright.app.report.outputs.check import CheckOutput
 from shapewright.app.report.outputs.compare import CompareOutput
-from shapewright.app.report.outputs.loss.proxies import LossCalibrationOutput, ProxyOutput
+from shapewright.app.report.outputs.loss import LossCalibrationOutput, ProxyOutput
 from shapewright.app.report.outputs.measure import (
     AccuracyRow,
     AccuracyRowWithRegret,

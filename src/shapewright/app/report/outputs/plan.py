@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
+from shapewright.app.report.outputs.loss import ExperimentsOutput
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
 from shapewright.app.report.outputs.search import Change, VerdictOutput, changes_output, verdict_output

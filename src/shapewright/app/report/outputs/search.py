@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.effect import EffectOutput, effect_output
-from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
+from shapewright.app.report.outputs.loss import ExperimentsOutput
 from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
 from shapewright.app.report.outputs.predict import (

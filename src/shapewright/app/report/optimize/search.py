@@ -1,13 +1,15 @@
-"""A search as text: verdict, baseline, better shapes, their changes and gains, Pareto front, measured speed-ups."""
+"""A search as text and as a page: verdict, baseline, better shapes and their gains, front, measured speed-ups."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.app.figures.shapes import time_per_token_chart
 from shapewright.app.report.columns import Column, columns_of, fit, print_notes, print_table
-from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
+from shapewright.app.report.optimize.candidates import candidate_columns, describe_letters, describe_measures
 from shapewright.app.report.outputs.search import describe_changes, describe_gain
-from shapewright.app.report.predict import print_verdict
+from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+from shapewright.app.report.predict import describe, print_verdict
 from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_count, format_seconds
 from shapewright.optimize.search import OBJECTIVES
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.measure import VerificationOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
     from shapewright.prediction.training_run import RunCost
+
 
 _GAINS_SHOWN = 4
 _FRONT_SHOWN = 8
@@ -236,3 +239,48 @@ def print_verification(found: VerificationOutput, console: Console) -> None:
     print_table(columns_of(modules, headings), console)
     print_notes(found.notes, console)
     console.print()
+
+
+def search_page(found: SearchOutput) -> str:
+    """Render a result as one HTML document."""
+    sections: list[Section] = [Words("Summary", _summary(found))]
+    if found.candidates:
+        caption = "Down and to the right is better: less time for more parameters."
+        sections.append(Figure(time_per_token_chart(found), caption))
+        sections.append(table_of(candidates_heading(found), candidate_columns(found.candidates)))
+        if found.devices:
+            sections.append(table_of("On each device", device_columns(found)))
+        sections.append(table_of(front_heading(found), candidate_columns(found.pareto)))
+        sections.append(Words("Best by number of changed fields", _best_words(found)))
+    listed = [*found.candidates, *found.pareto]
+    legend = [describe_letters(listed, candidate_columns(listed))] if found.candidates else []
+    sections.append(Words("Notes", [*legend, describe_space(found), *found.notes]))
+    title = f"Shapes of the size of {found.step.config.title}"
+    return render_page(title, sections, subtitle=describe(found.step))
+
+
+def _summary(found: SearchOutput) -> list[str]:
+    verdict = [] if found.verdict is None else [f"Verdict: {found.verdict.text}."]
+    if not found.candidates:
+        return [*verdict, "No shape within the limits is predicted to be better."]
+    first = found.candidates[0]
+    words = (
+        f"Rank 1 runs {first.speedup:.3f} times as fast as the baseline (90 % interval {first.speedup_low:.3f} to "
+        f"{first.speedup_high:.3f}), {first.equal_size_speedup:.3f} times at equal size: {describe_changes(first)}."
+    )
+    return [*verdict, words, *describe_portability(found), *(line for line in describe_horizon(found) if line)]
+
+
+def _best_words(found: SearchOutput) -> list[str]:
+    words = []
+    for number, candidate in best_by_num_changes(found).items():
+        gains = "; ".join(
+            f"{gain.module} saves {100.0 * gain.saved_fraction:.1f} % ({gain.reason})"
+            for gain in candidate.gains[:3]
+            if gain.saved_fraction > 0.0
+        )
+        moved = describe_measures(candidate)
+        head = f"{number} ({', '.join(candidate.changed_fields)}): rank {candidate.rank}"
+        parts = [f"{head}, {describe_gain(candidate)}, {describe_changes(candidate)}", gains]
+        words.append(". ".join([*filter(None, parts), *([f"Moves {moved}"] if moved else [])]))
+    return words

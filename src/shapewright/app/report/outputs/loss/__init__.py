@@ -1,1 +1,0 @@
-"""Outputs about loss: proxy models, the law fitted to them, and experiments."""
