@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shapewright.lint.rule import SuggestionKind
+
 if TYPE_CHECKING:
-    from shapewright.lint.rule import Finding, SuggestionKind
+    from shapewright.lint.rule import Finding
     from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario

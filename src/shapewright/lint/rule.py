@@ -33,7 +33,7 @@ class Suggestion:
     """A change that resolves a finding.
 
     Attributes:
-        kind: One of SuggestionKind.
+        kind: ``exact`` (same function), ``runtime`` (batch, format or layout) or ``retrain`` (another model).
         title: Short description.
         changes: New values by field name of TransformerConfig, Workload or ParallelLayout.
         parameters_change_fraction: Relative change of the parameter count.

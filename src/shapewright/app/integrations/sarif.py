@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from shapewright import __version__
-from shapewright.app.report.outputs.check import CombinedFixOutput, finding_output
-from shapewright.app.report.outputs.model import plain, take
+from shapewright.app.report.outputs.check import finding_output
+from shapewright.app.report.outputs.model import plain
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lint.rule import get_rule, list_rules, rule_page
 
@@ -50,7 +50,7 @@ def to_sarif(report: CheckReport, artifact: str, lines: Mapping[str, int] | None
         "results": results,
     }
     if report.combined_fix is not None:
-        run["properties"] = {"combined_fix": plain(take(CombinedFixOutput, report.combined_fix))}
+        run["properties"] = {"combined_fix": plain(report.combined_fix)}
     return {"$schema": SARIF_SCHEMA, "version": SARIF_VERSION, "runs": [run]}
 
 

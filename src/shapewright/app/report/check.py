@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.check import (
         BetterShapeOutput,
         CheckOutput,
-        CombinedFixOutput,
         FindingOutput,
     )
     from shapewright.lint import Finding
+    from shapewright.lint.combined import CombinedFix
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 OPERATIONS_SHOWN = 8
@@ -66,7 +66,7 @@ def print_check(output: CheckOutput, console: Console) -> None:
     print_notes((*output.notes, *output.other_warnings), console)
 
 
-def combined_fix_words(fix: CombinedFixOutput) -> str:
+def combined_fix_words(fix: CombinedFix) -> str:
     """The combined fix in one line: every field it sets, and its total."""
     parts = [fix.kind, f"saves {format_percent(fix.gain_fraction)}{_equal_words(fix.compared_at)}"]
     if fix.parameters_change_fraction:

@@ -16,6 +16,8 @@ from shapewright.app.report.outputs.predict import (
     predict_output,
     summarize_device,
 )
+from shapewright.lint.combined import CombinedFix
+from shapewright.lint.rule import Suggestion
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 
@@ -23,20 +25,6 @@ if TYPE_CHECKING:
     from shapewright.core.notes import Note
     from shapewright.lint import CheckReport, Finding
     from shapewright.prediction.scenario import Scenario
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuggestionOutput:
-    """One way to fix a finding."""
-
-    kind: str = described("`exact` (same function), `runtime` (batch, format or layout) or `retrain` (another model)")
-    title: str = described("what to do")
-    changes: Mapping[str, Any] = described("new value by field")
-    parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
-    predicted_gain_fraction: float | None = described("share of the time per token that it saves, applied alone")
-    compared_at: Mapping[str, Any] = described(
-        "values that both sides have in this comparison, such as an equal global batch; empty for none"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +44,7 @@ class FindingOutput:
     )
     cost_fraction: float | None = described("the same as a fraction of the step")
     is_assumed: bool = described("whether it is predicted with `assumed_changes`")
-    suggestions: list[SuggestionOutput] = described("what to do, best first")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CombinedFixOutput:
-    """The fixes of all findings that save time together, predicted as one change."""
-
-    kind: str = described("the largest kind of change among them: `exact`, `runtime` or `retrain`")
-    title: str = described("every changed field with its new value")
-    changes: Mapping[str, Any] = described("new value by field")
-    codes: list[str] = described("codes of the rules whose findings it fixes")
-    step_time_before_s: float = described("predicted step time without it, with the values of `compared_at`")
-    step_time_s: float = described("predicted step time with it")
-    gain_fraction: float = described("share of the time per token that it saves, per parameter if the model changes")
-    parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
-    compared_at: Mapping[str, Any] = described(
-        "values that both sides have in the comparison, such as an equal global batch; empty for none"
-    )
+    suggestions: list[Suggestion] = described("what to do, best first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +73,7 @@ class CheckOutput(Output):
     problem_field: str
     num_suppressed: int = described("findings suppressed by `--ignore`")
     findings: list[FindingOutput] = described("findings, the costliest first")
-    combined_fix: CombinedFixOutput | None = described("all fixes that save time together; null where none does")
+    combined_fix: CombinedFix | None = described("all fixes that save time together; null where none does")
     assumed_changes: Mapping[str, Any] = described(
         "where the step cannot run: the changes with which it can, and with which the combined fix and the findings "
         "with `is_assumed` are predicted"
@@ -138,7 +109,6 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
         software=prediction.software if prediction else None,
         **problem_keys(report.refusal),
         findings=[finding_output(finding) for finding in report.findings],
-        combined_fix=None if report.combined_fix is None else take(CombinedFixOutput, report.combined_fix),
         better_shapes=[
             take(BetterShapeOutput, shape, effect=effect_output(shape.effect)) for shape in report.better_shapes
         ],
@@ -161,8 +131,4 @@ def report_output(report: CheckReport) -> CheckOutput:
 
 def finding_output(finding: Finding) -> FindingOutput:
     """One finding with its suggestions."""
-    return take(
-        FindingOutput,
-        finding,
-        suggestions=[take(SuggestionOutput, suggestion) for suggestion in finding.suggestions],
-    )
+    return take(FindingOutput, finding)

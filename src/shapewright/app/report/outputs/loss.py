@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.optimize.experiments.propose import Question
 
 if TYPE_CHECKING:
     from shapewright.measure.fit.loss_runs import LossCalibration
@@ -166,19 +167,6 @@ class ExperimentOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionOutput:
-    """An undecided shape, and what the experiments would say about it."""
-
-    rank: int = described("rank of the shape")
-    net_low: float = described("lower end of the 90 % interval of its net speed-up now")
-    net_high: float = described("upper end")
-    after_low: float = described("lower end after the experiments, if they find what is expected")
-    after_high: float = described("upper end")
-    chance_settled: float = described("probability that the interval excludes 1 after the experiments")
-    experiments: list[str] = described("names of the models that it needs; none where none helps")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExperimentsOutput:
     """The cheapest small models that would settle undecided shapes."""
 
@@ -187,7 +175,7 @@ class ExperimentsOutput:
     gpu_hours: float = described("predicted time of all of them on one device, in hours")
     full_gpu_hours: float = described("predicted device hours of training the baseline at full size")
     experiments: list[ExperimentOutput] = described("models to train, the smallest first")
-    questions: list[QuestionOutput] = described("the undecided shapes, best first")
+    questions: list[Question] = described("the undecided shapes, best first")
     notes: list[str] = described("remarks, one line each")
 
 
@@ -210,7 +198,6 @@ def experiments_output(plan: ExperimentPlan, path: str) -> ExperimentsOutput:
             )
             for run in plan.experiments
         ],
-        questions=[take(QuestionOutput, one, experiments=list(one.experiments)) for one in plan.questions],
         notes=list(plan.notes),
     )
 

@@ -10,6 +10,7 @@ from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
 from shapewright.models import TransformerConfig
 from shapewright.prediction.utilization import describe_peak
+from shapewright.prediction.utilization.explain import ReachableStep
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -56,16 +57,6 @@ class WaterfallOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReachableWithout:
-    """The predicted step without one of its losses."""
-
-    without: str = described("name of the loss")
-    step_time_s: float = described("predicted time of the step without it")
-    mfu: float = described("MFU without it")
-    way_out: str = described("how to avoid it")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReachableOutput:
     """The predicted step."""
 
@@ -76,7 +67,7 @@ class ReachableOutput:
     mfu: float = described("MFU of the predicted step")
     mfu_low: float = described("MFU at the upper end of the interval of the time")
     mfu_high: float = described("MFU at the lower end of the interval of the time")
-    without: list[ReachableWithout] = described("the predicted step without each loss alone")
+    without: list[ReachableStep] = described("the predicted step without each loss alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,5 +210,5 @@ def _reachable(found: Utilization) -> ReachableOutput | None:
         ReachableOutput,
         prediction,
         **{name: found.mfu_at(time_s) for name, time_s in ends.items()},
-        without=[take(ReachableWithout, step) for step in found.reachable],
+        without=list(found.reachable),
     )

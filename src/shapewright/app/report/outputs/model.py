@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shapewright.core.fields import doc_field, documented_fields
 
@@ -184,10 +184,20 @@ def describe_fields(cls: type) -> tuple[FieldDescription, ...]:
 
 
 def _docstring_texts(cls: type) -> dict[str, str]:
-    """Meanings by field from the ``Attributes`` section of a docstring."""
+    """Meanings by field from the ``Attributes`` section of a docstring, as those of outputs are written."""
     section = inspect.cleandoc(cls.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()).removesuffix(".") for name, text in found}
+    return {name: _as_meaning(" ".join(text.split())) for name, text in found}
+
+
+def _as_meaning(text: str) -> str:
+    """A sentence of a docstring without its unit, which ends the key, and without capital and full stop.
+
+    >>> _as_meaning("Time of ``step``; None without one. [s]")
+    'time of `step`; null without one'
+    """
+    words = re.sub(r" \[[^\]]+\]$", "", text).removesuffix(".").replace("``", "`").replace("None", "null")
+    return words[0].lower() + words[1:] if words[1:2].islower() or words[1:2] == " " else words
 
 
 def json_schema(outputs: Mapping[str, type]) -> dict[str, Any]:
@@ -238,6 +248,8 @@ def type_schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": type_schema(parameters[0], definitions)}
     if origin is tuple:
         return {"type": "array", "prefixItems": [type_schema(one, definitions) for one in parameters], "items": False}
+    if origin is Literal:
+        return {"enum": list(parameters)}
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": type_schema(parameters[1], definitions)}
     return {"type": _JSON_TYPES[annotation]} if annotation in _JSON_TYPES else {}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
 from shapewright.models import TransformerConfig
+from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.limits import find_limits
+from shapewright.optimize.serving.recommend import Fleet
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers import Launch
@@ -64,15 +66,6 @@ class SpeculationOutput:
     acceptance_fraction: float = described("probability that a draft token is accepted")
     draft_cost_fraction: float = described("time of one draft step over that of one decode step")
     tokens_per_pass: float = described("expected tokens per pass")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptersOutput:
-    """LoRA adapters."""
-
-    rank: int = described("rank of each")
-    num_resident: int = described("adapters in the memory of each device at once")
-    targets: str = described("modules that have adapters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +135,6 @@ class OperatingPointOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOutput:
-    """Instances that carry the load, and a spare one (N + 1)."""
-
-    requests_per_s: float = described("the load")
-    num_instances: int = described("units of the recommended point that carry the load, each used up to 80 %")
-    num_spare_instances: int = described("units beyond them: 1, or 0 where `num_devices` has no room for it")
-    num_devices: int = described("devices of all units")
-    load_fraction: float = described("load over the capacity of `num_instances`")
-    usd_per_hour: float | None = described("price of all devices per hour; null without a price")
-
-
-@dataclass(frozen=True, kw_only=True)
 class InstanceCapacityOutput:
     """Capacity of one instance."""
 
@@ -186,7 +167,7 @@ class ServePlanOutput(Output):
     request: ServingRequestOutput = described("lengths, limits and devices")
     server: ServerOutput = described("inference engine whose kernels, host and defaults are priced")
     speculation: SpeculationOutput | None = described("speculative decoding; null without it")
-    adapters: AdaptersOutput | None = described("LoRA adapters; null without")
+    adapters: Adapters | None = described("LoRA adapters; null without")
     attention: str = described("kind of attention")
     expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
     formats: list[FormatOutput] = described("element formats, that of the request first")
@@ -197,7 +178,7 @@ class ServePlanOutput(Output):
     )
     recommended_reason: str = described("why it is recommended; empty without one")
     launch: LaunchOutput | None = described("commands that start the recommended point; null without `--format`")
-    fleet: FleetOutput | None = described("instances of the recommended point for the load; null without a load")
+    fleet: Fleet | None = described("instances of the recommended point for the load; null without a load")
     best: OperatingPointOutput | None = described(
         "most tokens/s of the devices in the first format; null if none keeps the limits"
     )
@@ -252,7 +233,7 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
             expert_kernel=dict(found.request.server.expert_kernel),
         ),
         speculation=None if speculation is None else take(SpeculationOutput, speculation),
-        adapters=None if found.request.adapters is None else take(AdaptersOutput, found.request.adapters),
+        adapters=found.request.adapters,
         attention=found.workload.attention,
         expert_kernel=found.workload.expert_kernel,
         formats=[take(FormatOutput, one) for one in found.formats],
@@ -260,7 +241,7 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
         recommended=write(recommendation.point if recommendation else None),
         recommended_reason=recommendation.reason if recommendation else "",
         launch=None if launch is None else take(LaunchOutput, launch),
-        fleet=take(FleetOutput, recommendation.fleet) if recommendation and recommendation.fleet else None,
+        fleet=recommendation.fleet if recommendation else None,
         best=write(best[names[0]]),
         best_by_mode={mode: write(point) for mode, point in best_by_mode.items()},
         best_by_format={name: write(point) for name, point in best.items()},

@@ -14,6 +14,7 @@ from shapewright.app.report.outputs.predict import (
     operation_output,
     summarize_device,
 )
+from shapewright.lowering.torch_trace.trace import UnknownOperator
 
 if TYPE_CHECKING:
     from shapewright.lint.traced import TracedCheck
@@ -56,16 +57,6 @@ class TracedMemoryParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnknownOperatorOutput:
-    """An operator without a model of its own, priced as memory traffic with a wide interval."""
-
-    name: str = described("operator")
-    count: int = described("calls in a step")
-    num_bytes: float = described("bytes of the tensors of all calls")
-    bytes_fraction: float = described("share of the bytes of the step")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TracedPredictOutput(Output):
     """The predicted step of a traced module."""
 
@@ -83,7 +74,7 @@ class TracedPredictOutput(Output):
     mbu: float
     memory: TracedMemoryParts = described("peak memory of the step")
     operations: list[OperationOutput] = described("operations by module path, in order")
-    unknown_operators: list[UnknownOperatorOutput] = described("operators without a model, those with most bytes first")
+    unknown_operators: list[UnknownOperator] = described("operators without a model, those with most bytes first")
     calibration_records: dict[str, str] = described("record id by kind of operation, with the donor of a borrowed one")
     warnings: list[str] = described("one line each: how the module was run, does not fit, borrowed calibration")
     peak_flops_per_s: float = text_only()
@@ -186,7 +177,7 @@ def traced_predict_output(prediction: TracedPrediction) -> TracedPredictOutput:
         **_shared(prediction),
         memory=_memory_parts(prediction),
         operations=[operation_output(entry) for entry in prediction.operations],
-        unknown_operators=[take(UnknownOperatorOutput, one) for one in prediction.trace.unknown_operators],
+        unknown_operators=list(prediction.trace.unknown_operators),
         calibration_records={kind: source.label for kind, source in prediction.calibration.items()},
         peak_flops_per_s=prediction.device.peak_flops_per_s(prediction.trace.dtype),
     )
