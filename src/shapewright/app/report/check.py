@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.outputs.effect import describe_loss, describe_net
+from shapewright.app.report.outputs.check import describe_loss, describe_net
 from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
 

@@ -65,7 +65,7 @@ def command(
     held against the one that was, median and p90 over sizes. Parquet files need the fit extra. Exit code 1: a file
     could not be judged.
     """
-    from shapewright.app.report.accuracy import print_accuracy, remark_lines, separating_words
+    from shapewright.app.report.measured import print_accuracy, remark_lines, separating_words
     from shapewright.measure.accuracy.evaluate import evaluate_folder
 
     groups = [word.strip() for word in by.split(",") if word.strip()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.app.report.columns import Column, columns_of, fill, print_table
-from shapewright.app.report.outputs.effect import describe_loss
+from shapewright.app.report.outputs.check import describe_loss
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
 from shapewright.app.report.outputs.search import FIELD_LETTERS, candidate_output, describe_changes, describe_gain
 from shapewright.core.units import TERA

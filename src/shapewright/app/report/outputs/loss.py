@@ -76,18 +76,11 @@ def _proxy_loss(result: ProxyResult) -> ProxyLoss:
     config, rows = result.spec.config, [row for row in result.rows if row.status == "ok"]
     last = rows[-1] if rows else None
     figures = last.figures if last is not None else {}
-    return ProxyLoss(
-        name=result.spec.name,
-        seed=result.seed,
-        state=result.state,
-        num_parameters=result.spec.num_parameters,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        train_tokens=result.spec.train_tokens,
+    return take(
+        ProxyLoss,
+        result,
+        result.spec,
+        config,
         trained_tokens=last.sizes["training"]["trained_tokens"] if last is not None else 0,
         loss_nats=figures.get("loss_nats"),
         loss_standard_error_nats=figures.get("loss_standard_error_nats"),
@@ -186,18 +179,7 @@ def experiments_output(plan: ExperimentPlan, path: str) -> ExperimentsOutput:
         plan,
         file=path,
         num_seeds=max((run.num_seeds for run in plan.experiments), default=1),
-        experiments=[
-            take(
-                ExperimentOutput,
-                run,
-                hidden_size=run.config.hidden_size,
-                num_layers=run.config.num_layers,
-                num_heads=run.config.num_heads,
-                num_kv_heads=run.config.num_kv_heads,
-                intermediate_size=run.config.intermediate_size,
-            )
-            for run in plan.experiments
-        ],
+        experiments=[take(ExperimentOutput, run, run.config) for run in plan.experiments],
         notes=list(plan.notes),
     )
 

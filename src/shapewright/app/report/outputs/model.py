@@ -92,8 +92,8 @@ def problem_keys(refusal: Refusal | None) -> dict[str, Any]:
     return {"problem": refusal.text, "problem_code": refusal.code, "problem_field": refusal.field}
 
 
-def take(cls: type[T], source: object, /, **given: Any) -> T:
-    """Make an object from given fields, and the other fields from attributes of a source object.
+def take(cls: type[T], *sources: object, **given: Any) -> T:
+    """Make an object from given fields, and each other field from the first source that has it.
 
     >>> from shapewright.models import load_preset
     >>> @dataclass
@@ -104,8 +104,11 @@ def take(cls: type[T], source: object, /, **given: Any) -> T:
     Named(name='gpt2', length=4)
     """
     for spec in fields(cls):  # type: ignore[arg-type]
-        if spec.name not in given and (spec.default is MISSING or hasattr(source, spec.name)):
-            given[spec.name] = getattr(source, spec.name)
+        if spec.name in given:
+            continue
+        source = next((each for each in sources if hasattr(each, spec.name)), None)
+        if source is not None or spec.default is MISSING:
+            given[spec.name] = getattr(source if source is not None else sources[0], spec.name)
     return cls(**given)
 
 

@@ -142,30 +142,20 @@ def _by_text(refused: Mapping[Refusal, int]) -> dict[str, int]:
 
 def plan_output(plan: Plan) -> PlanOutput:
     """One plan."""
-    prediction, workload = plan.prediction, plan.workload
+    prediction = plan.prediction
     return take(
         PlanOutput,
         plan,
+        prediction,
+        plan.workload,
         plan=describe_plan(plan),
         layout=job_layout(plan.layout),
-        micro_batch_size=workload.micro_batch_size,
-        recompute=workload.recompute,
-        offload_activations=workload.offload_activations,
-        offload_optimizer=workload.offload_optimizer,
-        software=prediction.software,
-        step_time_s=prediction.step_time_s,
-        step_time_low_s=prediction.step_time_low_s,
-        step_time_high_s=prediction.step_time_high_s,
         expected_step_time_s=plan.expected_step_s,
         tokens_per_s=prediction.tokens_per_step / plan.expected_step_s,
-        tokens_per_s_per_device=prediction.tokens_per_s_per_device,
-        mfu=prediction.mfu,
-        hfu=prediction.hfu,
         tight=plan.is_tight,
         breakdown_s=plan.breakdown.parts,
         exposed_communication_s=sum(plan.breakdown.exposed.values()),
         hidden_communication_s=plan.breakdown.hidden,
-        warnings=prediction.warnings,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shapewright.app.report.outputs.effect import EffectOutput, effect_output
+from shapewright.app.report.outputs.check import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss import ExperimentsOutput
 from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
@@ -225,14 +225,13 @@ def search_output(
     return take(
         SearchOutput,
         result,
+        prediction,
         verdict=None if result.verdict is None else verdict_output(result.verdict),
         source=result.model.source,
         objective=result.objective.name,
         device=summarize_device(prediction.device),
         devices=[BestAlone(name=name, best_alone=candidate_output(best)) for name, best in result.best_on.items()],
         horizon=_horizon(result),
-        software=prediction.software,
-        workload=prediction.workload,
         layout=job_layout(prediction.layout),
         baseline=candidate_output(result.baseline),
         candidates=[replace(candidate_output(shape), **_savings(result, shape)) for shape in result.candidates],
@@ -255,9 +254,8 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
     return take(
         CandidateOutput,
         candidate,
-        micro_batch_size=prediction.workload.micro_batch_size,
-        recompute=prediction.workload.recompute,
-        layout=prediction.layout,
+        prediction,
+        prediction.workload,
         changes=changes_output(candidate.changes),
         speedup=speedup.factor,
         speedup_low=speedup.low,
@@ -266,11 +264,6 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
         effect=effect_output(candidate.effect),
         parameters=prediction.parameters.total,
         parameters_change=candidate.parameters_change_fraction,
-        step_time_s=prediction.step_time_s,
-        step_time_low_s=prediction.step_time_low_s,
-        step_time_high_s=prediction.step_time_high_s,
-        tokens_per_s_per_device=prediction.tokens_per_s_per_device,
-        mfu=prediction.mfu,
         memory_bytes=prediction.memory.total_bytes,
         measures={
             name: Measure(value=value, factor=factor, percentile_of_presets=percentile)
