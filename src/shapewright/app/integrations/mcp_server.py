@@ -6,6 +6,7 @@ a hub id. Devices are known by name. Every call has a time limit, one runs at a 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -69,17 +70,23 @@ def make_server(access: Access) -> MCPServer:
     server: MCPServer = MCPServer("shapewright", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
     turn = threading.Lock()
 
-    def answered(name: str, compute: Callable[[], _Answer]) -> _Answer:
-        """Answer of a tool within the time limit; errors of the user's input become those of the tool."""
-        try:
-            with turn, Deadline(access.limit_s).running():
-                found = compute()
-                return {"answer": found["answer"], **shorten(name, found)}
-        except ShapewrightError as error:
-            raise ToolError(str(error)) from None
+    def answered(compute: Callable[..., _Answer]) -> Callable[..., _Answer]:
+        """Run a tool within the time limit; errors of the user's input become those of the tool."""
 
-    for tool in _tools(access, answered):
-        server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=access.allows_hub))
+        @functools.wraps(compute)
+        def tool(*values: Any, **given: Any) -> _Answer:
+            try:
+                with turn, Deadline(access.limit_s).running():
+                    found = compute(*values, **given)
+                    return {"answer": found["answer"], **shorten(compute.__name__, found)}
+            except ShapewrightError as error:
+                raise ToolError(str(error)) from None
+
+        return tool
+
+    for compute in _tools(access):
+        hints = ToolAnnotations(read_only_hint=True, open_world_hint=access.allows_hub)
+        server.add_tool(answered(compute), annotations=hints)
     return server
 
 
@@ -87,7 +94,7 @@ def _check_progress(_done: int, _num: int) -> None:
     check_deadline()
 
 
-def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Answer]) -> Sequence[Callable[..., Any]]:
+def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
     """The tools; their docstrings and annotations are what an agent reads."""
 
     def parts(device: str, workload: Fields, layout: Fields, software: str) -> dict[str, Any]:
@@ -107,21 +114,17 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         software: _Software = TUNED,
     ) -> _Answer:
         """Predict time, throughput, MFU and memory of one training, prefill or decode step on a device."""
-
-        def compute() -> _Answer:
-            source = access.read(config, model.given())
-            scenario = build_scenario(source, **parts(device, workload, layout, software))
-            found = scenario.predict()
-            output = predict_output(found, scenario)
-            answer = output.to_json()
-            ranked = sorted(answer["operations"], key=lambda entry: -entry["total_time_s"])
-            return {
-                "answer": f"{describe(output)}: {format_seconds(found.step_time_s)}, MFU {format_percent(found.mfu)}",
-                **answer,
-                "slowest_operations": ranked[:_SLOWEST_SHOWN],
-            }
-
-        return answered("predict", compute)
+        source = access.read(config, model.given())
+        scenario = build_scenario(source, **parts(device, workload, layout, software))
+        found = scenario.predict()
+        output = predict_output(found, scenario)
+        answer = output.to_json()
+        ranked = sorted(answer["operations"], key=lambda entry: -entry["total_time_s"])
+        return {
+            "answer": f"{describe(output)}: {format_seconds(found.step_time_s)}, MFU {format_percent(found.mfu)}",
+            **answer,
+            "slowest_operations": ranked[:_SLOWEST_SHOWN],
+        }
 
     def check(
         device: _Device,
@@ -133,18 +136,14 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         ignore: Annotated[list[str] | None, Field(description="rules to ignore, such as TC101", max_length=32)] = None,
     ) -> _Answer:
         """Lint a model's shape on a device: what is slow, what it costs, what to use instead, nearest better shapes."""
-
-        def compute() -> _Answer:
-            source = access.read(config, model.given())
-            scenario = build_scenario(source, **parts(device, workload, layout, software))
-            report = check_scenario(scenario, ignore=ignore or ())
-            codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
-            return {
-                "answer": f"{len(report.findings)} findings{f': {codes}' if codes else ''}",
-                **check_output(report, scenario).to_json(),
-            }
-
-        return answered("check", compute)
+        source = access.read(config, model.given())
+        scenario = build_scenario(source, **parts(device, workload, layout, software))
+        report = check_scenario(scenario, ignore=ignore or ())
+        codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
+        return {
+            "answer": f"{len(report.findings)} findings{f': {codes}' if codes else ''}",
+            **check_output(report, scenario).to_json(),
+        }
 
     def search(
         device: _Device,
@@ -160,22 +159,18 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         top: _Top = 5,
     ) -> _Answer:
         """Find shapes of the same size that reach the same loss sooner, or run faster, with a verdict."""
-
-        def compute() -> _Answer:
-            found = api.search(
-                access.read(config, model.given()) if config is not None or model.given() else None,
-                num_parameters=None if num_parameters is None else int(num_parameters),
-                train_tokens=train_tokens,
-                vary=vary or (),
-                keep=keep,
-                top=top,
-                progress=_check_progress,
-                **parts(device, workload, layout, software),
-            )
-            answer = search_output(found).to_json()
-            return {"answer": (answer["verdict"] or {}).get("text", ""), **answer}
-
-        return answered("search", compute)
+        found = api.search(
+            access.read(config, model.given()) if config is not None or model.given() else None,
+            num_parameters=None if num_parameters is None else int(num_parameters),
+            train_tokens=train_tokens,
+            vary=vary or (),
+            keep=keep,
+            top=top,
+            progress=_check_progress,
+            **parts(device, workload, layout, software),
+        )
+        answer = search_output(found).to_json()
+        return {"answer": (answer["verdict"] or {}).get("text", ""), **answer}
 
     def design(
         device: _Device,
@@ -188,23 +183,19 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         top: _Top = 3,
     ) -> _Answer:
         """Design a model and its run for a size and tokens, or for a budget: shape, plan, time and config.json."""
-
-        def compute() -> _Answer:
-            found = api.design(
-                device=load_named_device(device),
-                num_devices=num_devices,
-                num_parameters=None if num_parameters is None else int(num_parameters),
-                train_tokens=None if train_tokens is None else int(train_tokens),
-                hours=hours,
-                family=family,
-                workload={} if seq_len is None else {"seq_len": seq_len},
-                top=top,
-                progress=_check_progress,
-            )
-            answer = design_output(found).to_json()
-            return {"answer": answer["verdict"]["text"], **answer}
-
-        return answered("design", compute)
+        found = api.design(
+            device=load_named_device(device),
+            num_devices=num_devices,
+            num_parameters=None if num_parameters is None else int(num_parameters),
+            train_tokens=None if train_tokens is None else int(train_tokens),
+            hours=hours,
+            family=family,
+            workload={} if seq_len is None else {"seq_len": seq_len},
+            top=top,
+            progress=_check_progress,
+        )
+        answer = design_output(found).to_json()
+        return {"answer": answer["verdict"]["text"], **answer}
 
     def plan(
         device: _Device,
@@ -220,23 +211,19 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         top: _Top = 3,
     ) -> _Answer:
         """Plan a training job: parallel degrees, micro-batch, recomputation and ZeRO stage; given fields are kept."""
-
-        def compute() -> _Answer:
-            found = api.plan(
-                access.read(config, model.given()),
-                num_devices=num_devices,
-                global_batch_size=global_batch_size,
-                objective=objective,
-                usd_per_hour=usd_per_hour,
-                top=top,
-                progress=_check_progress,
-                **parts(device, workload, layout, software),
-            )
-            answer = plans_output(found).to_json()
-            best = answer["plans"][0]
-            return {"answer": f"{best['plan']}: {format_seconds(best['step_time_s'])} a step", **answer}
-
-        return answered("plan", compute)
+        found = api.plan(
+            access.read(config, model.given()),
+            num_devices=num_devices,
+            global_batch_size=global_batch_size,
+            objective=objective,
+            usd_per_hour=usd_per_hour,
+            top=top,
+            progress=_check_progress,
+            **parts(device, workload, layout, software),
+        )
+        answer = plans_output(found).to_json()
+        best = answer["plans"][0]
+        return {"answer": f"{best['plan']}: {format_seconds(best['step_time_s'])} a step", **answer}
 
     def serve_plan(
         device: _Device,
@@ -253,30 +240,24 @@ def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Ans
         usd_per_hour: _Large | None = None,
     ) -> _Answer:
         """Plan serving: layout, batch, format, time to first token and per token, tokens per second and dollar."""
-
-        def compute() -> _Answer:
-            found = api.serve_plan(
-                access.read(config, model.given()),
-                prompt_len=prompt_len,
-                output_len=output_len,
-                cached_len=cached_len,
-                ttft_limit_s=ttft_limit_s,
-                tpot_limit_s=tpot_limit_s,
-                num_devices=num_devices,
-                usd_per_hour=usd_per_hour,
-                device=load_named_device(device),
-                workload=workload.given(),
-                layout=layout.given(),
-            )
-            answer = serve_plan_output(found).to_json()
-            best = answer["best"]
-            words = (
-                "no way to serve keeps the limits"
-                if best is None
-                else f"{best['instances']}, batch {best['batch_size']}"
-            )
-            return {"answer": words, **answer}
-
-        return answered("serve_plan", compute)
+        found = api.serve_plan(
+            access.read(config, model.given()),
+            prompt_len=prompt_len,
+            output_len=output_len,
+            cached_len=cached_len,
+            ttft_limit_s=ttft_limit_s,
+            tpot_limit_s=tpot_limit_s,
+            num_devices=num_devices,
+            usd_per_hour=usd_per_hour,
+            device=load_named_device(device),
+            workload=workload.given(),
+            layout=layout.given(),
+        )
+        answer = serve_plan_output(found).to_json()
+        best = answer["best"]
+        words = (
+            "no way to serve keeps the limits" if best is None else f"{best['instances']}, batch {best['batch_size']}"
+        )
+        return {"answer": words, **answer}
 
     return (check, predict, search, design, plan, serve_plan)
