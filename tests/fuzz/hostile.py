@@ -17,8 +17,7 @@ from typing import Any
 
 from calibration_files import H100, write_late_calibration
 from measured_tables import gemm_columns, write_parquet
-from shapewright.app.formats import FORMATS, write_format
-from shapewright.app.formats.read import parse_job, read_job
+from shapewright.app.formats import FORMATS, parse_job, read_job, write_format
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import list_devices
 from shapewright.hardware.loader import read_device_file, read_device_text

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz.hostile import ATTACKS, Attack, outcome
-from shapewright.app.formats.read import read_job
+from shapewright.app.formats import read_job
 from shapewright.core.errors import ConfigError, MeasuredFileError
 
 pytest.importorskip("yaml", reason="YAML files need the yaml extra")
