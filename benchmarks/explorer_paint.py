@@ -52,7 +52,7 @@ def measure(address: str) -> dict[str, Any]:
                 "performance.getEntries().reduce((sum, one) => sum + (one.transferSize || 0), 0)"
             )
         for field in FIELDS:
-            page.evaluate("document.getElementById('crest').scrollIntoView()")
+            page.evaluate("document.getElementById('sweep').scrollIntoView()")
             page.evaluate("performance.clearMeasures()")
             slider = page.locator(f"[data-field={field}] input[type=range]")
             slider.focus()

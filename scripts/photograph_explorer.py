@@ -14,7 +14,7 @@ from shapewright.app.report.page import QUIET_BROWSER, find_browser
 TARGET = Path(__file__).parent.parent / "docs" / "figures" / "explorer.png"
 # The paper's case with the vocabulary padded, compared with the published shape.
 STATE = (
-    "preset=gpt3-2.7b&device=a100-sxm-40gb&m.vocab_size=50304&w.attention=%22unfused%22&w.dtype=%22fp16%22"
+    "preset=gpt3-2.7b&device=a100-sxm-80gb&m.vocab_size=50304&w.attention=%22unfused%22&w.dtype=%22fp16%22"
     "&v.dim=%22num_heads%22"
 )
 
@@ -32,13 +32,12 @@ def main() -> int:
         address = server.stdout.readline().split()[-1]
         with sync_playwright() as running:
             browser = running.chromium.launch(executable_path=find_browser(), args=list(QUIET_BROWSER))
-            page = browser.new_page(viewport={"width": 1280, "height": 1000})
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.goto(f"{address}#{STATE}")
             page.wait_for_selector("[data-fact=step]")
             page.click("#pin")
             page.fill("#model-num_heads", "20")
             page.press("#model-num_heads", "Enter")
-            page.evaluate("document.getElementById('findings').hidden = true")
             page.wait_for_timeout(2500.0)
             page.wait_for_function("() => !document.querySelector('[aria-busy]')")
             page.screenshot(path=str(TARGET))

@@ -71,8 +71,9 @@ def test_sliders_ask_and_the_answer_is_adopted(open_page: Callable[..., Any]) ->
     """Moving a slider designs; verdict, frontier and table are shown, and Apply makes the answer the question."""
     from page_tools import expect
 
-    page = open_page("preset=gpt2&device=h100-sxm-80gb&w.seq_len=1024", viewport={"width": 1440, "height": 1800})
-    page.evaluate("document.getElementById('design').scrollIntoView()")
+    page = open_page(
+        "page=design&preset=gpt2&device=h100-sxm-80gb&w.seq_len=1024", viewport={"width": 1440, "height": 1800}
+    )
     page.fill("#design-devices", "8")
     page.focus("#design-size")
     for _ in range(5):

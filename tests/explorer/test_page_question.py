@@ -18,9 +18,9 @@ PLANTED = '<img src=x onerror="window.planted=1"><script>window.planted=1</scrip
 def test_page_text_equals_the_command(open_page: Callable[..., Any]) -> None:
     """Load, then another preset, device and format: every number of the verdict is the library's."""
     page = open_page()
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     page.select_option("#preset", "llama-3-8b")
-    settle(page, words_of("llama-3-8b", device="a100-sxm-40gb"))
+    settle(page, words_of("llama-3-8b", device="a100-sxm-80gb"))
     page.select_option("#device", "h100-sxm-80gb")
     page.select_option("#workload-dtype", "fp8")
     settle(page, words_of("llama-3-8b", device="h100-sxm-80gb", workload={"dtype": "fp8"}))
@@ -32,12 +32,12 @@ def test_training_software_is_chosen(open_page: Callable[..., Any]) -> None:
     """A generation changes the step and is named in the title; a reload keeps it, and decoding has none."""
     page = open_page()
     page.select_option("#software", "fsdp-2024")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", software="fsdp-2024"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", software="fsdp-2024"))
     expect(page.locator("#title")).to_contain_text("software of fsdp-2024")
     reload(page)
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", software="fsdp-2024"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", software="fsdp-2024"))
     page.select_option("#workload-phase", "decode")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", workload={"phase": "decode"}))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", workload={"phase": "decode"}))
     expect(page.locator("#software")).to_be_hidden()
 
 
@@ -51,31 +51,31 @@ def test_nodes_are_given(open_page: Callable[..., Any]) -> None:
     expect(page.locator("#title")).to_contain_text("nodes of 4")
     page.fill("#node_size", "")
     page.keyboard.press("Tab")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
 
 
 def test_sliding_shows_soon_and_can_be_undone(open_page: Callable[..., Any]) -> None:
     """A slider moves the verdict; its moves are one step to undo; the number field takes what the slider does not."""
     page = open_page()
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     slider = page.locator("[data-field=intermediate_size] input[type=range]")
     slider.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     value = int(page.input_value("#model-intermediate_size"))
     assert value > 10240
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides={"intermediate_size": value}))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"intermediate_size": value}))
     times = page.evaluate("performance.getEntriesByName('shapewright:slide-to-paint').map((one) => one.duration)")
     assert times
     page.fill("#model-vocab_size", "50258")
     page.press("#model-vocab_size", "Enter")
     both = {"intermediate_size": value, "vocab_size": 50258}
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides=both))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides=both))
     page.click("#undo")
     page.click("#undo")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     page.click("#redo")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides={"intermediate_size": value}))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"intermediate_size": value}))
 
 
 def test_pasted_config_shows_its_error(open_page: Callable[..., Any]) -> None:
@@ -130,9 +130,9 @@ def test_the_address_holds_the_state(open_page: Callable[..., Any]) -> None:
     ("state", "words"),
     [
         ("preset=gpt3-2.7b&device=h1000", "unknown device 'h1000'"),
-        ("preset=gpt3-2.7b&device=a100-sxm-40gb&m.num_heads=31", "hidden_size=2560 is not divisible by num_heads=31"),
+        ("preset=gpt3-2.7b&device=a100-sxm-80gb&m.num_heads=31", "hidden_size=2560 is not divisible by num_heads=31"),
         ("preset=..%2F..%2Fetc%2Fpasswd&device=h200-sxm-141gb", "no preset '../../etc/passwd'"),
-        ("preset=gpt3-2.7b&device=a100-sxm-40gb&m.hidden_size=%22x%22", "job.overrides.hidden_size"),
+        ("preset=gpt3-2.7b&device=a100-sxm-80gb&m.hidden_size=%22x%22", "job.overrides.hidden_size"),
     ],
 )
 def test_errors_use_the_commands_words(open_page: Callable[..., Any], state: str, words: str) -> None:
@@ -162,10 +162,9 @@ def test_planted_markup_stays_text(open_page: Callable[..., Any]) -> None:
     config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
               "name": PLANTED, "_name_or_path": PLANTED, "activation_function": PLANTED, "torch_dtype": PLANTED,
               "architectures": [PLANTED]}  # fmt: skip
-    page = open_page(f"config={quote(json.dumps(config))}&device=a100-sxm-40gb", errors=["422"])
+    page = open_page(f"config={quote(json.dumps(config))}&device=a100-sxm-80gb", errors=["422"])
     for card in ("findings", "sweep", "operations", "memory", "devices"):
-        page.evaluate(f"document.getElementById('{card}').scrollIntoView()")
-        page.wait_for_timeout(100)
+        see(page, card)
     for part in ("preset", "device", "m.activation", "w.dtype", "v.op", "v.dim", "v.optimizer", "m.name"):
         value = quote(PLANTED if part in ("preset", "device") else json.dumps(PLANTED))
         page.goto(re.sub("#.*", f"#{part}={value}", page.url))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from page_tools import ONCE_MORE, expect, see, settle, words_of
+from page_tools import ONCE_MORE, SEARCH_MS, expect, see, settle, turn_to, words_of
 
 import shapewright
 from shapewright.app.report.outputs.predict import prediction_output
@@ -21,14 +21,14 @@ CHART_MOVES_MS = 1_200  # a figure slides its points into place for a second
 
 def test_local_maxima_can_be_applied(open_page: Callable[..., Any]) -> None:
     """A crest's button and a click into the chart change the field, and what is adopted is what was shown."""
-    page = open_page()
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb&v.dim=%22intermediate_size%22")
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     card = see(page, "sweep")
     crest = card.locator(".chip-button:not([disabled])").last
     value = int(crest.get_attribute("data-value"))
     text = crest.get_attribute("title")
     crest.click()
-    expected = words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides={"intermediate_size": value})
+    expected = words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"intermediate_size": value})
     settle(page, expected)
     assert expected["model rate"] in text
     box = card.locator(".plot").bounding_box()
@@ -42,11 +42,11 @@ def test_a_fix_is_applied(open_page: Callable[..., Any]) -> None:
     page.click("#pin")
     card = see(page, "findings")
     card.locator("[data-code=TC101] .apply").first.click()
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides={"vocab_size": 50304}))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"vocab_size": 50304}))
     expect(card.locator("[data-code=TC101]")).to_have_count(0)
     expect(page.locator("#moved")).to_contain_text("(better)")
     page.click("#swap")
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     expect(page.locator("#moved")).to_contain_text("(worse)")
 
 
@@ -59,7 +59,7 @@ def test_tiles_follow(open_page: Callable[..., Any]) -> None:
     expect(card.locator("h3").last).to_contain_text("logits (forward)")
     logits = next(
         one
-        for one in shapewright.predict("gpt3-2.7b", device="a100-sxm-40gb").operations
+        for one in shapewright.predict("gpt3-2.7b", device="a100-sxm-80gb").operations
         if one.operation.name == "logits"
     )
     facts = card.locator(".tile-numbers").inner_text()
@@ -94,25 +94,24 @@ def test_a_search_runs_stops_and_is_adopted(open_page: Callable[..., Any]) -> No
     page = open_page(
         "preset=llama-3-70b&device=h200-sxm-141gb&l.tensor_parallel=4", viewport={"width": 1440, "height": 1800}
     )
-    page.evaluate("document.getElementById('search').scrollIntoView()")
+    turn_to(page, "search")
     for name in ("head_dim", "micro_batch"):
         page.check(f"#search input[value={name}]")
     page.select_option("#guard", "free")
     page.select_option("#tolerance", "0.05")
     page.click("#start-search")
-    page.wait_for_function("() => document.querySelector('#search progress').value > 0")
+    page.wait_for_function("() => document.querySelector('#search progress').value > 0", timeout=SEARCH_MS)
     page.click("#stop-search")
-    expect(page.locator("#search [role=status]")).to_contain_text("Stopped")
-    page.goto(re.sub("#.*", "#preset=gpt3-2.7b&device=a100-sxm-40gb", page.url))
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    expect(page.locator("#search [role=status]")).to_contain_text("Stopped", timeout=SEARCH_MS)
+    page.goto(re.sub("#.*", "#page=design&preset=gpt3-2.7b&device=a100-sxm-80gb", page.url))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     for name in ("head_dim", "micro_batch", "ffn", "depth", "width", "kv_heads"):
         page.uncheck(f"#search input[value={name}]")
     page.select_option("#guard", "usual")
     page.click("#start-search")
-    adopt = page.locator("#search .apply").first
-    adopt.click()
+    page.locator("#search .apply").first.click(timeout=SEARCH_MS)
     expect(page.locator("[data-fact=step]")).not_to_have_text(
-        words_of("gpt3-2.7b", device="a100-sxm-40gb")["step"].partition(" (")[0]
+        words_of("gpt3-2.7b", device="a100-sxm-80gb")["step"].partition(" (")[0]
     )
     assert int(page.input_value("#model-vocab_size")) % 64 == 0
 
@@ -120,13 +119,13 @@ def test_a_search_runs_stops_and_is_adopted(open_page: Callable[..., Any]) -> No
 def test_a_point_of_the_front_is_adopted(open_page: Callable[..., Any]) -> None:
     """A click on a point of a finished search's Pareto front makes that shape the question."""
     page = open_page(viewport={"width": 1440, "height": 1800})
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
-    page.evaluate("document.getElementById('search').scrollIntoView()")
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
+    turn_to(page, "search")
     for name in ("head_dim", "micro_batch", "ffn", "depth", "width", "kv_heads"):
         page.uncheck(f"#search input[value={name}]")
     page.click("#start-search")
     plot = page.locator("#search .plot")
-    expect(plot).to_be_visible()
+    expect(plot).to_be_visible(timeout=SEARCH_MS)
     expect(page.locator("#start-search")).to_be_enabled()
     page.wait_for_timeout(CHART_MOVES_MS)
     x, y = page.evaluate(
@@ -141,7 +140,7 @@ def test_a_point_of_the_front_is_adopted(open_page: Callable[..., Any]) -> None:
     page.wait_for_function("() => location.hash.includes('m.vocab_size')")
     changed = dict(re.findall(r"m\.(\w+)=(\d+)", page.url))
     overrides = {name: int(value) for name, value in changed.items()}
-    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides=overrides))
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides=overrides))
 
 
 def test_everything_is_exported(open_page: Callable[..., Any], tmp_path: Path) -> None:

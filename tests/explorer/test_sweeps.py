@@ -100,3 +100,25 @@ def test_heat_map_contains_the_current_shape(client: TestClient) -> None:
         for width, cell in zip(grid.widths, cells, strict=True):
             assert cell is None or (width % count == 0 and cell.config.num_heads == count)
     assert any(cell["changes"] for cell in client.post("/api/v1/heat-map", json={"job": GPT3}).json()["cells"])
+
+
+def test_the_interval_is_that_of_the_difference(client: TestClient) -> None:
+    """It is closed at the current value, and the verdict names the neighbor that is larger and faster."""
+    found = client.post("/api/v1/sweep", json={"job": GPT3, "field": "vocab_size", "measure": "step"}).json()
+    points = {point["value"]: point for point in found["points"]}
+    here, padded = points[50257], points[50304]
+
+    assert here["speedup_low"] == here["speedup"] == here["speedup_high"] == 1.0
+    assert padded["speedup_low"] < padded["speedup"] == pytest.approx(here["step_time_s"] / padded["step_time_s"])
+    assert padded["probability_faster"] > 0.99
+    assert found["verdict"]["value"] == 50304
+    assert "larger and still" in found["verdict"]["text"]
+
+
+def test_a_hidden_size_is_swept_with_the_same_heads() -> None:
+    """Sizes that the heads do not divide are points too, and the one next to the current value is a cliff."""
+    found = swept("hidden_size")
+    shapes = {point.value: point.prediction.config for point in found.points}
+
+    assert {(config.num_heads, config.head_dim) for config in shapes.values()} == {(32, 80)}
+    assert found.current + 1 in shapes

@@ -35,16 +35,18 @@ from shapewright.app.explorer.requests import (
     ExplainRequest,
     JobRequest,
     MemoryRequest,
+    PlanRequestBody,
     PredictRequest,
     SearchRequestBody,
     ServingRequestBody,
     SweepRequest,
     TilesRequest,
     build_job_scenario,
+    followed_fields,
     read_job_model,
 )
 from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
-from shapewright.app.explorer.views import answers, catalogue, figures, serving
+from shapewright.app.explorer.views import answers, catalogue, figures, plans, serving
 from shapewright.app.explorer.views.answers import Answer
 
 API = "/api/v1"
@@ -126,7 +128,8 @@ def _add_fast_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
     async def predict(body: PredictRequest, request: Request) -> Response:
         def compute() -> Answer:
             baseline = None if body.baseline is None else build_job_scenario(body.baseline, devices)
-            return answers.answer_predict(build_job_scenario(body.job, devices), baseline)
+            scenario = build_job_scenario(body.job, devices)
+            return answers.answer_predict(scenario, followed_fields(body.job, scenario.config), baseline)
 
         return _json(await app.state.fast.run(request, compute))
 
@@ -185,7 +188,7 @@ def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
 
     @app.post(
         f"{API}/sweep",
-        summary="Throughput over one field, with wave ends, alignment classes and local maxima",
+        summary="Time or throughput over one field, compared with the current value",
         **_ANSWER,
     )
     async def sweep(body: SweepRequest, request: Request) -> Response:
@@ -195,6 +198,10 @@ def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
                 request, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured)
             )
         )
+
+    @app.post(f"{API}/plan", summary="Ways to distribute a training job over devices", **_ANSWER)
+    async def plan(body: PlanRequestBody, request: Request) -> Response:
+        return _json(await app.state.slow.run(request, lambda: plans.answer_plan(body, devices)))
 
     @app.post(
         f"{API}/serving",

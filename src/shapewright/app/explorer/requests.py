@@ -6,7 +6,7 @@ part of a request is used as a path or an address.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -143,6 +143,15 @@ class CompareRequest(JobRequest):
     )
 
 
+class PlanRequestBody(JobRequest):
+    """Training plans of the job's model; its layout, micro-batch, recomputation and offloading are chosen."""
+
+    num_devices: Annotated[int, Field(strict=True, ge=1, le=LARGEST_JOB)] = 8
+    global_batch_size: _Positive | None = None
+    objective: Literal["time", "cost", "memory"] = "time"
+    usd_per_hour: Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)] | None = None
+
+
 class ExplainRequest(JobRequest):
     """A job and the name of an operation of its step."""
 
@@ -228,6 +237,20 @@ def read_job_model(job: Job) -> Model:
         preset = _find_preset(job.preset.casefold())
         return read_object(preset.config, overrides, where=f"preset {preset.name}", name=preset.name)
     return read_model(None, overrides)
+
+
+def followed_fields(job: Job, config: TransformerConfig) -> dict[str, tuple[int, int]]:
+    """Fields of a model that a job does not set and that follow those it sets: value without them, and value now."""
+    given = _given_fields(job.overrides)
+    if not given or (job.preset is None and job.config is None):
+        return {}
+    base = read_job_model(job.model_copy(update={"overrides": ModelFields()})).config
+    pairs = {spec.name: (getattr(base, spec.name), getattr(config, spec.name)) for spec in fields(config)}
+    return {
+        name: pair
+        for name, pair in pairs.items()
+        if name not in given and type(pair[0]) is int and type(pair[1]) is int and pair[0] != pair[1]
+    }
 
 
 @cache

@@ -27,13 +27,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Separate points with optional labels."""
+    """Separate points with optional labels, which a reader points at, and short names, which are drawn."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     labels: Sequence[str] = ()
     color: str | None = None
+    drawn: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class XYChart:
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One colour of a stacked bar chart: a value for each category.
+    """One colour of a stacked bar chart: a value for each category, with a text to draw on it.
 
     A part with the colour ``transparent`` offsets the next part, as in a waterfall, and is not in the legend.
     """
@@ -85,6 +86,7 @@ class BarPart:
     name: str
     values: Sequence[float]
     color: str | None = None
+    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class BarChart:
     parts: Sequence[BarPart]
     alt: str
     limits: Sequence[Mark] = ()
+    texts_inside: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +156,20 @@ def colors_by_name(names: Sequence[str], chosen: Sequence[str | None] = ()) -> d
     for name in dict.fromkeys(names):
         found[name] = wanted.get(name, PALETTE[len(found) % len(PALETTE)])
     return found
+
+
+def fold_small_parts(parts: Sequence[BarPart]) -> list[BarPart]:
+    """As many parts as there are colours, in their order; the smallest are added up as ``other``.
+
+    >>> [part.name for part in fold_small_parts([BarPart(str(size), [float(size)]) for size in range(10)])]
+    ['3', '4', '5', '6', '7', '8', '9', 'other']
+    """
+    if len(parts) <= len(PALETTE):
+        return list(parts)
+    largest = sorted(parts, key=lambda part: -sum(part.values))[: len(PALETTE) - 1]
+    names = {part.name for part in largest}
+    rest = [part.values for part in parts if part.name not in names]
+    return [
+        *(part for part in parts if part.name in names),
+        BarPart("other", [sum(values) for values in zip(*rest, strict=True)]),
+    ]

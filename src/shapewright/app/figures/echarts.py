@@ -12,6 +12,7 @@ from typing import Any
 from shapewright.app.figures.chart import (
     Band,
     BarChart,
+    BarPart,
     Chart,
     HeatMap,
     Line,
@@ -98,7 +99,13 @@ def _xy_series(part: Line | Points | Band, color: str) -> Option:
             "type": "scatter",
             "name": part.name,
             "symbolSize": 8,
-            "data": [{"name": label, "value": [x, y]} for label, x, y in zip(labels, part.x, part.y, strict=True)],
+            "data": [{"name": label, "value": [x, y]} for label, x, y in zip(labels, part.x, part.y, strict=True)]
+            if not part.drawn
+            else [
+                {"name": label, "value": [x, y], "label": {"show": bool(text), "formatter": text, "position": "left"}}
+                for label, x, y, text in zip(labels, part.x, part.y, part.drawn, strict=True)
+            ],
+            "labelLayout": {"hideOverlap": True},
             "itemStyle": {"color": color},
             "z": 3,
         }
@@ -121,9 +128,10 @@ def _bars(chart: BarChart) -> Option:
             "type": "bar",
             "stack": "all",
             "name": part.name,
-            "data": list(part.values),
+            "data": _bar_data(part, chart),
             "itemStyle": {"color": colors[part.name]},
             "barMaxWidth": 36,
+            "labelLayout": {"hideOverlap": True},
         }
         for part in chart.parts
     ]
@@ -134,11 +142,34 @@ def _bars(chart: BarChart) -> Option:
     return {
         "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
         "legend": {"data": shown, "type": "scroll", "bottom": 0, "left": 8, "right": 40},
-        "grid": {"left": _left_margin(chart.categories), "right": 32, "top": 32, "bottom": 76},
+        "grid": {
+            "left": _left_margin(chart.categories),
+            "right": 32 if chart.texts_inside else 80,
+            "top": 32,
+            "bottom": 76,
+        },
         "xAxis": _axis(chart.value_label, from_zero=True, centred=True) | _value_range(chart),
         "yAxis": {"type": "category", "data": list(chart.categories), "inverse": True},
         "series": series,
     }
+
+
+# Narrower bars have no room for a text. [fraction of the longest]
+_LEAST_LABELLED_FRACTION = 0.07
+
+
+def _bar_data(part: BarPart, chart: BarChart) -> list[Any]:
+    """Values of a part, with the texts that there is room for."""
+    if not part.texts:
+        return list(part.values)
+    longest = max(sum(values) for values in zip(*(each.values for each in chart.parts), strict=True))
+    place = {"position": "inside"} if chart.texts_inside else {"position": "right"}
+    return [
+        {"value": value, "label": {"show": True, "formatter": text, **place}}
+        if text and (value >= _LEAST_LABELLED_FRACTION * longest or not chart.texts_inside)
+        else value
+        for value, text in zip(part.values, part.texts, strict=True)
+    ]
 
 
 def _heat_map(chart: HeatMap) -> Option:

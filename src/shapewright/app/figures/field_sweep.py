@@ -1,4 +1,8 @@
-"""Chart of a field sweep: throughput or step time over the values of one field, by alignment class."""
+"""Chart of a field sweep: time or throughput over the values of one field, by alignment class.
+
+Its interval is that of the comparison with the current value: errors that both shapes share, such as the speed of the
+device's kernels, cancel, so that it says whether a difference between two values is real.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.app.figures.chart import Band, Line, Mark, Points, XYChart
 from shapewright.core.units import TERA, format_rate, format_seconds
+from shapewright.prediction.speedup import compare_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.speedup import Speedup
 
-METRICS = {"rate": "model TFLOP/s per device", "tokens": "tokens/s per device", "step": "step [ms]"}
+METRICS = {"step": "step, ms", "rate": "model TFLOP/s per device", "tokens": "tokens/s per device"}
 """Quantities that the chart can show, with their axis labels."""
 
+BAND = "90 % interval of the difference"
 _MAX_MARKS = 24
 # The interval is drawn only where operands load in full 16-byte vectors: it would jump between alignment classes.
 _FULL_LOAD_BYTES = 16
@@ -37,12 +44,15 @@ class MeasuredStep(NamedTuple):
     library: str
 
 
-def field_sweep_chart(sweep: FieldSweep, metric: str, measured: Sequence[MeasuredStep] = ()) -> XYChart:
-    """Draw a sweep with its 90 % interval, alignment classes, local maxima and ends of waves.
+def field_sweep_chart(
+    sweep: FieldSweep, metric: str, pairs: Mapping[int, Speedup], measured: Sequence[MeasuredStep] = ()
+) -> XYChart:
+    """Draw a sweep with its 90 % interval against the current value, alignment classes, local maxima and wave ends.
 
     Args:
         sweep: Predictions over the values of a field.
         metric: A key of METRICS.
+        pairs: Speed-up of each value over the current one.
         measured: Measured steps of the same shapes.
     """
     classes = sorted({point.alignment_bytes or 0 for point in sweep.points}, reverse=True)
@@ -51,10 +61,10 @@ def field_sweep_chart(sweep: FieldSweep, metric: str, measured: Sequence[Measure
     best_name = f"aligned to {classes[0]} B" if classes[0] else "predicted"
     series: list[Line | Points | Band] = [
         Band(
-            "90 % interval",
+            BAND,
             [point.value for point in banded],
-            [_metric_value(point.prediction, metric, slow=True) for point in banded],
-            [_metric_value(point.prediction, metric, fast=True) for point in banded],
+            [_metric_value(point.prediction, metric, factor=_slow(pairs.get(point.value))) for point in banded],
+            [_metric_value(point.prediction, metric, factor=_fast(pairs.get(point.value))) for point in banded],
             color="#0072b2",
         ),
         Line(
@@ -102,9 +112,8 @@ def field_sweep_chart(sweep: FieldSweep, metric: str, measured: Sequence[Measure
     )
 
 
-def point_labels(sweep: FieldSweep, chart: XYChart) -> Mapping[str, Sequence[str]]:
-    """Text of every point of a chart of the sweep, by series."""
-    texts = {point.value: describe_point(sweep, point) for point in sweep.points}
+def point_labels(chart: XYChart, texts: Mapping[int, str]) -> Mapping[str, Sequence[str]]:
+    """Text of every point of a chart of a sweep, by series; ``texts`` are those of the values."""
     return {
         part.name: part.labels if isinstance(part, Points) and part.labels else [texts[int(x)] for x in part.x]
         for part in chart.series
@@ -112,8 +121,29 @@ def point_labels(sweep: FieldSweep, chart: XYChart) -> Mapping[str, Sequence[str
     }
 
 
-def describe_point(sweep: FieldSweep, point: SweepPoint) -> str:
-    """Value, rate, step time, alignment and waves of one point, in one line."""
+def pair_with_current(sweep: FieldSweep) -> dict[int, Speedup]:
+    """Speed-up of each value over the current one, per token; empty where the current value cannot run."""
+    current = next((point for point in sweep.points if point.value == sweep.current), None)
+    if current is None:
+        return {}
+    return {point.value: compare_times(current.prediction, point.prediction) for point in sweep.points}
+
+
+def certainty_words(fraction: float) -> str:
+    """A probability, without the false precision of 100 %."""
+    return ">99 %" if fraction > 0.99 else f"{100.0 * fraction:.0f} %"
+
+
+def _slow(pair: Speedup | None) -> float:
+    return 1.0 if pair is None else pair.factor / pair.low
+
+
+def _fast(pair: Speedup | None) -> float:
+    return 1.0 if pair is None else pair.factor / pair.high
+
+
+def describe_point(sweep: FieldSweep, point: SweepPoint, pair: Speedup | None = None) -> str:
+    """Value, rate, step time, alignment, waves and comparison with the current value of one point, in one line."""
     prediction = point.prediction
     parts = [
         f"{sweep.field}={point.value:,}: {format_rate(prediction.model_flops_per_s)}",
@@ -124,6 +154,12 @@ def describe_point(sweep: FieldSweep, point: SweepPoint) -> str:
         parts.append(f"aligned to {point.alignment_bytes} B")
     if point.num_waves is not None:
         parts.append(f"{sweep.wave_gemm} in {point.num_waves} waves")
+    if pair is not None and point.value != sweep.current:
+        faster = pair.factor > 1.0
+        chance = pair.probability_faster if faster else 1.0 - pair.probability_faster
+        parts.append(
+            f"{'faster' if faster else 'slower'} per token than {sweep.current:,}, {certainty_words(chance)} certain"
+        )
     return ", ".join(parts)
 
 
@@ -136,17 +172,10 @@ def _points(name: str, points: Sequence[SweepPoint], metric: str, *, color: str)
     )
 
 
-def _metric_value(
-    prediction: Prediction, metric: str, *, slow: bool = False, fast: bool = False, measured_s: float = 0.0
-) -> float:
-    """Metric of a predicted step, of the slow or fast end of its interval, or of a measured step time."""
+def _metric_value(prediction: Prediction, metric: str, *, factor: float = 1.0, measured_s: float = 0.0) -> float:
+    """Metric of a predicted step whose time is multiplied by a factor, or of a measured step time."""
     predicted_s = prediction.step_time_s
-    drawn_s = predicted_s
-    if slow:
-        drawn_s = prediction.step_time_high_s
-    elif fast:
-        drawn_s = max(prediction.step_time_low_s, 1e-3 * predicted_s)
-    drawn_s = measured_s or drawn_s
+    drawn_s = measured_s or factor * predicted_s
     if metric == "step":
         return 1e3 * drawn_s
     rate = prediction.model_flops_per_s / TERA if metric == "rate" else prediction.tokens_per_s_per_device

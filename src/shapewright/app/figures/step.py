@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart
+from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart, fold_small_parts
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
 from shapewright.app.report.outputs.predict import operation_output
 from shapewright.core.units import GIB, GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
@@ -65,7 +65,9 @@ def layer_chart(prediction: Prediction) -> BarChart:
         title="Layers",
         value_label="ms a step, all layers of one device",
         categories=passes,
-        parts=[BarPart(name, [1e3 * by_pass[each] for each in passes]) for name, by_pass in sums.items()],
+        parts=fold_small_parts(
+            [BarPart(name, [1e3 * by_pass[each] for each in passes]) for name, by_pass in sums.items()]
+        ),
         alt="Time of all layers of one device in one step by operation, one bar for each pass.",
     )
 
@@ -82,15 +84,19 @@ def waterfall_chart(output: MfuOutput) -> BarChart:
     for part in parts:
         starts.append(max(start + min(part.time_s, 0.0), 0.0) / _MILLISECOND_S)
         start += part.time_s
+    shown = [BarPart("before", starts, color="transparent")]
+    for name, sign in (("adds", 1.0), ("takes back", -1.0)):
+        times_s = [max(sign * part.time_s, 0.0) for part in parts]
+        if any(times_s):
+            mark = "-" if sign < 0.0 else ""
+            texts = [f"{mark}{format_seconds(time_s)}" if time_s else "" for time_s in times_s]
+            shown.append(BarPart(name, [time_s / _MILLISECOND_S for time_s in times_s], texts=texts))
     return BarChart(
         title="From the dense peak to this step",
         value_label="time (ms)",
         categories=[part.name.replace("_", " ") for part in parts],
-        parts=[
-            BarPart("before", starts, color="transparent"),
-            BarPart("adds", [max(part.time_s, 0.0) / _MILLISECOND_S for part in parts]),
-            BarPart("takes back", [max(-part.time_s, 0.0) / _MILLISECOND_S for part in parts]),
-        ],
+        parts=shown,
+        texts_inside=False,
         alt=f"The model's arithmetic at peak would take {format_seconds(parts[0].time_s)}, the step takes "
         f"{format_seconds(output.seconds)}.",
     )
@@ -104,7 +110,14 @@ def memory_chart(output: MemoryOutput) -> BarChart:
         title="Memory of one device",
         value_label="GiB",
         categories=[f"stage {stage.stage}" for stage in output.stages],
-        parts=[BarPart(name.replace("_", " "), [stage[name] / GIB for stage in stages]) for name in names],
+        parts=[
+            BarPart(
+                name.replace("_", " "),
+                [stage[name] / GIB for stage in stages],
+                texts=[format_bytes(stage[name]) for stage in stages],
+            )
+            for name in names
+        ],
         limits=(Mark("x", output.capacity_bytes / GIB, "device"),),
         alt=f"Memory of one device of each stage; the fullest needs {format_bytes(output.total_bytes)} of "
         f"{format_bytes(output.capacity_bytes)}.",
@@ -125,6 +138,7 @@ CEILING = "peak and memory"
 _MAX_SAMPLE_POINTS = 600
 # The roofline of a step shows the most expensive operations.
 _MAX_STEP_POINTS = 60
+_MAX_NAMED_POINTS = 12
 
 
 def samples_roofline_chart(samples: Sequence[Sample], device: Device, dtype: str) -> XYChart:
@@ -170,7 +184,8 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
     peak = device.peak_flops_per_s(prediction.workload.dtype)
     bandwidth = device.memory_bandwidth_bytes_per_s
     entries = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
-    points: dict[str, list[tuple[float, float, str]]] = {}
+    points: dict[str, list[tuple[float, float, str, str]]] = {}
+    named: set[str] = set()
     for entry in entries[:_MAX_STEP_POINTS]:
         facts = operation_output(entry)
         if not facts.flops or not facts.bytes or not facts.time_s or isinstance(entry.operation, Collective):
@@ -180,7 +195,11 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
             f"{facts.name} ({facts.pass_name}): {format_rate(rate)}, {intensity:.3g} FLOPs per byte, "
             f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"
         )
-        points.setdefault(facts.kind.replace("_", " "), []).append((intensity, rate / TERA, words))
+        # The slowest pass of a module carries its name; the others are near it.
+        module = entry.operation.module
+        name = module if module not in named and len(named) < _MAX_NAMED_POINTS else ""
+        named.add(module)
+        points.setdefault(facts.kind.replace("_", " "), []).append((intensity, rate / TERA, words, name))
     known = [row[0] for rows in points.values() for row in rows]
     ridge = peak / bandwidth
     # The range ends at powers of two, which are ticks of the axis.
@@ -193,7 +212,13 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
         series=[
             ceiling,
             *(
-                Points(name, [row[0] for row in rows], [row[1] for row in rows], labels=[row[2] for row in rows])
+                Points(
+                    name,
+                    [row[0] for row in rows],
+                    [row[1] for row in rows],
+                    labels=[row[2] for row in rows],
+                    drawn=[row[3] for row in rows],
+                )
                 for name, rows in points.items()
             ),
         ],

@@ -1,7 +1,7 @@
 """Sweep of one field of a scenario: predicted step, alignment and number of waves at each value.
 
 The values around the current one include aligned and misaligned ones, so that the curve shows both the drops at the
-ends of waves and the penalty of lower alignment classes.
+ends of waves and the penalty of lower alignment classes. A hidden size is swept with the heads as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import lcm, log2
+from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.core.errors import ConfigError, ShapewrightError
@@ -48,6 +48,13 @@ SWEPT_FIELDS = {
 }
 """Fields that can be swept, with the part of the scenario that they belong to."""
 
+_WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "vocab_size",
+)
 MAX_POINTS = 160
 # Widths: the sweep covers -40 % to +40 % of the current value, on an aligned grid plus misaligned values.
 _REACH_FRACTION = 0.4
@@ -116,7 +123,8 @@ def sweep_field(scenario: Scenario, field: str, *, values: Sequence[int] | None 
     current = int(getattr(owner, field))
     if current < 1:
         raise ConfigError(f"{field} is {current} in this scenario and cannot be swept; choose another field")
-    grid = sorted({*(values if values is not None else values_around(config, field, current)), current})
+    around = {*values_around(config, field, current), *_neighbors(field, current)} if values is None else {*values}
+    grid = sorted({*around, current})
     if len(grid) > MAX_POINTS + 1:
         raise ConfigError(f"{len(grid)} values of {field} are too many; give at most {MAX_POINTS}")
     cases: list[tuple[int, _Case]] = []
@@ -176,14 +184,19 @@ def values_around(config: TransformerConfig, field: str, current: int) -> list[i
     if field in ("num_layers", "num_heads", "num_experts", "micro_batch_size"):
         low, high = max(1, middle // 2), max(2 * middle, 16)
         return _thinned(range(low, high + 1), 64)
-    step = config.num_heads if field == "hidden_size" and is_derived else 1
     low, high = max(1, int(middle * (1.0 - _REACH_FRACTION))), int(middle * (1.0 + _REACH_FRACTION)) + 1
     if field == "head_dim":
         return _thinned(range(max(8, low), high + 1), 64)
-    grain = lcm(_ALIGNED_STEP, step)
-    aligned = _thinned(range(-(-low // grain) * grain, high + 1, grain), _NUM_ALIGNED)
-    misaligned = _thinned(range(-(-low // step) * step, high + 1, step), _NUM_MISALIGNED)
-    return sorted({*aligned, *misaligned})
+    aligned = _thinned(range(-(-low // _ALIGNED_STEP) * _ALIGNED_STEP, high + 1, _ALIGNED_STEP), _NUM_ALIGNED)
+    return sorted({*aligned, *_thinned(range(low, high + 1), _NUM_MISALIGNED)})
+
+
+def _neighbors(field: str, current: int) -> tuple[int, ...]:
+    """One more, and the aligned widths next to the current one."""
+    if field not in _WIDTHS:
+        return ()
+    above = -(-current // _ALIGNED_STEP) * _ALIGNED_STEP
+    return (max(current // _ALIGNED_STEP, 1) * _ALIGNED_STEP, current + 1, above, above + _ALIGNED_STEP)
 
 
 def _thinned(values: range, most: int) -> list[int]:
@@ -198,6 +211,8 @@ _Case = tuple["TransformerConfig", Workload, ParallelLayout]
 def _with_value(config: TransformerConfig, field: str, value: int, workload: Workload, layout: ParallelLayout) -> _Case:
     """Model, workload and layout with another value of the field."""
     changes: Mapping[str, Any] = {field: value}
+    if field == "hidden_size" and not config.is_mla:
+        changes = {field: value, "head_dim": config.head_dim}
     kind = SWEPT_FIELDS[field]
     return (
         with_changes(config, changes) if kind == "model" else config,

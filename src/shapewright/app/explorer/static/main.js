@@ -1,35 +1,42 @@
 // Entry point: builds the form and the cards, and runs the update loop: state -> request -> answer -> cards.
 import { get, latestOnly, post } from "./core/api.js";
-import { updateCards } from "./core/cards.js";
+import { showCards, updateCards } from "./core/cards.js";
 import { makeBreakdown, makePipeline } from "./views/breakdown.js";
 import { makeConfigInput } from "./form/config_input.js";
-import { makeControls, showControls, showRequested } from "./form/controls.js";
+import { makeControls, onSlide, showControls, showRequested } from "./form/controls.js";
 import { makeDesign } from "./views/design.js";
 import { makeDevices } from "./views/devices.js";
-import { byId } from "./core/dom.js";
+import { byId, h } from "./core/dom.js";
 import { makeExports } from "./form/export.js";
 import { redrawAll } from "./core/figures.js";
 import { makeFindings } from "./views/findings.js";
-import { makeFieldSweep, makeHeadGrid } from "./views/sweeps.js";
+import { makeFieldSweep, makeHeadGrid, moveMarker } from "./views/sweeps.js";
 import { makeMemory } from "./views/memory.js";
 import { makeOperations } from "./views/operations.js";
+import { makePlan } from "./views/plan.js";
 import { makeSearch } from "./views/search.js";
 import { makeServing } from "./views/serving.js";
 import { makeTiles } from "./views/tiles.js";
-import { canRedo, canUndo, change, job, listen, readAddress, redo, state, undo } from "./core/state.js";
+import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddress, redo, state, undo } from "./core/state.js";
 import { showProblem, showVerdict } from "./views/verdict.js";
 
 // Cards to refresh when a view setting changes.
 const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], optimizer: ["memory"], devices: ["devices"] };
+// While a slider moves, the step is predicted at every position and the cards follow when it rests this long.
+const REST_MS = 160;
 
 let answer = null;
 let lastView = {};
+let resting = 0;
+let slidAt = -REST_MS;
 
 const update = latestOnly(async (wanted) => {
   const now = state();
+  clearTimeout(resting);
   try {
     answer = await post("/predict", { job: wanted, ...(now.pin ? { baseline: now.pin } : {}) });
   } catch (error) {
+    answer = null;
     showProblem(error);
     showRequested();
     updateCards({ job: wanted, answer }, ["findings"]); // the findings often have a fix for a job that cannot run
@@ -38,8 +45,11 @@ const update = latestOnly(async (wanted) => {
   showProblem(null);
   showVerdict(answer);
   showControls(answer);
+  moveMarker(answer);
   measurePaint();
-  updateCards({ job: wanted, answer });
+  const rest = () => updateCards({ job: wanted, answer });
+  if (performance.now() - slidAt < REST_MS) resting = setTimeout(rest, REST_MS);
+  else rest();
 });
 
 /** Record the time from a slider move to the frame that shows its answer, as a browser performance measure. */
@@ -57,10 +67,35 @@ function onChange(now, { jobChanged }) {
   byId("pin").setAttribute("aria-pressed", String(Boolean(now.pin)));
   byId("pin").textContent = now.pin ? "Unpin A" : "Pin as A";
   byId("swap").hidden = !now.pin;
+  showPage(now.page);
   const changed = Object.keys(CARDS_OF_SETTING).filter((key) => JSON.stringify(now.view[key]) !== JSON.stringify(lastView[key]));
   lastView = structuredClone(now.view);
   if (jobChanged || !answer) update(job(now));
   else if (changed.length) updateCards({ job: job(now), answer }, changed.flatMap((key) => CARDS_OF_SETTING[key]));
+}
+
+function showPage(page) {
+  const main = byId("main");
+  for (const link of byId("pages").children) {
+    link.href = addressOf(link.dataset.page);
+    if (link.dataset.page === page) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = page === "shape" ? "Shapewright explorer" : `${PAGES[page]} - Shapewright explorer`;
+  if (main.dataset.page === page) return;
+  main.dataset.page = page;
+  showCards(page);
+  scrollTo(0, 0);
+}
+
+function makePages() {
+  byId("pages").append(...Object.entries(PAGES).map(([page, title]) => h("a", { "data-page": page, href: addressOf(page), onclick: (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // another tab or window
+    event.preventDefault();
+    open(page);
+  } }, title)));
+  showPage(state().page);
+  showCards(state().page);
 }
 
 function makeTools() {
@@ -90,6 +125,8 @@ function makeTools() {
       event.preventDefault();
       (event.shiftKey ? redo : undo)();
     } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      const page = Object.keys(PAGES)[Number(key) - 1];
+      if (page) open(page);
       if (key === "p") byId("pin").click();
       if (key === "/") {
         event.preventDefault();
@@ -122,24 +159,26 @@ async function start() {
   byId("version").textContent = [`Shapewright ${about.version}.`, about.calibration ? `${about.calibration.text}.` : ""].join(" ");
   makeControls(about);
   makeConfigInput();
-  makeFindings(about.rules);
   makeFieldSweep(about.swept);
   tiles = makeTiles();
+  makeFindings(about.rules);
+  makeHeadGrid();
   makeOperations();
   makeBreakdown();
-  makePipeline();
   makeMemory(about.optimizers);
-  makeDevices(about.devices);
+  makePlan();
+  makePipeline();
   makeServing();
-  makeHeadGrid();
-  makeSearch(about);
   makeDesign();
+  makeSearch(about);
+  makeDevices(about.devices);
   makeTools();
   makeExports(showProblem);
+  onSlide(() => { slidAt = performance.now(); });
   repaint();
+  makePages();
   listen(onChange);
-  readAddress();
-  if (!answer) update(job());
+  if (!readAddress()) update(job());
 }
 
 start();

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.api import compare
@@ -41,12 +41,37 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 
-def answer_predict(scenario: Scenario, baseline: Scenario | None = None) -> Answer:
-    """JSON and text output of ``predict``; with a baseline also the relative changes."""
-    output = predict_output(scenario.predict(), scenario)
+# Warnings that the page shows beside the number they are about.
+_SHOWN_WARNINGS = ("does-not-fit",)
+# The page shows these changes beside their fields.
+_NOTE_ON_FOLLOWED = "changed with the overrides"
+
+
+def answer_predict(
+    scenario: Scenario, followed: Mapping[str, tuple[int, int]], baseline: Scenario | None = None
+) -> Answer:
+    """JSON and text output of ``predict``; with a baseline also the relative changes.
+
+    Args:
+        scenario: Scenario of the job.
+        followed: Fields that the job changes without setting them: value without its changes, and value now.
+        baseline: Scenario to compare with.
+    """
+    prediction = scenario.predict()
+    warnings = [note for note in prediction.warnings if note.code not in _SHOWN_WARNINGS]
+    notes = [note for note in scenario.notes if not note.startswith(_NOTE_ON_FOLLOWED)]
+    output = predict_output(prediction, scenario)
     answer = {
         **output.to_json(),
-        "text": {"title": describe(output), "verdict": verdict(output), "operations": _operations(output)},
+        "text": {
+            "title": describe(output),
+            "verdict": verdict(output),
+            "notes": [*map(str, notes), *map(str, warnings)],
+            "followed": {
+                name: f"{name.replace('_', ' ')} {before:,} \u2192 {now:,}" for name, (before, now) in followed.items()
+            },
+            "operations": _operations(output),
+        },
     }
     if baseline is not None:
         answer["moved"] = _compare_with_baseline(predict_output(baseline.predict(), baseline), output)

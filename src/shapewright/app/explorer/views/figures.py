@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.explorer.views.outputs import (
@@ -14,12 +15,20 @@ from shapewright.app.explorer.views.outputs import (
     HeadGridOutput,
     LocalMaximum,
     SweepPointOutput,
+    SweepVerdict,
     TilesOutput,
     figure,
 )
 from shapewright.app.figures.chart import Band, Points
 from shapewright.app.figures.devices import throughput_chart
-from shapewright.app.figures.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
+from shapewright.app.figures.field_sweep import (
+    MeasuredStep,
+    certainty_words,
+    describe_point,
+    field_sweep_chart,
+    pair_with_current,
+    point_labels,
+)
 from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
 from shapewright.app.figures.plan import pipeline_chart
 from shapewright.app.figures.shapes import loss_against_time_chart, speedup_chart
@@ -41,9 +50,10 @@ from shapewright.app.report.review import explain_prediction
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_bytes, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations import Gemm
+from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
 
 if TYPE_CHECKING:
-    from shapewright.app.explorer.measured import Measurements
+    from shapewright.app.explorer.measured import Measurement, Measurements
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.app.report.outputs.compare import CompareOutput
     from shapewright.app.report.outputs.memory import MemoryOutput
@@ -51,6 +61,7 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
+    from shapewright.prediction.speedup import Speedup
 
 Answer = dict[str, Any]
 
@@ -191,50 +202,119 @@ def speedup_figure(found: SearchOutput) -> FigureOutput:
 def answer_sweep(
     scenario: Scenario, field: str, metric: str, values: list[int] | None, measured: Measurements
 ) -> Answer:
-    """Throughput over one field, with ends of waves, alignment classes, local maxima and measured steps."""
+    """Time or throughput over one field, compared with the current value: alignment, waves, maxima, measured steps."""
     sweep = sweep_field(scenario, field, values=values)
-    texts = {point.value: describe_point(sweep, point) for point in sweep.points}
+    pairs = pair_with_current(sweep)
+    texts = {point.value: describe_point(sweep, point, pairs.get(point.value)) for point in sweep.points}
     steps = {point.value: measured.find_step(point.prediction) for point in sweep.points}
     seen = [
         MeasuredStep(point, step.time_s, step.library)
         for point in sweep.points
         if (step := steps[point.value]) is not None
     ]
-    chart = field_sweep_chart(sweep, metric, seen)
-    current = next((point for point in sweep.points if point.value == sweep.current), None)
+    chart = field_sweep_chart(sweep, metric, pairs, seen)
     return FieldSweepOutput(
         field=field,
         fields=list(SWEPT_FIELDS),
         current=sweep.current,
+        verdict=judge_current_value(sweep, pairs),
         watched=sweep.wave_gemm,
         wave_ends=list(sweep.wave_ends),
         local_maxima=[
-            LocalMaximum(value=value, text=texts[value], gain_text=_describe_gain(sweep, value, current))
+            LocalMaximum(value=value, text=texts[value], gain_text=_describe_gain(sweep, value, pairs.get(value)))
             for value in sweep.local_maxima
         ],
         points=[
-            take(
-                SweepPointOutput,
-                point.prediction,
-                value=point.value,
-                measured_step_time_s=None if (step := steps[point.value]) is None else step.time_s,
-                alignment_bytes=point.alignment_bytes,
-                num_waves=point.num_waves,
-                text=texts[point.value],
-            )
+            _sweep_point(point, pairs.get(point.value), steps[point.value], texts[point.value])
             for point in sweep.points
         ],
-        figure=figure(chart, point_labels(sweep, chart)),
+        figure=figure(chart, point_labels(chart, texts)),
     ).to_json()
 
 
-def _describe_gain(sweep: FieldSweep, value: int, current: SweepPoint | None) -> str:
-    """Model rate at a local maximum relative to the current value's."""
-    point = next(point for point in sweep.points if point.value == value)
-    if current is None or not current.prediction.model_flops_per_s:
+def _sweep_point(point: SweepPoint, pair: Speedup | None, step: Measurement | None, text: str) -> SweepPointOutput:
+    return take(
+        SweepPointOutput,
+        point.prediction,
+        value=point.value,
+        speedup=pair and pair.factor,
+        speedup_low=pair and pair.low,
+        speedup_high=pair and pair.high,
+        probability_faster=pair and pair.probability_faster,
+        measured_step_time_s=step and step.time_s,
+        alignment_bytes=point.alignment_bytes,
+        num_waves=point.num_waves,
+        text=text,
+    )
+
+
+def _describe_gain(sweep: FieldSweep, value: int, pair: Speedup | None) -> str:
+    """Time per token at a local maximum against the current value's, with its certainty."""
+    if pair is None:
         return ""
-    change = point.prediction.model_flops_per_s / current.prediction.model_flops_per_s - 1.0
-    return "current" if value == sweep.current else f"{'+' if change >= 0.0 else ''}{format_percent(change)} rate"
+    if value == sweep.current:
+        return "current"
+    change, chance = 1.0 / pair.factor - 1.0, max(pair.probability_faster, 1.0 - pair.probability_faster)
+    return f"{'+' if change >= 0.0 else ''}{format_percent(change)} time, {certainty_words(chance)}"
+
+
+# Fields that belong to the job: another value would be another job.
+_GIVEN_FIELDS = ("seq_len", "context_len")
+# Another value is proposed for a model that has up to these shares more or fewer parameters; a vocabulary only grows.
+_MOST_GROWTH_FRACTION = 0.06
+_MOST_SHRINKAGE_FRACTION = 0.001
+# Smaller differences of the time are no reason to change a value.
+_LEAST_GAIN_FRACTION = 0.002
+_LEAST_CERTAINTY = 0.9
+# Increase of the step time from one value to the next that is a cliff.
+_CLIFF_FRACTION = 0.02
+
+
+def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> SweepVerdict:
+    """Say whether a value near the current one makes a model of this size that is faster.
+
+    Args:
+        sweep: Predictions over a field.
+        pairs: Speed-up of each value over the current one.
+    """
+    name = sweep.field.replace("_", " ")
+    current = next((point for point in sweep.points if point.value == sweep.current), None)
+    if current is None:
+        return SweepVerdict(text=f"{name} {sweep.current:,} cannot run.", value=None)
+    here = f"{name} {sweep.current:,}"
+    size, room_bytes = current.prediction.parameters.total, float(current.prediction.device.memory_bytes)
+    if current.prediction.memory.total_bytes > room_bytes:
+        room_bytes = inf
+    least = size if sweep.field == "vocab_size" else (1.0 - _MOST_SHRINKAGE_FRACTION) * size
+    better = [
+        point
+        for point in sweep.points
+        if least <= point.prediction.parameters.total <= (1.0 + _MOST_GROWTH_FRACTION) * size
+        and sweep.field not in _GIVEN_FIELDS
+        and (sweep.field != "num_heads" or NARROWEST_FREE_HEAD <= point.prediction.config.head_dim <= WIDEST_FREE_HEAD)
+        and point.prediction.memory.total_bytes <= room_bytes
+        and pairs[point.value].factor > 1.0 + _LEAST_GAIN_FRACTION
+        and pairs[point.value].probability_faster > _LEAST_CERTAINTY
+    ]
+    if better:
+        best = max(better, key=lambda point: pairs[point.value].factor)
+        pair = pairs[best.value]
+        larger = "larger and still " if best.prediction.parameters.total > size else ""
+        saved, chance = format_percent(1.0 - 1.0 / pair.factor), certainty_words(pair.probability_faster)
+        return SweepVerdict(
+            text=f"{here} wastes time: {best.value:,} is {larger}{saved} faster ({chance} certain).",
+            value=best.value,
+        )
+    following = next((point for point in sweep.points if point.value > sweep.current), current)
+    factor, growth = 1.0 / pairs[following.value].factor, following.value / sweep.current
+    if growth <= 1.0 + _MOST_GROWTH_FRACTION and factor > (1.0 + _CLIFF_FRACTION) * growth:
+        chance = certainty_words(1.0 - pairs[following.value].probability_faster)
+        return SweepVerdict(
+            text=f"{here} is at the edge of a cliff: {following.value:,} takes {factor:.3g} times as long "
+            f"({chance} certain).",
+            value=None,
+        )
+    return SweepVerdict(text=f"{here} is a good value: no model as large is faster near it.", value=None)
 
 
 def answer_head_grid(scenario: Scenario) -> Answer:

@@ -72,6 +72,10 @@ class SweepPointOutput:
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
+    speedup: float | None = described("time per token of the current value over this one's; null without a current one")
+    speedup_low: float | None = described("lower end of its 90 % interval")
+    speedup_high: float | None = described("upper end of its 90 % interval")
+    probability_faster: float | None = described("probability that it is above 1")
     measured_step_time_s: float | None = described("measured time of this step; null without one")
     alignment_bytes: int | None = described("smallest alignment of the GEMMs whose alignment changes")
     num_waves: int | None = described("waves of `watched`")
@@ -88,12 +92,21 @@ class LocalMaximum:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SweepVerdict:
+    """What to do about the current value."""
+
+    text: str = described("one sentence")
+    value: int | None = described("the value to use instead; null where the current one is good")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FieldSweepOutput(Output):
     """The step over the values of one field."""
 
     field: str = described("the swept field")
     fields: list[str] = described("fields that can be swept")
     current: int = described("value of the scenario")
+    verdict: SweepVerdict = described("the current value against those near it")
     watched: str = described("GEMM whose waves are counted; empty without one")
     wave_ends: list[int] = described("last values before another wave")
     local_maxima: list[LocalMaximum] = described("local maxima, best first")

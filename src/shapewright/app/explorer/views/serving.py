@@ -13,7 +13,6 @@ from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points,
 from shapewright.app.figures.plan import serving_chart
 from shapewright.app.formats.servers import choose_expressible, find_engine, write_launch
 from shapewright.app.report.columns import spread
-from shapewright.app.report.flags import with_flags
 from shapewright.app.report.optimize.serving import (
     describe_serving,
     mode_columns,
@@ -70,7 +69,7 @@ def answer_serving(body: ServingRequestBody, devices: DeviceLookup) -> Answer:
     try:
         launch = write_launch(plan, engine.name)
     except ShapewrightError as error:
-        problem = with_flags(str(error))
+        problem = str(error)
     output = serve_plan_output(plan, launch)
     front = output.front_by_format[output.formats[0].name]
     return {
@@ -78,7 +77,7 @@ def answer_serving(body: ServingRequestBody, devices: DeviceLookup) -> Answer:
         "launch_problem": problem,
         "text": {
             "request": describe_serving(output),
-            "verdict": _verdict(output.recommended) or no_plan_words(output),
+            "verdict": _verdict(output.recommended) or no_plan_words(output).partition("; raise")[0],
             "facts": recommendation_facts(output),
             "best": columns_to_json(mode_columns(output)),
             "front": columns_to_json(point_columns(front)),
@@ -153,7 +152,7 @@ def latency_figures(plan: ServingPlan) -> dict[str, FigureOutput | FigureProblem
     try:
         found = simulate_loads(plan, recommended.point, LOAD_FRACTIONS, num_requests=_NUM_REQUESTS)
     except ShapewrightError as error:
-        problem = FigureProblem(problem=with_flags(str(error)))
+        problem = FigureProblem(problem=str(error))
         return {"ttft": problem, "tpot": problem}
     return {
         "ttft": _percentile_figure("Time to first token", found, "ttft", request.ttft_limit_s),

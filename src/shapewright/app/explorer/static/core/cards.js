@@ -1,21 +1,22 @@
-// Cards: every card requests its own answer when it becomes visible, and shows an error in place of its content.
+// Cards: each belongs to a page, requests its own answer when it becomes visible, and shows an error in place of its
+// content.
 import { byId, fill, h } from "./dom.js";
 import { latestOnly } from "./api.js";
 
 const cards = [];
 
 /**
- * Add a card to the page.
+ * Add a card to a page.
  * refresh(context) fetches and draws, and returns a message if there is nothing to draw; context = {job, answer}.
- * A card outside the viewport is refreshed when it becomes visible.
+ * A card outside the viewport is refreshed when it becomes visible, an eager one at once.
  */
-export function card({ id, title, lead, wide, tools, content, refresh }) {
+export function card({ page, id, title, lead, wide, eager, tools, content, refresh }) {
   const problem = h("p", { class: "empty", hidden: true });
   const inside = h("div", { class: "card-content" }, content);
-  const element = h("section", { class: `card ${wide ? "wide" : ""}`, id, "aria-labelledby": `${id}-title`, tabindex: "-1" },
+  const element = h("section", { class: `card ${wide ? "wide" : ""}`, id, "data-page": page, "aria-labelledby": `${id}-title`, tabindex: "-1" },
     h("div", { class: "card-head" }, h("h2", { id: `${id}-title` }, title), h("div", { class: "card-tools" }, tools)),
     lead ? h("p", { class: "lead" }, lead) : null, problem, inside);
-  const entry = { id, element, visible: false, pending: null };
+  const entry = { id, page, element, visible: false, pending: null };
   const showMessage = (text) => {
     problem.hidden = !text;
     problem.textContent = text || "";
@@ -35,12 +36,9 @@ export function card({ id, title, lead, wide, tools, content, refresh }) {
     }
   });
   entry.update = (context) => {
-    if (!entry.visible) {
-      entry.pending = context;
-      return;
-    }
     entry.pending = null;
-    run(context);
+    if (entry.visible || eager) run(context);
+    else entry.pending = context;
   };
   new IntersectionObserver((entries) => {
     entry.visible = entries.at(-1).isIntersecting;
@@ -48,15 +46,19 @@ export function card({ id, title, lead, wide, tools, content, refresh }) {
   }, { rootMargin: "200px" }).observe(element);
   cards.push(entry);
   byId("cards").append(element);
-  byId("jump").append(h("button", { type: "button", onclick: () => {
-    element.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    element.focus({ preventScroll: true });
-  } }, title));
   return entry;
 }
 
 export function updateCards(context, only) {
   for (const entry of cards) if (!only || only.includes(entry.id)) entry.update(context);
+}
+
+/** Show the cards of a page. */
+export function showCards(page) {
+  for (const entry of cards) {
+    entry.element.hidden = entry.page !== page;
+    if (!entry.element.hidden && entry.pending) entry.update(entry.pending);
+  }
 }
 
 /** Container of a chart, with an optional height class. */

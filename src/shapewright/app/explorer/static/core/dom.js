@@ -22,17 +22,32 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** Table from {columns: [{name, is_text}], rows: [[text]]}, as the command line prints it. */
-export function table(content, { caption, action } = {}) {
-  const head = content.columns.map((column) => h("th", { scope: "col", class: column.is_text ? "words" : "" }, column.name));
+/** Table from {columns: [{name, is_text}], rows: [[text]]}, as the command line prints it, without empty columns. */
+export function table({ columns, rows }, { caption, action } = {}) {
+  const shown = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== ""));
+  const kind = (index) => (columns[index].is_text ? "words" : "");
+  const head = shown.map((index) => h("th", { scope: "col", class: kind(index) }, columns[index].name));
   if (action) head.push(h("th", { scope: "col" }, h("span", { class: "spoken" }, "Action")));
-  const body = content.rows.map((row, index) => {
-    const cells = row.map((text, column) => h("td", { class: content.columns[column].is_text ? "words" : "" }, text));
+  const body = rows.map((row, index) => {
+    const cells = shown.map((column) => h("td", { class: kind(column) }, row[column]));
     if (action) cells.push(h("td", {}, action(index)));
     return h("tr", {}, cells);
   });
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" },
-    h("table", {}, caption ? h("caption", { class: "spoken" }, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+  return scroller(h("table", {}, caption ? h("caption", { class: "spoken" }, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)), caption || "table");
+}
+
+/** Region that scrolls sideways; its edge fades and a line says so while columns are out of sight. */
+export function scroller(content, label, className = "") {
+  const region = h("div", { class: `scroll ${className}`, tabindex: "0", role: "region", "aria-label": label }, content);
+  const cue = h("p", { class: "more-columns", "aria-hidden": "true", hidden: true }, "more columns \u2192");
+  const look = () => {
+    const hasMore = region.scrollLeft + region.clientWidth < region.scrollWidth - 4;
+    region.classList.toggle("fades", hasMore);
+    cue.hidden = !hasMore;
+  };
+  region.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(region);
+  return h("div", { class: "scroller" }, region, cue);
 }
 
 /** Definition list of names and values; empty values are skipped. */

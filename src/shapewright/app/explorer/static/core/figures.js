@@ -14,7 +14,19 @@ const tick = (value) => (Number.isInteger(value) ? value : Number(value.toPrecis
 const ON_DARK = { "#0072b2": "#3d9fdc", "#7f7f7f": "#a3a3a3", "#333333": "#e6e6e6" };
 const tone = (style) => style && style.color in ON_DARK ? { ...style, color: ON_DARK[style.color] } : style;
 
-function themed(figure, adjust) {
+// Narrower parts of a bar have no room for their text. [px]
+const LEAST_LABELLED_PX = 58;
+
+/** Bars without the texts that their parts have no room for. */
+function withRoom(series, width) {
+  const bars = series.filter((one) => one.type === "bar");
+  const size = (point) => point?.value ?? point;
+  const longest = Math.max(...(bars[0]?.data ?? [0]).map((_, index) => bars.reduce((sum, one) => sum + size(one.data[index]), 0)));
+  const hasRoom = (point) => point?.label?.position !== "inside" || ((0.7 * width) / longest) * point.value > LEAST_LABELLED_PX;
+  return series.map((one) => (one.type === "bar" ? { ...one, data: one.data.map((point) => (hasRoom(point) ? point : point.value)) } : one));
+}
+
+function themed(figure, adjust, width, withLegend = false) {
   const [ink, soft, line, panel] = ["--ink", "--soft", "--line", "--panel"].map(color);
   const option = shapewrightCharts.revived(figure.option);
   const axis = (one) => one && {
@@ -25,11 +37,17 @@ function themed(figure, adjust) {
     nameTextStyle: { color: soft, fontSize: 12, ...(one.nameLocation === "middle" ? {} : { align: "left" }) },
     splitLine: { ...one.splitLine, lineStyle: { color: line, opacity: 0.6 } },
   };
+  // Long names of bars leave most of a narrow chart to the bars.
+  const left = Math.min(option.grid?.left ?? 0, Math.max(90, 0.36 * width));
+  if (option.yAxis?.type === "category" && !option.grid.containLabel) option.yAxis = { ...option.yAxis, axisLabel: { width: left - 12, overflow: "truncate" } };
   const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
   const toned = (one) => !dark ? one : { ...one, itemStyle: tone(one.itemStyle), lineStyle: tone(one.lineStyle) };
-  const series = option.series.map(toned).map((one) => one.markLine
-    ? { ...one, markLine: { ...one.markLine, data: one.markLine.data.map((mark) => ({ ...mark, label: { ...mark.label, color: soft, textBorderWidth: 0, fontSize: 11 } })) } }
-    : one);
+  const outside = (one) => one.type === "scatter" || (one.type === "bar" && one.data.some((point) => point?.label?.position === "right"));
+  const series = withRoom(option.series, width).map(toned).map((one) => ({
+    ...one,
+    ...(outside(one) ? { label: { ...one.label, color: soft, textBorderWidth: 0, fontSize: 11 } } : {}),
+    ...(one.markLine ? { markLine: { ...one.markLine, data: one.markLine.data.map((mark) => ({ ...mark, label: { ...mark.label, color: soft, textBorderWidth: 0, fontSize: 11 } })) } } : {}),
+  }));
   const textOf = (one) => figure.texts[one.seriesName]?.[one.dataIndex] ?? "";
   const formatter = (given) => {
     const lines = (Array.isArray(given) ? given : [given]).map(textOf).filter(Boolean);
@@ -42,7 +60,9 @@ function themed(figure, adjust) {
     textStyle: { fontFamily: "system-ui, sans-serif", color: ink },
     xAxis: axis(option.xAxis),
     yAxis: axis(option.yAxis),
-    legend: option.legend && { ...option.legend, textStyle: { color: soft }, inactiveColor: line, pageTextStyle: { color: soft }, pageIconColor: soft },
+    // On the page, the legend is a list below the chart, which wraps; a saved picture has its own.
+    legend: withLegend && option.legend ? { ...option.legend, type: "plain", textStyle: { color: soft } } : { show: false },
+    grid: { ...option.grid, left, ...(withLegend || !option.legend ? {} : { bottom: option.grid.containLabel ? 34 : 52 }) },
     visualMap: option.visualMap && { ...option.visualMap, textStyle: { color: soft } },
     tooltip: {
       ...option.tooltip, renderMode: "richText", confine: true, formatter, backgroundColor: panel, borderColor: line,
@@ -50,6 +70,19 @@ function themed(figure, adjust) {
     },
     ...adjust?.(series),
   };
+}
+
+/** List of the series of a chart with their colours, below it. */
+function showLegend(element, { series }, names) {
+  const items = names.map((name) => series.find((one) => one.name === name)).filter(Boolean).map((one) => {
+    const item = h("li", { class: one.lineStyle?.width === 0 ? "scatter" : one.type }, one.name);
+    item.style.setProperty("--swatch", one.itemStyle?.color ?? "currentColor");
+    return item;
+  });
+  const old = element.nextElementSibling?.matches("ul.legend") ? element.nextElementSibling : null;
+  const list = h("ul", { class: "legend", "aria-hidden": "true", hidden: items.length < 2 }, items);
+  if (old) old.replaceWith(list);
+  else element.after(list);
 }
 
 /** Draw a figure into an element, or update it. */
@@ -62,8 +95,15 @@ export function draw(element, figure, { onPoint, adjust } = {}) {
   }
   charts.set(element, { chart, figure, onPoint, adjust });
   element.setAttribute("role", "img");
-  chart.setOption(themed(figure, adjust), { notMerge: true, lazyUpdate: false });
+  const option = themed(figure, adjust, element.clientWidth);
+  chart.setOption(option, { notMerge: true, lazyUpdate: false });
+  showLegend(element, option, figure.option.legend?.data ?? []);
   element.setAttribute("aria-label", figure.alt);
+}
+
+/** Move the only point of a series. */
+export function movePoint(element, name, value) {
+  charts.get(element)?.chart.setOption({ series: [{ name, data: [value] }] });
 }
 
 /** Position of a click in axis values. */
@@ -79,16 +119,18 @@ export function redrawAll() {
 /** Buttons that save a figure as PNG and as SVG. */
 export function savers(element, name) {
   const png = () => {
-    const chart = charts.get(element)?.chart;
-    if (!chart) return;
-    const canvas = chart.renderToCanvas({ pixelRatio: 2, backgroundColor: color("--paper") });
-    canvas.toBlob((blob) => save(`${name}.png`, blob));
+    const own = charts.get(element);
+    if (!own) return;
+    const other = echarts.init(h("div"), null, { renderer: "canvas", width: element.clientWidth, height: element.clientHeight });
+    other.setOption({ ...themed(own.figure, own.adjust, element.clientWidth, true), animation: false });
+    other.renderToCanvas({ pixelRatio: 2, backgroundColor: color("--paper") }).toBlob((blob) => save(`${name}.png`, blob));
+    other.dispose();
   };
   const svg = () => {
     const own = charts.get(element);
     if (!own) return;
     const other = echarts.init(null, null, { renderer: "svg", ssr: true, width: element.clientWidth, height: element.clientHeight });
-    other.setOption({ ...themed(own.figure, own.adjust), animation: false, backgroundColor: color("--paper") });
+    other.setOption({ ...themed(own.figure, own.adjust, element.clientWidth, true), animation: false, backgroundColor: color("--paper") });
     save(`${name}.svg`, other.renderToSVGString(), "image/svg+xml");
     other.dispose();
   };

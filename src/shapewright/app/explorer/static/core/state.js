@@ -1,19 +1,22 @@
-// State of the page: job, view settings and pinned job, with undo, and stored in the URL.
+// State of the page: job, page, view settings and pinned job, with undo, and stored in the URL.
 
 const START = {
   preset: "gpt3-2.7b",
   config: null,
   overrides: {},
-  device: "a100-sxm-40gb",
+  device: "a100-sxm-80gb",
   workload: {},
   layout: {},
   node_size: null,
   network_gbit_per_s: null,
   uncalibrated: false,
   software: "tuned",
+  page: "shape",
   view: {},
   pin: null,
 };
+/** Pages, by the name in the address. */
+export const PAGES = { shape: "Shape", time: "Time", memory: "Memory", plan: "Plan", serving: "Serving", design: "Design", devices: "Devices" };
 /** Node options of a job. */
 export const NODES = ["node_size", "network_gbit_per_s"];
 const GROUPS = { m: "overrides", w: "workload", l: "layout", v: "view" };
@@ -62,15 +65,26 @@ export function undo() {
   if (!past.length) return;
   future.push(now);
   last = { key: "", at: 0 };
-  move(past.pop());
+  move({ ...past.pop(), page: now.page });
 }
 
 export function redo() {
   if (!future.length) return;
   past.push(now);
   last = { key: "", at: 0 };
-  move(future.pop());
+  move({ ...future.pop(), page: now.page });
 }
+
+/** Show another page; the address of this one stays in the history. */
+export function open(page) {
+  if (page === now.page) return;
+  address();
+  history.pushState({ page }, "", `#${write({ ...now, page })}`);
+  move({ ...now, page });
+}
+
+/** Address of a page with the current job. */
+export const addressOf = (page) => `#${write({ ...now, page })}`;
 
 export const canUndo = () => past.length > 0;
 export const canRedo = () => future.length > 0;
@@ -96,12 +110,13 @@ function scheduleUrlUpdate() {
 export function address() {
   clearTimeout(timer);
   written = performance.now();
-  history.replaceState(null, "", `#${write(now)}`);
+  history.replaceState({ page: now.page }, "", `#${write(now)}`);
   return location.href;
 }
 
 function write(from) {
   const words = new URLSearchParams();
+  if (from.page !== START.page) words.set("page", from.page);
   if (from.config) words.set("config", JSON.stringify(from.config));
   else if (from.preset) words.set("preset", from.preset);
   words.set("device", from.device);
@@ -123,16 +138,17 @@ function parse(text) {
   }
 }
 
-/** Read the state from the URL, if it has one. */
+/** Read the state from the URL, and return whether it has one. */
 export function readAddress() {
   const words = new URLSearchParams(location.hash.slice(1));
-  if (![...words].length) return;
+  if (![...words].length && now.page === START.page) return false;
   const next = structuredClone(START);
   const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
   const config = words.has("config") ? parse(words.get("config")) : null;
   next.config = isObject(config) ? config : null;
   next.preset = next.config ? null : words.get("preset") || (words.has("config") ? START.preset : null);
   next.device = words.get("device") || START.device;
+  if (words.get("page") in PAGES) next.page = words.get("page");
   for (const name of NODES) next[name] = words.has(name) && Number.isFinite(Number(words.get(name))) ? Number(words.get(name)) : null;
   next.uncalibrated = words.get("uncalibrated") === "1";
   next.software = words.get("software") || START.software;
@@ -144,6 +160,11 @@ export function readAddress() {
   next.pin = isObject(pin) ? pin : null;
   if (!next.preset && !next.config && !Object.keys(next.overrides).length) next.preset = START.preset;
   move(next);
+  return true;
 }
 
-window.addEventListener("hashchange", readAddress);
+// Back and forward change the page and keep the job; an address that is typed or opened changes both.
+window.addEventListener("popstate", ({ state: entry }) => {
+  if (entry?.page in PAGES) move({ ...now, page: entry.page });
+  else readAddress();
+});

@@ -12,12 +12,29 @@ const GROUPS = { model: "overrides", workload: "workload", layout: "layout" };
 const MAX_STOPS = 512;
 
 const controls = [];
+let swept = new Set();
+let shown = null; // config of the last answer
+let slid = () => {};
+
+/** Call a function at every move of a slider. */
+export const onSlide = (call) => { slid = call; };
 let rangeModel = ""; // model that the slider ranges belong to; they stay fixed while its fields change
 
 const words = (name) => name.replaceAll("_", " ");
+// Fields that usually repeat another one.
+const REPEATED = { v_head_dim: "head_dim", embedding_size: "hidden_size", num_kv_heads: "num_heads" };
+
+/** Changes of fields in words: "vocab size 50304, num heads 20". */
+export function describeChanges(changes) {
+  return Object.entries(changes)
+    .filter(([name, value]) => !(REPEATED[name] in changes && changes[REPEATED[name]] === value))
+    .map(([name, value]) => (value === true ? words(name) : value === false ? `no ${words(name)}` : `${words(name)} ${value}`))
+    .join(", ");
+}
 
 /** Build the form. */
 export function makeControls(about) {
+  swept = new Set(about.swept);
   const models = new Map();
   for (const one of about.models) models.set(one.family, [...(models.get(one.family) || []), one]);
   fill(byId("preset"), [...models].map(([family, list]) =>
@@ -54,11 +71,14 @@ function makeControl(group, field) {
   const set = (value, key = "") => change((next) => {
     if (value === null) delete next[place][field.name];
     else next[place][field.name] = value;
+    if (field.name === "hidden_size") keepHeads(next, value);
+    if (key && swept.has(field.name)) next.view.dim = field.name;
   }, key);
-  const control = { group, field, id, values: {}, stops: [] };
+  const control = { group, field, id, stops: [] };
   const symbol = field.symbol ? h("var", {}, field.symbol) : null;
   const name = h("span", { class: "name" }, words(field.name), " ", symbol);
-  control.reset = h("button", { type: "button", class: "tiny reset", title: `Reset ${words(field.name)}`, "aria-label": `Reset ${words(field.name)}`, hidden: true, onclick: () => set(null) }, "reset");
+  control.reset = h("button", { type: "button", class: "tiny reset", title: `Reset ${words(field.name)}`, "aria-label": `Reset ${words(field.name)}`, hidden: true, onclick: () => set(null) }, "\u21ba");
+  control.follows = h("p", { class: "follows", hidden: true });
   if (field.choices.length) {
     const optional = field.type === "str" && ["kv_cache_dtype", "weight_dtype"].includes(field.name);
     control.input = h("select", { id }, optional ? h("option", { value: "" }, "same as the GEMMs") : null, field.choices.map((choice) => h("option", { value: choice }, choice)));
@@ -79,6 +99,7 @@ function makeControl(group, field) {
       control.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": `${words(field.name)}, slider` });
       control.slider.addEventListener("input", () => {
         performance.mark("shapewright:input");
+        slid();
         const value = control.stops[Number(control.slider.value)];
         control.input.value = value;
         control.slider.setAttribute("aria-valuetext", String(value));
@@ -88,8 +109,15 @@ function makeControl(group, field) {
   }
   const kind = field.type === "bool" ? "check" : "field";
   control.element = h("div", { class: `control ${kind}`, title: field.help, "data-field": field.name },
-    h("label", { for: id }, kind === "check" ? [control.input, name] : name), kind === "check" ? null : control.input, control.reset, control.slider);
+    h("label", { for: id }, kind === "check" ? [control.input, name] : name), kind === "check" ? null : control.input, control.reset, control.slider, control.follows);
   return control;
+}
+
+/** Heads keep their width when the hidden size changes: a width of 191 is nothing that anyone wants. */
+function keepHeads(next, hiddenSize) {
+  if (!shown || shown.kv_lora_rank) return;
+  if (hiddenSize === null || shown.head_dim * shown.num_heads === hiddenSize) delete next.overrides.head_dim;
+  else if (!("head_dim" in next.overrides)) next.overrides.head_dim = shown.head_dim;
 }
 
 function parsePart(text) {
@@ -109,7 +137,7 @@ function sliderValues(name, values, middle) {
   if (name === "num_kv_heads") return divisors(values.num_heads, 1);
   if (name === "micro_batch_size") return Array.from({ length: 64 }, (_, i) => i + 1);
   if (name === "seq_len" || name === "context_len") return [128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 65536, 131072];
-  const grain = { hidden_size: derived ? values.num_heads : 8, intermediate_size: 8, moe_intermediate_size: 8, shared_expert_intermediate_size: 8, head_dim: 2 }[name] || 1;
+  const grain = { hidden_size: 8, intermediate_size: 8, moe_intermediate_size: 8, shared_expert_intermediate_size: 8, head_dim: 2 }[name] || 1;
   const [low, high] = [Math.max(grain, Math.floor(middle / 2 / grain) * grain), Math.max(4 * grain, Math.ceil((2 * middle) / grain) * grain)];
   const step = Math.max(grain, Math.ceil((high - low) / MAX_STOPS / grain) * grain);
   const found = [];
@@ -120,6 +148,7 @@ function sliderValues(name, values, middle) {
 /** Show the values of the answer in the form, except in a field that is being edited. */
 export function showControls(answer) {
   const now = state();
+  shown = answer.config;
   const model = JSON.stringify(now.config) + now.preset;
   const isFresh = model !== rangeModel;
   rangeModel = model;
@@ -141,6 +170,9 @@ export function showControls(answer) {
     if (EXPERTS.has(field.name)) control.element.hidden = !answer.config.num_experts && !isGiven;
     control.reset.hidden = !isGiven;
     control.element.classList.toggle("given", isGiven);
+    const follows = group === "model" ? answer.text.followed[field.name] : "";
+    control.follows.hidden = !follows;
+    control.follows.textContent = follows ? `follows: ${follows}` : "";
     if (document.activeElement !== input || input.type !== "number") {
       if (input.type === "checkbox") input.checked = Boolean(value);
       else input.value = value === null ? "" : Array.isArray(value) ? value.join(",") : value;
@@ -187,5 +219,19 @@ export function groupOf(name) {
 export function applyChanges(changes) {
   change((next) => {
     for (const [name, value] of Object.entries(changes)) next[groupOf(name)][name] = value;
+    if ("hidden_size" in changes && !("head_dim" in changes)) keepHeads(next, changes.hidden_size);
+  });
+}
+
+// Fields of the workload that a plan chooses.
+const PLANNED = ["micro_batch_size", "recompute", "offload_activations", "offload_optimizer", "global_batch_size", "seq_len"];
+
+/** Use a layout and the workload fields of its plan; more(next) makes other changes of the same step. */
+export function applyPlan({ num_devices: _, ...layout }, plan, more = () => {}) {
+  change((next) => {
+    next.layout = Object.fromEntries(Object.entries(layout).filter(([, value]) => value !== null));
+    for (const name of PLANNED) if (name in plan) next.workload[name] = plan[name];
+    next.workload.phase = "train";
+    more(next);
   });
 }

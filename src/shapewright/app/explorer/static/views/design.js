@@ -3,13 +3,12 @@ import { get, latestOnly, post, remove } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
 import { table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
-import { change, job } from "../core/state.js";
+import { applyPlan } from "../form/controls.js";
+import { job } from "../core/state.js";
 
 const POLL_MS = 250;
 const STEPS_PER_DECADE = 20;
 const RANGES = { size: [1e8, 1e12, 3e9], tokens: [1e9, 1e14, 3e11] };
-// Fields of the workload that a plan chooses.
-const PLANNED = ["micro_batch_size", "recompute", "offload_activations", "offload_optimizer"];
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 2 });
 
@@ -30,16 +29,11 @@ function logSlider(id, label, [low, high, start]) {
 
 function applyDesign(result, index) {
   const { plan } = result.designs[index];
-  const { num_devices: _, ...layout } = plan.layout;
-  change((next) => {
+  const { seq_len, global_batch_size } = result.workload;
+  applyPlan(plan.layout, { ...plan, seq_len, global_batch_size }, (next) => {
     next.config = result.configs[index];
     next.preset = null;
     next.overrides = {};
-    next.layout = Object.fromEntries(Object.entries(layout).filter(([, value]) => value !== null));
-    for (const name of PLANNED) next.workload[name] = plan[name];
-    next.workload.phase = "train";
-    next.workload.seq_len = result.workload.seq_len;
-    next.workload.global_batch_size = result.workload.global_batch_size;
   });
 }
 
@@ -107,7 +101,7 @@ export function makeDesign() {
   };
   for (const input of [size.slider, tokens.slider, devices]) input.addEventListener("change", ask);
   start.addEventListener("click", ask);
-  card({ id: "design", title: "Design", wide: true,
+  card({ page: "design", id: "design", title: "Design", wide: true,
     lead: "Shape, layout and run for a size and tokens: this model scaled, on the device above.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, size.field, tokens.field,

@@ -18,7 +18,7 @@ export function makeDevices(devices) {
   const add = h("select", { id: "add-device" });
   add.addEventListener("change", () => change((next) => { next.view.devices = [...chosen(), add.value]; }));
   const chips = h("div", { class: "row chips", role: "group", "aria-label": "Devices compared" });
-  card({ id: "devices", title: "Devices", wide: true, tools: [h("label", { class: "inline" }, h("span", {}, "Add"), add), savers(place, "devices")], content: [chips, place, below],
+  card({ page: "devices", id: "devices", title: "Devices", wide: true, tools: [h("label", { class: "inline" }, h("span", {}, "Add"), add), savers(place, "devices")], content: [chips, place, below],
     refresh: async ({ job }) => {
       const list = chosen();
       fill(add, h("option", { value: "" }, "a device"), devices.filter((one) => !list.includes(one.name)).map((one) => h("option", { value: one.name }, one.title)));

@@ -1,7 +1,7 @@
 // Memory by component and stage against device memory, largest sizes that fit, and remedies.
 import { post } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
-import { applyChanges } from "../form/controls.js";
+import { applyChanges, describeChanges } from "../form/controls.js";
 import { facts, table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { change, state } from "../core/state.js";
@@ -11,7 +11,7 @@ export function makeMemory(optimizers) {
   const below = h("div", { class: "below" });
   const select = h("select", { id: "optimizer" }, optimizers.map((name) => h("option", { value: name }, name)));
   select.addEventListener("change", () => change((next) => { next.view.optimizer = select.value; }));
-  card({ id: "memory", title: "Memory", wide: true, tools: [h("label", { class: "inline" }, h("span", {}, "Optimizer"), select), savers(place, "memory")], content: [place, below],
+  card({ page: "memory", id: "memory", title: "Memory", wide: true, tools: [h("label", { class: "inline" }, h("span", {}, "Optimizer"), select), savers(place, "memory")], content: [place, below],
     refresh: async ({ job, answer }) => {
       const optimizer = optimizers.includes(state().view.optimizer) ? state().view.optimizer : optimizers[0];
       select.value = optimizer;
@@ -19,9 +19,21 @@ export function makeMemory(optimizers) {
       const found = await post("/memory", { job, optimizer });
       draw(place, found.figure);
       place.classList.toggle("stages", found.stages.length > 1);
+      const own = found.layout.num_devices;
       fill(below, h("p", { class: found.fits ? "fine" : "problem" }, found.text.verdict), facts(found.text.largest),
-        found.remedies.length ? [h("h3", {}, "Remedies, smallest time cost first"), table(found.text.remedies, { caption: "Remedies", action: (index) =>
-          h("button", { type: "button", class: "apply", onclick: () => applyChanges(found.remedies[index].changes) }, "Apply") })] : null);
+        remedies(found, (one) => one.num_devices === own, "On the same devices, shortest time of a token first"),
+        remedies(found, (one) => one.num_devices !== own, "On more devices, shortest device time of a token first"));
       return "";
     } });
+}
+
+/** Table of the remedies that a test chooses, with their changes as fields of this page. */
+function remedies(found, isShown, title) {
+  const { columns, rows } = found.text.remedies;
+  const shown = found.remedies.map((one, index) => ({ ...one, index })).filter(isShown)
+    .sort((one, other) => (one.slowdown_fraction ?? Infinity) - (other.slowdown_fraction ?? Infinity));
+  if (!shown.length) return null;
+  const content = { columns, rows: shown.map(({ changes, index }) => [describeChanges(changes), ...rows[index].slice(1)]) };
+  return [h("h3", {}, title), table(content, { caption: title, action: (index) =>
+    h("button", { type: "button", class: "apply", onclick: () => applyChanges(shown[index].changes) }, "Apply") })];
 }

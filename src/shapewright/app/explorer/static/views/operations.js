@@ -1,8 +1,8 @@
 // Table of all operations of the step: sortable, with an explanation of each operation's time.
 import { post } from "../core/api.js";
 import { card, fill, h } from "../core/cards.js";
-import { facts } from "../core/dom.js";
-import { change } from "../core/state.js";
+import { facts, scroller } from "../core/dom.js";
+import { showTiles } from "./tiles.js";
 
 // Units in formatted values, to sort cells by value.
 const SCALE = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
@@ -14,7 +14,7 @@ export function makeOperations() {
   const reason = h("div", { class: "reason", id: "reason", "aria-live": "polite" }, h("p", { class: "hint" }, "Point at an operation, or move to it with Tab, to see how its time is computed."));
   const body = h("tbody");
   const head = h("tr");
-  const view = h("div", { class: "operations" }, h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Operations" }, h("table", { class: "operation-table" }, h("caption", { class: "spoken" }, "Operations of one step"), h("thead", {}, head), body)), reason);
+  const view = h("div", { class: "operations" }, scroller(h("table", { class: "operation-table" }, h("caption", { class: "spoken" }, "Operations of one step"), h("thead", {}, head), body), "Operations", "tall"), reason);
   let shown = "";
   let timer = 0;
   const explain = (name, pass) => {
@@ -51,12 +51,12 @@ export function makeOperations() {
       return h("tr", { onmouseenter: show, "data-operation": `${key.name}:${key.pass}` }, rows[index].map((text, column) => column === 0
         ? h("th", { scope: "row", class: "words" }, h("button", { type: "button", class: "link", onfocus: show, title: key.has_tiles ? "Show tiles" : "", onclick: () => {
           show();
-          if (key.has_tiles) change((next) => { next.view.op = `${key.name}:${key.pass}`; });
+          if (key.has_tiles) showTiles(`${key.name}:${key.pass}`);
         } }, text))
         : h("td", { class: columns[column].is_text ? "words" : "" }, text)));
     }));
   };
-  card({ id: "operations", title: "Operations", wide: true, content: view,
+  card({ page: "time", id: "operations", title: "Operations", wide: true, content: view,
     lead: "Operations of one device in a step, slowest first. Click a name to see its tiles.",
     refresh: async (context) => {
       current = context;

@@ -85,7 +85,7 @@ export function makeSearch(about) {
     status.textContent = "Stopping.";
     if (running) await remove(`/searches/${running}`).catch((error) => { status.textContent = error.message; });
   });
-  card({ id: "search", title: "Search", wide: true,
+  card({ page: "design", id: "search", title: "Search", wide: true,
     lead: "Faster shapes with the same number of parameters, with proportions of public models.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, h("fieldset", { class: "plain" }, h("legend", {}, "Vary"), h("div", { class: "row" }, boxes)),

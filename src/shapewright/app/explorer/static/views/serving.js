@@ -76,7 +76,7 @@ export function makeServing() {
       h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note))));
   };
   let last = null;
-  const entry = card({ id: "serving", title: "Serving", wide: true,
+  const entry = card({ page: "serving", id: "serving", title: "Serving", wide: true,
     lead: "Ways to serve this model on the device above: speed for a user against tokens of a GPU, latency under load, what limits, and how to launch it. The layout is chosen here.",
     tools: [savers(places.front, "serving")],
     content: [h("div", { class: "search-form" }, h("div", { class: "row serving-fields" },

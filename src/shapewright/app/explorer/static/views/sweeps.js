@@ -1,22 +1,29 @@
-// Throughput over the values of one field, and heat map over number of heads and hidden size. A click applies a value.
+// Time over the values of one field, and heat map over number of heads and hidden size. A click applies a value.
 import { post } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
+import { byId } from "../core/dom.js";
 import { applyChanges } from "../form/controls.js";
-import { draw, savers, valueAt } from "../core/figures.js";
+import { draw, movePoint, savers, valueAt } from "../core/figures.js";
 import { change, state } from "../core/state.js";
 
-const METRICS = { rate: "TFLOP/s", tokens: "tokens/s", step: "step time" };
+const METRICS = {
+  step: { text: "step time", of: (answer) => 1e3 * answer.step_time_s },
+  rate: { text: "TFLOP/s", of: (answer) => 1e-12 * answer.model_flops_per_s },
+  tokens: { text: "tokens/s", of: (answer) => answer.tokens_per_s_per_device },
+};
+const FIRST_FIELD = "hidden_size";
+
+const place = plot("cliff");
+let last = null;
 
 export function makeFieldSweep(fields) {
-  const place = plot("tall");
   place.classList.add("clickable");
   const field = h("select", { id: "sweep-field" }, fields.map((name) => h("option", { value: name }, name.replaceAll("_", " "))));
-  const metric = h("select", { id: "sweep-metric" }, Object.entries(METRICS).map(([value, text]) => h("option", { value }, text)));
+  const metric = h("select", { id: "sweep-metric" }, Object.entries(METRICS).map(([value, { text }]) => h("option", { value }, text)));
   field.addEventListener("change", () => change((next) => { next.view.dim = field.value; }));
   metric.addEventListener("change", () => change((next) => { next.view.y = metric.value; }));
   const chips = h("div", { class: "row chips", role: "group", "aria-label": "Local maxima" });
   const hint = h("p", { class: "hint" });
-  let last = null;
   const apply = (value) => applyChanges({ [last.field]: value });
   place.addEventListener("click", (event) => {
     const at = last && valueAt(place, event);
@@ -26,16 +33,24 @@ export function makeFieldSweep(fields) {
     apply((maximum ?? nearest).value);
   });
   const tools = [h("label", { class: "inline" }, h("span", {}, "Over"), field), h("label", { class: "inline" }, h("span", {}, "Show"), metric), savers(place, "sweep")];
-  card({ id: "sweep", title: "Sweep", wide: true, tools, content: [place, chips, hint],
-    lead: "Throughput over one field with all others fixed. Dotted lines mark ends of waves, colours alignment classes, diamonds measured steps. Click to apply a value.",
+  card({ page: "shape", id: "sweep", title: "Cliffs", eager: true, tools, content: [place, chips, hint],
+    lead: "One dimension, all others fixed. The band is the uncertainty of the difference to this shape; colours are alignment classes, dotted lines ends of waves. Click to use a value.",
     refresh: async ({ job }) => {
       const { view } = state();
-      field.value = fields.includes(view.dim) ? view.dim : "intermediate_size";
-      metric.value = view.y in METRICS ? view.y : "rate";
-      last = await post("/sweep", { job, field: field.value, measure: metric.value });
+      field.value = fields.includes(view.dim) ? view.dim : FIRST_FIELD;
+      metric.value = view.y in METRICS ? view.y : "step";
+      try {
+        last = await post("/sweep", { job, field: field.value, measure: metric.value });
+      } catch (error) {
+        last = null;
+        fill(byId("headline"));
+        throw error;
+      }
+      const { verdict } = last;
+      fill(byId("headline"), verdict.text, verdict.value === null ? null : h("button", { type: "button", class: "apply", onclick: () => apply(verdict.value) }, `Use ${verdict.value.toLocaleString("en")}`));
       draw(place, last.figure, { adjust: (series) => ({ series: series.map(withMarkers), dataZoom: undefined }) });
       const maxima = [...last.local_maxima].sort((one, other) => one.value - other.value);
-      fill(chips, h("span", { class: "label" }, "Local maxima"), maxima.map((maximum) => h("button", {
+      fill(chips, h("span", { class: "label" }, "Most work per second"), maxima.map((maximum) => h("button", {
         type: "button", class: "chip-button", title: maximum.text, "data-value": String(maximum.value), disabled: maximum.value === last.current, onclick: () => apply(maximum.value),
       }, maximum.value.toLocaleString("en"), h("small", {}, maximum.gain_text))));
       const ends = last.wave_ends.length ? ` Wave ends of ${last.watched}: ${last.wave_ends.slice(0, 12).join(", ")}${last.wave_ends.length > 12 ? ", ..." : "."}` : "";
@@ -45,14 +60,25 @@ export function makeFieldSweep(fields) {
     } });
 }
 
+/** Move the point of this shape while a slider moves; the curve follows when it rests. */
+export function moveMarker(answer) {
+  if (!last || (state().view.dim ?? FIRST_FIELD) !== last.field) return;
+  const value = { ...answer.config, ...answer.workload, ...answer.layout }[last.field];
+  const { of } = METRICS[state().view.y] ?? METRICS.step;
+  movePoint(place, "this shape", [value, of(answer)]);
+}
+
+/** GEMM whose waves the sweep counts, as the tiles show it; empty without one. */
+export const watchedGemm = () => (last?.watched ? `${last.watched}:forward` : "");
+
 export function makeHeadGrid() {
-  const place = plot("tall");
-  place.classList.add("clickable");
-  card({ id: "heat", title: "Heads and hidden size", wide: true, tools: savers(place, "heads-and-hidden-size"), content: place,
+  const grid = plot("tall");
+  grid.classList.add("clickable");
+  card({ page: "shape", id: "heat", title: "Heads and hidden size", wide: true, tools: savers(grid, "heads-and-hidden-size"), content: grid,
     lead: "Model TFLOP/s of each pair with all other fields fixed; empty cells are not valid shapes. Click a cell to apply it.",
     refresh: async ({ job }) => {
       const answer = await post("/heat-map", { job });
-      draw(place, answer.figure, { onPoint: (event) => {
+      draw(grid, answer.figure, { onPoint: (event) => {
         const cell = answer.cells[event.dataIndex];
         if (event.seriesType === "heatmap" && cell?.changes) applyChanges(cell.changes);
       } });
@@ -62,10 +88,10 @@ export function makeHeadGrid() {
 
 // Emphasise local maxima, measured steps and the current value over the alignment classes.
 function withMarkers(one, index) {
-  if (one.name === "local maxima") return { ...one, symbol: "triangle", symbolSize: 13, z: 6 };
+  if (one.name === "local maxima") return { ...one, symbol: "triangle", symbolSize: 11, z: 6 };
   if (one.name === "measured") return { ...one, symbol: "diamond", symbolSize: 12, z: 8 };
-  if (one.name === "this shape") return { ...one, symbol: "circle", symbolSize: 13, z: 7, itemStyle: { ...one.itemStyle, borderColor: "#fff", borderWidth: 2 } };
+  if (one.name === "this shape") return { ...one, symbol: "circle", symbolSize: 14, z: 7, itemStyle: { ...one.itemStyle, borderColor: "#fff", borderWidth: 2 } };
   if (one.type === "line" && index === 1) return { ...one, showSymbol: one.data.length < 12, symbol: "circle", symbolSize: 6 };
-  if (one.type === "line") return { ...one, showSymbol: true, symbol: "circle", symbolSize: 5, lineStyle: { ...one.lineStyle, width: 1, opacity: 0.7 } };
+  if (one.type === "line") return { ...one, showSymbol: true, symbol: "circle", symbolSize: 6, lineStyle: { ...one.lineStyle, width: 0 } };
   return one;
 }

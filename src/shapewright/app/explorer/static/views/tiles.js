@@ -1,9 +1,10 @@
 // The output matrix of one GEMM divided into tiles, coloured by wave.
 import { post } from "../core/api.js";
 import { card, fill, h } from "../core/cards.js";
-import { facts, save } from "../core/dom.js";
+import { byId, facts, save } from "../core/dom.js";
 import { saveButtons } from "../core/figures.js";
-import { change, state } from "../core/state.js";
+import { change, open, state } from "../core/state.js";
+import { watchedGemm } from "./sweeps.js";
 
 const MAX_CELLS = 20000; // per matrix; of larger ones only the lower right corner is drawn
 const MAX_COPIES = 4;
@@ -29,13 +30,13 @@ export function makeTiles() {
     paintLastWave(waves, last);
   };
   new ResizeObserver(paint).observe(content);
-  card({ id: "tiles", title: "Tiles and waves", wide: true, tools, content,
-    lead: "Each box is one tile of the output; tiles of one colour run in the same wave, one per SM. Hatched tiles extend past the matrix and compute padding.",
+  card({ page: "shape", id: "tiles", title: "Tiles and waves", tools, content,
+    lead: "Each box is a tile of the output, one colour per wave. Hatched tiles compute padding.",
     refresh: async ({ job, answer }) => {
       const gemms = answer.text.operations.keys.filter((key) => key.has_tiles);
       if (!gemms.length) return "Tiles are not modelled for this device: its GEMMs are priced by the roofline only.";
       const nameOf = (key) => `${key.name}:${key.pass}`;
-      const wanted = gemms.some((key) => nameOf(key) === state().view.op) ? state().view.op : nameOf(gemms.find((key) => key.name === "mlp.up") || gemms[0]);
+      const wanted = gemms.some((key) => nameOf(key) === state().view.op) ? state().view.op : nameOf(gemms.find((key) => nameOf(key) === watchedGemm()) || gemms.find((key) => key.name === "mlp.up") || gemms[0]);
       fill(select, gemms.map((key) => h("option", { value: nameOf(key) }, `${key.name} (${key.pass})`)));
       select.value = wanted;
       const [operation, pass] = wanted.split(":");
@@ -49,6 +50,14 @@ export function makeTiles() {
       return "";
     } });
   return { redraw: paint };
+}
+
+/** Show the tiles of an operation, on their page. */
+export function showTiles(operation) {
+  change((next) => { next.view.op = operation; });
+  open("shape");
+  byId("tiles").scrollIntoView();
+  byId("tiles").focus({ preventScroll: true });
 }
 
 function noteOn(grid) {
@@ -120,7 +129,7 @@ function prepare(canvas, width, height) {
 }
 
 function paintMatrix(canvas, grid) {
-  const box = boxOf(grid, canvas.clientWidth, 340);
+  const box = boxOf(grid, canvas.clientWidth, 200);
   const context = prepare(canvas, canvas.clientWidth, box.height);
   const paint = colors();
   const gap = Math.min(box.w, box.h) > 4 ? 1 : 0;

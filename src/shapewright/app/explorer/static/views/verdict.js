@@ -14,7 +14,7 @@ export function showVerdict(answer) {
     rest.map(([name, text]) => h("div", { class: `stat ${name === "memory" ? (fits ? "good" : "bad") : ""}` },
       h("span", { class: "label" }, name), h("span", { class: "fact", "data-fact": name }, inTwo(text)),
       name === "MFU" ? meter(answer.mfu, name) : name === "MBU" ? meter(answer.mbu, name) : name === "memory" ? meter(answer.memory.total_bytes / answer.memory.capacity_bytes, "memory") : null)));
-  fill(byId("notes"), [...answer.notes, ...answer.warnings].map((text) => h("li", {}, text)));
+  fill(byId("notes"), answer.text.notes.map((text) => h("li", {}, text)));
   const use = verdict.MBU ? "MBU" : "MFU";  // decode is usually memory-bound
   byId("mini").textContent = `${middle} · ${use} ${verdict[use]}${fits ? "" : " · does not fit"}`;
   showMoved(answer.moved);
@@ -49,13 +49,17 @@ function showMoved(moved) {
       `${one.name} `, h("b", {}, one.text), one.is_better === null ? "" : h("span", { class: "spoken" }, one.is_better ? " (better)" : " (worse)"))));
 }
 
+/** Show why a job cannot run, in place of numbers, or remove the reason. */
 export function showProblem(problem) {
   const place = byId("problem");
   place.hidden = !problem;
   place.textContent = problem ? problem.message : "";
+  byId("main").classList.toggle("refused", Boolean(problem));
   const mini = byId("mini");
   mini.classList.toggle("bad", Boolean(problem));
-  if (problem) mini.textContent = problem.message;
-  byId("verdict").classList.toggle("stale", Boolean(problem));
-  byId("cards").classList.toggle("stale", Boolean(problem));
+  if (!problem) return;
+  mini.textContent = problem.message;
+  byId("title").textContent = "This shape cannot run";
+  fill(byId("verdict"));
+  byId("moved").hidden = true;
 }
