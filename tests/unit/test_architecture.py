@@ -49,7 +49,7 @@ HEAVY = {
 UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")
 # Counts that Hugging Face and vendors spell so, and the one function that estimates more than a number.
 SPELLED_AS_UPSTREAM = re.compile(
-    r"(?:hidden|intermediate|embedding|vocab|batch|window|node|link_group|world)_size$|^estimate_memory$"
+    r"(?:hidden|intermediate|embedding|vocab|batch|image|window|node|link_group|world)_size$|^estimate_memory$"
 )
 
 

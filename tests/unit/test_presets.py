@@ -39,7 +39,8 @@ _PROMISED = _words(
     starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
     flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t dbrx grok-1 olmoe-1b-7b glm-4.5 glm-4.5-air
     glm-4.7-flash minimax-m2 olmo-3-7b olmo-3-32b seed-oss-36b qwen3-next-80b-a3b kimi-linear-48b-a3b minimax-text-01
-    nemotron-h-8b granite-4.0-h-small jamba-1.5-large lfm2-1.2b falcon-h1-34b mamba2-2.7b
+    nemotron-h-8b granite-4.0-h-small jamba-1.5-large lfm2-1.2b falcon-h1-34b mamba2-2.7b vit-b-16 vit-l-16 vit-h-14
+    siglip-so400m qwen2.5-vl-7b gemma-3-4b dit-s-2 dit-xl-2 dit-xl-8
     """
 )
 
@@ -74,12 +75,16 @@ _HUB_KEYS = _words(
     sliding_window sliding_window_pattern ssm_state_size state_size swiglu_limit tie_embedding tie_word_embeddings
     time_step_rank topk_group topk_method type_vocab_size use_bias use_conv_bias use_mtp use_parallel_residual
     use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
+    depth fullatt_block_indexes image_size in_channels input_size learn_sigma mlp_ratio mm_tokens_per_image num_channels
+    num_classes num_labels out_hidden_size patch_size qkv_bias spatial_merge_size temporal_patch_size text_config
+    vision_config vision_use_head
     """
 )
+_IMAGE_FAMILIES = ("vit", "siglip", "dit")
 
 # The sizes that no model can be without, as the families spell them.
 _WIDTH_KEYS = {"hidden_size", "n_embd", "d_model"}
-_DEPTH_KEYS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
+_DEPTH_KEYS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"}
 _HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads"}
 
 # A paper, a file of the hub, or a file in a repository.
@@ -144,9 +149,12 @@ def test_keys_of_a_preset(name: str) -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_configs_have_hub_keys(name: str) -> None:
     """A config has a type, a vocabulary, a width, a depth and (but for Mamba-1) heads, under the hub's keys only."""
-    config = _PRESETS[name]["config"]
+    whole = _PRESETS[name]["config"]
+    config = whole.get("text_config", whole)
 
-    assert {"model_type", "vocab_size"} <= set(config) <= _HUB_KEYS
+    assert set(whole) | set(whole.get("vision_config", ())) <= _HUB_KEYS
+    needed = {"model_type"} if _PRESETS[name]["family"] in _IMAGE_FAMILIES else {"model_type", "vocab_size"}
+    assert needed <= set(config) <= _HUB_KEYS
     has_heads = config["model_type"] not in ("mamba", "falcon_mamba")
     for spellings in (_WIDTH_KEYS, _DEPTH_KEYS, *([_HEAD_KEYS] if has_heads else [])):
         assert len(spellings & set(config)) == 1

@@ -13,7 +13,10 @@ from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.combined import CombinedFix, combine_fixes, name_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules, select_rules
+from shapewright.lowering import num_microbatches
+from shapewright.models import Model
 from shapewright.prediction.scenario import Scenario
+from shapewright.workload.images import has_tower, tower_job
 
 if TYPE_CHECKING:
     from shapewright.lint.rule import Fix, Rule, Violation
@@ -255,6 +258,7 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
     """
     ignored = select_rules(ignore)
     found = run_rules(scenario)
+    of_tower = _check_tower(scenario)
     outcome = scenario.outcome
     combined: CombinedFix | None = None
     assumed: dict[str, Any] = {}
@@ -272,6 +276,7 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
     else:
         prediction, refusal = outcome, None
         found, combined = _attribute(scenario, found, ignored)
+    found = sorted([*found, *of_tower], key=_sort_key, reverse=True)
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
@@ -282,6 +287,50 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
         assumed_changes=assumed,
         scenario=scenario,
     )
+
+
+_TOWER_PATH = "vision_config"
+
+
+def _check_tower(scenario: Scenario) -> list[Finding]:
+    """Check the vision tower as a model of its own; costs are shares of the whole step, and no fix is combined."""
+    if not has_tower(scenario.config, scenario.workload) or not scenario.is_possible:
+        return []
+    passes = num_microbatches(scenario.workload, scenario.layout)
+    config, workload, layout = tower_job(scenario.config, scenario.workload, scenario.layout, passes)
+    model = Model(config=config, raw=None, source=_TOWER_PATH)
+    tower = Scenario(model=model, device=scenario.device, workload=workload, layout=layout, software=scenario.software)
+    step_s = scenario.predict().step_time_s
+    share = tower.predict().step_time_s / step_s if tower.is_possible else 0.0
+    findings = []
+    for finding in run_rules(tower):
+        if not finding.field.startswith("config.") or finding.cost_s is None:
+            continue  # batch, layout and memory are those of the whole model
+        fraction = finding.cost_s / step_s
+        severity = rate_severity(finding.least_severity, fraction, finding.most_severity)
+        if severity is None:
+            continue
+        name = finding.field.removeprefix("config.")
+        suggestions = [
+            replace(
+                suggestion,
+                kind="retrain",
+                changes={f"{_TOWER_PATH}.{field}": value for field, value in suggestion.changes.items()},
+                predicted_gain_fraction=(suggestion.predicted_gain_fraction or 0.0) * share,
+            )
+            for suggestion in finding.suggestions
+        ]
+        findings.append(
+            replace(
+                finding,
+                field=f"{_TOWER_PATH}.{name}",
+                message=f"{_TOWER_PATH}.{finding.message}",
+                severity=severity,
+                cost_fraction=fraction,
+                suggestions=tuple(suggestions),
+            )
+        )
+    return findings
 
 
 def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scenario | None, dict[str, Any]]:

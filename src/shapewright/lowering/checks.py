@@ -13,6 +13,7 @@ from shapewright.core.notes import Note
 from shapewright.core.numeric import divisors
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.workload.finetuning import check_targets
+from shapewright.workload.images import count_image_tokens
 from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
@@ -91,9 +92,17 @@ def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
     Rotary positions and attention biases are defined for any length.
 
     Raises:
-        WorkloadError: the sequence is longer than the table of learned positions, or than MAX_SEQUENCE_TOKENS.
+        WorkloadError: the sequence is longer than the table of learned positions or than MAX_SEQUENCE_TOKENS, or
+            shorter than the tokens of its images.
     """
     length = workload.seq_len if workload.is_training else workload.kv_len
+    projected = count_image_tokens(config, workload)
+    if projected > length:
+        raise WorkloadError(
+            f"images={workload.images} make {projected} tokens, more than the {length} of a sequence; use fewer or "
+            f"smaller images, or a sequence of at least {projected} tokens",
+            field="images",
+        )
     name = "context_len" if workload.phase == "decode" else "seq_len"
     given, limit, most = getattr(workload, name), config.max_position_embeddings, max_sequence_length(config)
     if length > max(MAX_SEQUENCE_TOKENS, limit):
@@ -123,7 +132,7 @@ def describe_long_sequence(config: TransformerConfig, workload: Workload) -> lis
 
 def max_sequence_length(config: TransformerConfig) -> int:
     """Number of tokens of the longest sequence that a model supports: its learned positions, or a generous limit."""
-    if config.position_embedding == "learned" and config.stack != "encoder-decoder":
+    if config.position_embedding == "learned" and config.stack != "encoder-decoder" and config.patches is None:
         return config.max_position_embeddings
     return max(MAX_SEQUENCE_TOKENS, config.max_position_embeddings)
 

@@ -22,6 +22,7 @@ from shapewright.lowering.builders import (
     weight_gemm,
 )
 from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
+from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
 from shapewright.lowering.operations import Gemm, Pointwise
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def vocab_rows(shard: Shard) -> int:
 
 def lower_embedding(shard: Shard) -> list[Operation]:
     """Lower the lookup of token rows, its reduction over the tensor axis, and all else before the first layer."""
+    if shard.config.patches is not None:
+        return lower_start(shard) + _lower_after_lookup(shard)
     width = shard.config.embedding_size
     elements = 1.0 * shard.num_tokens * width
     rows: list[Operation] = [
@@ -58,6 +61,8 @@ def lower_embedding_backward(shard: Shard) -> list[Operation]:
     Every device needs the gradients of all tokens, which are gathered if the tensor axis splits tokens.
     """
     config, repeats = shard.config, shard.num_passes
+    if config.patches is not None:
+        return lower_backward(_lower_after_lookup(shard)) + lower_start_backward(shard)
     elements = 1.0 * shard.num_tokens * config.embedding_size
     gradient = 1.0 * vocab_rows(shard) * config.embedding_size
     operations = lower_backward(_lower_after_lookup(shard))
@@ -90,7 +95,8 @@ def _lower_after_lookup(shard: Shard) -> list[Operation]:
     """Lower projection to the hidden size, addition of positions and token types, norm and dropout."""
     config, repeats, tokens = shard.config, shard.num_passes, shard.num_residual_tokens
     kept = 1.0 * tokens * config.hidden_size
-    tables = {"positions": shard.query_len} if config.position_embedding == "learned" else {}
+    has_table = config.patches.num_positions > 0 if config.patches else config.position_embedding == "learned"
+    tables = {"positions": shard.query_len} if has_table else {}
     if config.num_token_types:
         tables["token_types"] = config.num_token_types
     operations: list[Operation] = []
@@ -124,6 +130,8 @@ def _lower_after_lookup(shard: Shard) -> list[Operation]:
 def lower_head(shard: Shard) -> list[Operation]:
     """Lower final norm, logits (T x e)(e x v) and, in training, the loss; decoders need each last token's logits."""
     config, repeats = shard.config, shard.num_passes
+    if config.patches is not None:
+        return lower_final_norm(shard) + lower_final(shard)
     if shard.workload.is_training:
         operations = _lower_before_logits(shard)
         operations += gather_tokens(
@@ -154,6 +162,8 @@ def lower_head(shard: Shard) -> list[Operation]:
 
 def lower_head_backward(shard: Shard) -> list[Operation]:
     """Lower the gradients of loss, logits and final norm; the tensor axis reduces the gradient of the logits' input."""
+    if shard.config.patches is not None:
+        return lower_final_backward(shard) + lower_backward(lower_final_norm(shard), shard.workload)
     repeats, tokens = shard.num_passes, shard.num_tokens
     dgrad, wgrad = gemm_gradients(_logits(shard, tokens))
     # Scatter of the target's gradient, gradient of log-softmax, cast: 4 + 4 + 4 bytes read, 4 + 4 + width written.

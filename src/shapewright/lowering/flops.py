@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError, close_names
 from shapewright.lowering.counts import num_microbatches
-from shapewright.lowering.model import lower, lower_before_backward, lower_parts
+from shapewright.lowering.model import lower, lower_before_backward, lower_parts, lower_passes
 from shapewright.lowering.operations import Attention
 from shapewright.lowering.operations.base import PASSES
 from shapewright.models.parameters import count_parameters
@@ -117,11 +117,13 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
     flops = dict.fromkeys(PASSES, 0.0)
     for operation in _lower_on_one_device(config, own):
         flops[operation.pass_name] += float(operation.flops * operation.repeats)
-    if workload.trains_all and workload.is_training:
+    # The gradient of data, such as the patches of an image, is not computed.
+    reads_data = config.patches is not None or config.vision is not None
+    if workload.trains_all and workload.is_training and not reads_data:
         flops["backward"] = _BACKWARD_TO_FORWARD_FLOPS * flops["forward"]
     elif workload.is_training:
         parts = lower_parts(config, own, _SINGLE)
-        flops["backward"] = sum_flops(parts.backward(1), ("backward",))
+        flops["backward"] = sum_flops(lower_passes(parts, config, own, _SINGLE), ("backward",))
     scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
     return {pass_name: scale * amount for pass_name, amount in flops.items()}
 
@@ -236,7 +238,10 @@ def count_convention_flops(
     if convention == "megatron-causal":
         return _count_causal(config, step, num_sequences, again)
     num_tokens = num_sequences * workload.seq_len
-    parameters = count_parameters(config).active
+    counts = count_parameters(config)
+    parameters = counts.active - counts.vision
+    if config.patches is not None:  # what conditions the layers runs once for an image
+        parameters -= counts.by_component["norms"]
     # Conventions count 6 FLOPs per weight; frozen weights have no gradient, and adapters are computed in addition.
     change = 0.0
     if not workload.trains_all:

@@ -28,6 +28,7 @@ from shapewright.lowering.embedding import (
     lower_head_backward,
 )
 from shapewright.lowering.experts import lower_expert_bias_gradients, lower_experts
+from shapewright.lowering.images import lower_scalings, of_tower
 from shapewright.lowering.mixers import lower_mixer, lower_mixer_bias_gradients
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.offload import lower_activation_copies
@@ -39,6 +40,7 @@ from shapewright.lowering.optimizer_step import (
     weight_groups,
 )
 from shapewright.lowering.shard import make_encoder_shard, make_shard
+from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules
 
 if TYPE_CHECKING:
@@ -77,17 +79,27 @@ def lower(
     passes = lower_passes(parts, config, workload, layout)
     if not workload.is_training:
         return tuple(passes)
+    after = [_lower_after_passes(parts, workload, layout)]
+    if parts.tower:
+        after.append(of_tower(_lower_after_passes(parts.tower, workload, layout)))
+    return tuple(passes + [operation for operations in after for operation in operations])
+
+
+def _lower_after_passes(parts: StepParts, workload: Workload, layout: ParallelLayout) -> list[Operation]:
+    """List the copies to the host, the communication of weights and gradients, and the optimizer step."""
     copies = parts.host_copies(workload.recompute) if workload.offload_activations else []
-    others = copies + parts.communication(layout.zero_stage)
-    return tuple(passes + others + parts.step(layout.zero_stage))
+    return copies + parts.communication(layout.zero_stage) + parts.step(layout.zero_stage)
 
 
 def lower_passes(
     parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
     """List the operations of the forward, recompute and backward passes of a lowered step."""
-    before_backward = lower_before_backward(parts, config, workload, layout)
-    return before_backward + parts.backward(layout.virtual_pipeline) if workload.is_training else before_backward
+    operations = lower_before_backward(parts, config, workload, layout)
+    if workload.is_training:
+        operations += parts.backward(layout.virtual_pipeline)
+        operations += of_tower(parts.tower.backward(1)) if parts.tower else []
+    return operations
 
 
 def lower_before_backward(
@@ -95,6 +107,9 @@ def lower_before_backward(
 ) -> list[Operation]:
     """List the operations of the forward pass of a lowered step, and in training of the recompute pass."""
     forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.mtp + parts.head
+    if parts.tower:
+        tower = parts.tower.inputs + parts.tower.body + parts.tower.head
+        forward = of_tower(tower + parts.tower.recompute(workload.recompute)) + forward
     if not workload.is_training:
         return forward
     return forward + _limit_to_recomputed_layers(parts.recompute(workload.recompute), config, workload, layout)
@@ -136,9 +151,12 @@ def lower_parts(
     shard = make_shard(config, workload, layout, node_size)
     own, encoder = counts or (count_layers(config, layout), count_encoder_layers(config, layout))
     stacks = [_lower_stack(shard, own)]
-    if shard.encodes_source:
+    if shard.encodes_source and config.num_encoder_layers:
         stacks.insert(0, _lower_stack(make_encoder_shard(shard), encoder))
     layers = [operation for stack in stacks for operation in stack.layers]
+    tower = None
+    if has_tower(config, workload):
+        tower = lower_parts(*tower_job(config, workload, layout, shard.num_passes), node_size=node_size)
     return StepParts(
         shard=shard,
         stacks=tuple(stacks),
@@ -146,6 +164,7 @@ def lower_parts(
         body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
         head=_with_mtp_heads(shard, lower_head(shard)),
         mtp=_lower_mtp(shard),
+        tower=tower,
     )
 
 
@@ -160,6 +179,7 @@ class StepParts:
         body: Forward operations of the layers, without transfers between pipeline stages.
         head: Forward operations after the layers.
         mtp: Forward operations of the layers of multi-token prediction, on the last stage.
+        tower: The step of the vision tower, which runs on the first stage.
     """
 
     shard: Shard
@@ -168,6 +188,7 @@ class StepParts:
     body: list[Operation]
     head: list[Operation]
     mtp: list[Operation]
+    tower: StepParts | None = None
 
     @cached_property
     def groups(self) -> tuple[WeightGroup, ...]:
@@ -261,6 +282,8 @@ class StepParts:
     def weighted_layers(self) -> list[Operation]:
         """List the forward operations of the layers without the attention cores, whose GEMMs have no weights."""
         layers = [operation for stack in self.stacks for operation in stack.layers] + self.mtp
+        if self.shard.config.patches is not None:  # its ends have linear layers instead of tables
+            layers += self.inputs + self.head
         return [operation for operation in layers if not operation.is_attention_core]
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
@@ -284,6 +307,7 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     has_cross_attention = shard.source_len > 0
 
     layers = _lower_residual_stream(shard, counts, has_cross_attention=has_cross_attention)
+    layers += lower_scalings(shard, counts.num_layers)
     if counts.num_attention:
         attended = passes * counts.num_attention
         layers += lower_inputs(shard, attended, passes * counts.num_rotary) + lower_context_exchange(shard, attended)

@@ -109,6 +109,8 @@ def make_groups(
     groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]
     if has_experts:
         groups.append(WeightGroup("experts", "every", weights[1], trained[1], num_layers, layout.num_expert_replicas))
+    if not config.vocab_size:
+        return groups
     groups.append(WeightGroup("embedding", "first", table, trained_table, 1, replicas))
     if not config.tied_embeddings or layout.pipeline_parallel > 1:
         groups.append(WeightGroup("logits", "last", table, trained_table, 1, replicas))
@@ -184,7 +186,7 @@ def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, 
 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
     """Lower the sum of the gradients of a tied embedding, of which the first and the last stage have a copy."""
-    if not shard.config.tied_embeddings or not shard.workload.trains_all:
+    if not shard.config.tied_embeddings or not shard.config.vocab_size or not shard.workload.trains_all:
         return []
     layout = shard.layout
     # Stages are the outermost axis, so first and last stage share a node only if the whole job does.

@@ -70,7 +70,7 @@ class Shard:
 
         This is the case in decode, and for the decoder's start token in the prefill of an encoder-decoder.
         """
-        starts_decoder = self.workload.phase == "prefill" and self.source_len > 0
+        starts_decoder = self.workload.phase == "prefill" and self.source_len > 0 and self.causal
         return self.workload.phase == "decode" or starts_decoder
 
     @property
@@ -114,6 +114,7 @@ def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLa
     token, and for the new token of decode, the context axis splits the keys.
     """
     has_source = config.stack == "encoder-decoder"
+    source_len = workload.seq_len if has_source else config.num_caption_tokens
     is_decode = workload.phase == "decode"
     starts_decoder = has_source and workload.phase == "prefill"
     new_tokens = 1 if is_decode or starts_decoder else workload.seq_len // layout.context_parallel
@@ -130,8 +131,8 @@ def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLa
         batch_size=workload.micro_batch_size,
         query_len=new_tokens,
         kv_len=workload.context_len + 1 if starts_decoder else workload.kv_len,
-        source_len=workload.seq_len // layout.context_parallel if has_source else 0,
-        encodes_source=has_source and not is_decode,
+        source_len=source_len // layout.context_parallel,
+        encodes_source=source_len > 0 and not is_decode,
         num_heads=config.num_heads // t,
         num_kv_heads=-(-config.num_kv_heads // t),
         gemm_dtype=workload.dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from shapewright.memory.states import Stage, count_stage_parameters, estimate_st
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters
+from shapewright.workload.images import tower_job
 from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
@@ -191,8 +192,8 @@ def _estimate_stage(
         host_bytes = host_bytes + terms.host_bytes * in_flight
         workspace_bytes = terms.transient_bytes
     else:
-        activations_bytes, workspace_bytes = _inference_activations(stage, workload), 0.0
-    return MemoryEstimate(
+        in_flight, activations_bytes, workspace_bytes = 1.0, _inference_activations(stage, workload), 0.0
+    own = MemoryEstimate(
         weights_bytes=states.weights_bytes,
         gradients_bytes=states.gradients_bytes,
         optimizer_bytes=states.optimizer_bytes,
@@ -204,6 +205,28 @@ def _estimate_stage(
         runtime_bytes=CUDA_CONTEXT_BYTES,
         host_bytes=host_bytes,
         stage=stage.index,
+    )
+    return _add_tower(own, stage, workload, in_flight) if config.vision is not None and stage.is_first else own
+
+
+def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight: float) -> MemoryEstimate:
+    """Add the vision tower to the first stage: its states, and what it saves of every micro-batch in flight."""
+    tower, job, layout = tower_job(stage.config, workload, stage.layout)
+    (added,) = _estimate(tower, job, layout, None, (0,))
+    saved_bytes = added.activations_bytes + added.logits_bytes
+    if workload.is_training:
+        activations_bytes = own.activations_bytes + saved_bytes * in_flight
+    else:  # the tower runs before the language model
+        activations_bytes = max(own.activations_bytes, saved_bytes)
+    return replace(
+        own,
+        weights_bytes=own.weights_bytes + added.weights_bytes,
+        gradients_bytes=own.gradients_bytes + added.gradients_bytes,
+        optimizer_bytes=own.optimizer_bytes + added.optimizer_bytes,
+        gathered_bytes=max(own.gathered_bytes, added.gathered_bytes),
+        activations_bytes=activations_bytes,
+        workspace_bytes=max(own.workspace_bytes, added.workspace_bytes),
+        host_bytes=own.host_bytes + added.host_bytes,
     )
 
 

@@ -131,6 +131,10 @@ def list_saved_tensors(
             tensors.append(shape.residual("shared_expert", "output"))
     elif has_mlp:
         tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
+    if config.patches is not None:
+        tensors += (
+            shape.residual(f"scaled_{index}", "input") for index in range(config.patches.num_scalings_per_layer)
+        )
     if shape.hidden_dropout and has_mlp:
         tensors.append(shape.residual("mlp", "output_dropout_mask", _MASK_BYTES))
     if workload.narrow_inputs:

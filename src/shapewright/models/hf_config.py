@@ -6,7 +6,7 @@ Also recognize checkpoints in fp8 with one scale per block of a weight, which ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shapewright.core.errors import ConfigError, plain_text, short_repr
@@ -14,6 +14,7 @@ from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family
 from shapewright.models.families.family import Family, FieldKeys, Fields, refuse_unread
+from shapewright.models.families.vision_language import ENCODER_PAIRS, TOWERS, TowerValues, find_tower, tower_part
 from shapewright.models.transformer import TransformerConfig
 from shapewright.models.validate import MAX_TEXT_LENGTH
 
@@ -31,16 +32,21 @@ COMMON_KEYS: FieldKeys = {
     "tied_embeddings": ("tie_word_embeddings",),
 }
 
+NOTE_ON_IMAGES = "images adds the vision tower (vision_config)"
+NESTED = ("patches", "vision")
+"""Fields that hold objects."""
+
 # Models described by flags are written in this form, with every field under its own name.
 NATIVE_MODEL_TYPE = "shapewright"
 NATIVE_FAMILY = Family(
     model_types=(NATIVE_MODEL_TYPE,),
-    keys={spec.name: (spec.name,) for spec in fields(TransformerConfig) if spec.name != "model_type"},
+    keys={spec.name: (spec.name,) for spec in fields(TransformerConfig) if spec.name not in ("model_type", *NESTED)},
 )
 
 # Keys under which multimodal configs hold their language model.
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "language_model", "text_model")
 _MAX_TEXT_NESTING = 4
+_VISION_PART = "vision_config"
 # Keys of the other parts of older multimodal configs, such as Qwen2-VL's, that hold the language model at the top.
 _OTHER_PARTS = ("vision_config", "audio_config", "visual", "vision_tower_config")
 
@@ -83,9 +89,12 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     text_path, part, model_type = _find_text_part(values)
     notes = []
     if text_path:
-        notes.append(f"only the text part ({'.'.join(text_path)}) is modelled")
+        kind = "image" if text_path == (_VISION_PART,) else "text"
+        notes.append(f"only the {kind} part ({'.'.join(text_path)}) is modelled")
     elif any(isinstance(values.get(key), Mapping) for key in _OTHER_PARTS):
         notes.append("only the language model is modelled, without the other parts of the config")
+    if notes and values.get("model_type") in tuple(TOWERS):
+        notes.append(NOTE_ON_IMAGES)
     if model_type == NATIVE_MODEL_TYPE:
         family = NATIVE_FAMILY
     elif model_type in FAMILIES:
@@ -100,8 +109,8 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     if family.derive is not None:
         read.update(family.derive(hf_values))
     for field in _REQUIRED:
-        read.setdefault(field, 0)
-        read[field] = read[field] or hf_values.count(*hf_keys_of(family)[field])
+        if not read.setdefault(field, 0) and not (field == "vocab_size" and "patches" in read):
+            read[field] = hf_values.count(*hf_keys_of(family)[field])
     if family.notes is not None:
         notes += family.notes(hf_values)
     notes += _notes_on_defaults(hf_values, family)
@@ -113,6 +122,31 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     return HfReading(TransformerConfig(**read), family, text_path, tuple(notes), in_blocks)
 
 
+def read_vision_tower(values: Mapping[str, object], width: int) -> TransformerConfig:
+    """Read the vision tower of a vision-language model, with its projector to the language model.
+
+    Args:
+        values: The config.json object of the whole model.
+        width: Hidden size of the language model.
+
+    Raises:
+        ConfigError: the model has no tower that is read, or a value is invalid.
+    """
+    model_type = _model_type(values, "")
+    tower = find_tower(model_type)
+    part = tower_part(values)
+    own = _model_type(part, "")
+    own_type = own if own in FAMILIES and own != model_type else tower.model_type
+    given = {**tower.defaults, **part, "model_type": own_type}
+    config = read_hf_config(given, name=_VISION_PART).config
+    patches = config.patches
+    if patches is None:
+        raise ConfigError(f"{_VISION_PART} of model_type {short_repr(own_type)} is not an image encoder")
+    outer, inner = ConfigValues(values, {}, model_type), ConfigValues(given, {}, own_type)
+    projector = tower.project(TowerValues(outer, inner, patches, width))
+    return replace(config, patches=replace(patches, projector=projector, num_classes=0))
+
+
 def hf_keys_of(family: Family) -> FieldKeys:
     """Return the Hugging Face keys of each field of TransformerConfig for a family."""
     return family.keys if family is NATIVE_FAMILY else {**COMMON_KEYS, **family.keys}
@@ -121,7 +155,10 @@ def hf_keys_of(family: Family) -> FieldKeys:
 def _find_text_part(values: Mapping[str, object]) -> tuple[tuple[str, ...], Mapping[str, object], str]:
     """Find the language model in a multimodal config; return its path, object and model type."""
     path: tuple[str, ...] = ()
-    model_type = _model_type(values, "")
+    model_type = _model_type(values, _model_type({"model_type": values.get("_class_name")}, ""))
+    if model_type in ENCODER_PAIRS and isinstance(values.get(_VISION_PART), Mapping):
+        encoder = tower_part(values)
+        return (_VISION_PART,), encoder, _model_type(encoder, f"{model_type}_vision_model")
     for _ in range(_MAX_TEXT_NESTING):
         inner = next((key for key in _TEXT_PARTS if isinstance(values.get(key), Mapping) and values[key]), None)
         if inner is None:

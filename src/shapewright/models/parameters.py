@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shapewright.models.image_linears import count_end_parameters, count_scaling_parameters
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer
 
@@ -35,7 +36,7 @@ class LayerParameters:
         active_experts: Routed experts used by one token.
         shared_experts: Shared experts, with their gate.
         router: Router.
-        norms: Normalizations of the residual stream.
+        norms: Normalizations of the residual stream, and what scales, shifts or gates the branches of the layer.
     """
 
     attention: int
@@ -74,6 +75,7 @@ class ParameterCounts:
         layers: Each kind of layer of the main stack with its parameters.
         encoder_layers: Each kind of layer of the encoder of an encoder-decoder with its parameters.
         mtp_layers: The layers of multi-token prediction with their parameters.
+        vision: Vision tower with its projector.
     """
 
     token_embedding: int
@@ -83,6 +85,7 @@ class ParameterCounts:
     layers: tuple[tuple[LayerGroup, LayerParameters], ...]
     encoder_layers: tuple[tuple[LayerGroup, LayerParameters], ...] = ()
     mtp_layers: tuple[tuple[LayerGroup, LayerParameters], ...] = ()
+    vision: int = 0
 
     @property
     def embedding(self) -> int:
@@ -112,6 +115,8 @@ class ParameterCounts:
             sums[name] = sum(group.num_layers * getattr(layer, name) for group, layer in self._all_layers)
         sums["final_norms"] = self.final_norms
         sums["head"] = self.head
+        if self.vision:
+            sums["vision"] = self.vision
         return sums
 
     @property
@@ -120,7 +125,7 @@ class ParameterCounts:
 
     @property
     def _outside_layers(self) -> int:
-        return self.embedding + self.final_norms + self.head
+        return self.embedding + self.final_norms + self.head + self.vision
 
 
 def count_parameters(config: TransformerConfig) -> ParameterCounts:
@@ -135,8 +140,8 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     8030261248
     """
     h, e, v = config.hidden_size, config.embedding_size, config.vocab_size
-    num_stacks = 2 if config.has_cross_attention else 1
-    head = 0
+    num_stacks = 2 if config.num_encoder_layers else 1
+    start, head = count_end_parameters(config) if config.patches is not None else (0, 0)
     if not config.tied_embeddings:
         head += e * v
     if config.lm_head_bias:
@@ -147,7 +152,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     head += config.num_mtp_layers * (2 * h * h + 3 * _norm(config))
     return ParameterCounts(
         token_embedding=v * e,
-        other_embedding=_other_embedding(config, num_stacks),
+        other_embedding=start + _other_embedding(config, num_stacks),
         final_norms=num_stacks * _norm(config) if config.has_final_norm else 0,
         head=head,
         layers=tuple((group, count_layer_parameters(config, group)) for group in config.layer_groups()),
@@ -155,6 +160,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
             (group, count_layer_parameters(config, group, is_encoder=True)) for group in config.encoder_layer_groups()
         ),
         mtp_layers=tuple((group, count_layer_parameters(config, group)) for group in config.mtp_layer_groups()),
+        vision=count_parameters(config.vision).total if config.vision is not None else 0,
     )
 
 
@@ -176,7 +182,7 @@ def count_layer_parameters(
         attention = _latent_attention(config) if config.is_mla else _attention(config)
     linear = sum(make_mixer(config, mixer).num_parameters for mixer in mixers if mixer != ATTENTION)
     cross_attention = _attention(config) if has_cross_attention else 0
-    norms = num_norms * _norm(config)
+    norms = num_norms * _norm(config) + count_scaling_parameters(config)
     if not group.is_moe:
         mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias) if group.has_mlp else 0
         return LayerParameters(
@@ -255,7 +261,7 @@ def _norm(config: TransformerConfig) -> int:
 def _other_embedding(config: TransformerConfig, num_stacks: int) -> int:
     h, e = config.hidden_size, config.embedding_size
     total = config.num_token_types * h
-    if config.position_embedding == "learned":
+    if config.position_embedding == "learned" and config.patches is None:
         total += (config.max_position_embeddings + config.position_offset) * h
     if config.embedding_norm:
         total += _norm(config)

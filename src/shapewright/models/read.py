@@ -14,7 +14,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
-from shapewright.models.hf_config import read_hf_config
+from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig, check_field_names, with_changes
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -114,6 +114,22 @@ class Model:
     source: str
     notes: tuple[str, ...] = ()
     has_block_scales: bool = False
+
+    def with_vision(self) -> Model:
+        """Return the model with the vision tower of its config.json.
+
+        Raises:
+            ConfigError: it has none that is read.
+        """
+        if self.raw is None:
+            raise ConfigError(
+                f"{self.config.title} has no vision tower; give the config.json of a vision-language model"
+            )
+        tower = read_vision_tower(self.raw, self.config.hidden_size)
+        notes = tuple(note for note in self.notes if not note.startswith("only the ") and note != NOTE_ON_IMAGES)
+        tied = self.raw.get("tie_word_embeddings")  # that of the whole model applies, as in transformers
+        is_tied = tied if isinstance(tied, bool) else self.config.tied_embeddings
+        return replace(self, config=replace(self.config, vision=tower, tied_embeddings=is_tied), notes=notes)
 
 
 ModelLike = str | os.PathLike[str] | Mapping[str, Any] | Model | TransformerConfig | None

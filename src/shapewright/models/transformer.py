@@ -11,6 +11,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, close_names, short_repr
 from shapewright.core.fields import doc_field
+from shapewright.models.images import Patches
 from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, LayerPatterns, count_kinds, mixers_of
 from shapewright.models.validate import MAX_NUM_LAYERS, check_and_resolve
 
@@ -30,8 +31,13 @@ class TransformerConfig:
 
     For an encoder-decoder, ``num_layers`` counts decoder layers and ``num_encoder_layers`` encoder layers; a decoder
     layer then has cross-attention and one normalization more than ``num_norms_per_layer``.
+    ``patches`` makes images the input instead of tokens; ``vision`` is the tower whose tokens a language model reads.
     ``kv_lora_rank`` above zero selects multi-head latent attention (MLA); ``head_dim`` is then the total width of a
     query head, including ``qk_rope_head_dim``.
+
+    Attributes:
+        patches: Image side of an encoder, or of a diffusion transformer; None for a model of tokens.
+        vision: Vision tower with its projector; None for a language model alone.
 
     Zeros are replaced by defaults: ``num_kv_heads`` = num_heads, ``head_dim`` = hidden_size // num_heads,
     ``v_head_dim`` = head_dim, ``intermediate_size`` = 4 * hidden_size, ``embedding_size`` = hidden_size,
@@ -171,6 +177,10 @@ class TransformerConfig:
         default=0,
     )
 
+    # Images: not flags, as a config.json states them
+    patches: Patches | None = None
+    vision: Any = None  # a TransformerConfig; a type that refers to itself would have no finite schema
+
     # Provenance
     name: str = doc_field("name in reports", default="")
     model_type: str = doc_field("Hugging Face model_type, empty if not read from a config.json", default="")
@@ -201,8 +211,14 @@ class TransformerConfig:
 
     @property
     def has_cross_attention(self) -> bool:
-        """Whether decoder layers attend to an encoder."""
-        return self.stack == "encoder-decoder"
+        """Whether layers attend to an encoder, or to the tokens of a caption."""
+        return self.stack == "encoder-decoder" or self.num_caption_tokens > 0
+
+    @property
+    def num_caption_tokens(self) -> int:
+        """Tokens of a caption that the layers of a diffusion transformer attend to; 0 without captions."""
+        condition = self.patches.condition if self.patches is not None else None
+        return condition.caption_len if condition is not None else 0
 
     @property
     def is_causal(self) -> bool:
@@ -273,7 +289,7 @@ class TransformerConfig:
 
     def encoder_layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the layers of the encoder of an encoder-decoder; empty for other models."""
-        if not self.has_cross_attention:
+        if not self.num_encoder_layers:
             return ()
         return (LayerGroup(window=0, is_moe=False, num_layers=self.num_encoder_layers),)
 

@@ -67,7 +67,9 @@ def check_and_resolve(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for spec, doc in documented_fields(type(config)):
         value = getattr(config, spec.name)
-        if doc.choices:
+        if spec.name == "vocab_size" and config.patches is not None:
+            values[spec.name] = check_count(spec.name, value, high=0, hint="a model of images has no vocabulary")
+        elif doc.choices:
             values[spec.name] = _choice(spec.name, value, doc.choices)
         else:
             values[spec.name] = _CHECKS[str(spec.type)](spec.name, value)
@@ -76,13 +78,13 @@ def check_and_resolve(config: Any) -> dict[str, Any]:
     return values
 
 
-def check_count(name: str, value: object, low: int = 0, high: int = MAX_COUNT) -> int:
+def check_count(name: str, value: object, low: int = 0, high: int = MAX_COUNT, hint: str = "") -> int:
     """Return a size or number of a model, an integer.
 
     Raises:
         ConfigError: not an integer (True, "8", 8.0, NaN, None), or out of range.
     """
-    return check_integer(name, value, low, high, error=ConfigError)
+    return check_integer(name, value, low, high, error=ConfigError, hint=hint)
 
 
 def check_probability(name: str, value: object) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError
-from shapewright.models.hf_config import NATIVE_MODEL_TYPE, hf_keys_of, read_hf_config
+from shapewright.models.hf_config import NATIVE_MODEL_TYPE, NESTED, hf_keys_of, read_hf_config
 from shapewright.models.layers import ATTENTION, LayerKind, mixers_of
 from shapewright.models.read import Model
 from shapewright.models.transformer import TransformerConfig, with_changes
@@ -128,7 +128,11 @@ def _differing(one: TransformerConfig, other: TransformerConfig) -> list[str]:
 
 def _native_form(config: TransformerConfig) -> dict[str, Any]:
     """Return every field under its own name, which read_model accepts."""
-    values = {spec.name: _as_json(getattr(config, spec.name)) for spec in fields(TransformerConfig)}
+    if config.patches is not None or config.vision is not None:
+        raise ConfigError(f"{config.title} has images and is written only in the form of the config.json it came from")
+    values = {
+        spec.name: _as_json(getattr(config, spec.name)) for spec in fields(TransformerConfig) if spec.name not in NESTED
+    }
     return {**values, "model_type": NATIVE_MODEL_TYPE}
 
 

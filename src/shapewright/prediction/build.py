@@ -17,6 +17,7 @@ from shapewright.hardware import Device, load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import possible_degrees, validate_lengths
 from shapewright.models import Model, ModelLike, TransformerConfig, read_model
+from shapewright.models.images import read_image_size
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import drop_poor_kernels_if_transferred, has_poor_kernel
@@ -72,6 +73,11 @@ def build_scenario(
         raise DeviceError("no device given; 'shapewright devices' lists all")
     software = TUNED if software is None else software
     model = read_model(source, overrides)
+    images = workload.images if isinstance(workload, Workload) else (workload or {}).get("images")
+    if images and model.config.vision is None:
+        if model.config.patches is not None:
+            raise WorkloadError(f"{model.config.title} has an image in each sequence; omit images", field="images")
+        model = model.with_vision()
     found = find_device(device, uncalibrated=uncalibrated, physics_only=physics_only)
     board = note_on_board(device) if isinstance(device, str) else ""
     if not isinstance(workload, Workload):
@@ -156,6 +162,17 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     phase = check_text("phase", fields.setdefault("phase", "train"), error=WorkloadError)
     fields.setdefault("micro_batch_size", _DEFAULT_MICRO_BATCH_SIZE.get(phase, 1))
     longest = min(_DEFAULT_SEQ_LEN, config.max_position_embeddings)
+    if config.patches is not None:
+        if fields.get("seq_len") is not None:
+            raise WorkloadError(
+                f"seq_len={fields['seq_len']}: the tokens of {config.title} are those of an image; give image_size",
+                field="seq_len",
+            )
+        image_size = fields.get("image_size")
+        pixels = (
+            None if image_size is None else read_image_size(check_text("image_size", image_size, error=WorkloadError))
+        )
+        longest = config.patches.count_tokens(pixels)
     fields.setdefault("seq_len", longest)
     if phase == "decode":
         fields.setdefault("context_len", max(longest - 1, 0))

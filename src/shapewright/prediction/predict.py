@@ -35,6 +35,7 @@ from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.software import TUNED, Software, software_of
 from shapewright.workload import ParallelLayout
+from shapewright.workload.images import count_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,6 +116,12 @@ class Prediction(NotebookDisplay):
             if not isinstance(entry.operation, Collective)
         )
         return moved_bytes / (self.step_time_s * self.device.memory_bandwidth_bytes_per_s)
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of one step over all replicas; 0 for a model or a step without images."""
+        sequences = self.tokens_per_step // self.workload.query_len
+        return sequences * count_images(self.config, self.workload)
 
     @property
     def busiest_operations(self) -> tuple[PricedOperation, ...]:

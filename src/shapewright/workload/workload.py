@@ -9,6 +9,7 @@ from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer, check_number, check_text
+from shapewright.models.images import read_image_size
 from shapewright.workload.finetuning import (
     ADAPTER_METHODS,
     DEFAULT_RANK,
@@ -54,6 +55,10 @@ class Workload:
     micro_batch_size: int = doc_field("sequences of one pass", default=4, symbol="b")
     seq_len: int = doc_field("tokens per sequence in training, prompt tokens in prefill", default=2048, symbol="s")
     context_len: int = doc_field("tokens already in the KV cache (decode: before the new token)", default=0, symbol="c")
+    images: int = doc_field("images in each sequence, whose tokens are part of it (vision-language models)", default=0)
+    image_size: str | None = doc_field(
+        "height and width of an image, such as 448,672, or one number for a square; default: that of the model"
+    )
     global_batch_size: int | None = doc_field(
         "sequences per optimizer step over all replicas; default: one micro-batch per replica and pipeline stage",
         symbol="B",
@@ -173,6 +178,9 @@ class Workload:
             elif spec.name == "packed":
                 if value is not None:
                     pack_sequence(check_text(spec.name, value, error=WorkloadError), self.seq_len)
+            elif spec.name == "image_size":
+                if value is not None:
+                    read_image_size(check_text(spec.name, value, error=WorkloadError))
             elif spec.name == "lora_targets":
                 if value is not None:
                     object.__setattr__(self, spec.name, read_targets(check_text(spec.name, value, error=WorkloadError)))
@@ -180,7 +188,7 @@ class Workload:
                 if value not in doc.choices and not (value is None and spec.default is None):
                     raise WorkloadError(f"{spec.name}={value!r} is unknown; choose one of {', '.join(doc.choices)}")
             elif value is not None:
-                smallest = 0 if spec.name == "context_len" else 1
+                smallest = 0 if spec.name in ("context_len", "images") else 1
                 count = check_integer(spec.name, value, smallest, _LARGEST_COUNT, error=WorkloadError)
                 if count is not value:  # an integer of NumPy
                     object.__setattr__(self, spec.name, count)
@@ -201,6 +209,11 @@ class Workload:
                 field="recompute",
             )
         self._check_training_options()
+
+    @property
+    def image_pixels(self) -> tuple[int, int] | None:
+        """Height and width of an image; None for those of the model. [pixel]"""
+        return None if self.image_size is None else read_image_size(self.image_size)
 
     @property
     def recompute_text(self) -> str:

@@ -273,6 +273,8 @@ def mfu(
     seconds: float | None = None,
     tokens_per_s: float | None = None,
     tokens_per_s_per_device: float | None = None,
+    steps_per_s: float | None = None,
+    images_per_s: float | None = None,
     num_devices: int | None = None,
     global_batch_size: int | None = None,
     convention: str = "megatron",
@@ -281,15 +283,18 @@ def mfu(
 ) -> Utilization:
     """Compute MFU and HFU of a measured training step by every convention, and attribute the rest of the peak.
 
-    Exactly one of ``seconds``, ``tokens_per_s`` and ``tokens_per_s_per_device`` is required. Without parallel degrees
-    in the layout, the fastest plain layout that fits is assumed. A trace of torch.profiler states what is not given:
-    time, devices, micro-batch, sequence length and batch of a step; the result then says where the step loses.
+    Exactly one of ``seconds``, ``tokens_per_s``, ``tokens_per_s_per_device``, ``steps_per_s`` and ``images_per_s`` is
+    required. Without parallel degrees in the layout, the fastest plain layout that fits is assumed. A trace of
+    torch.profiler states what is not given: time, devices, micro-batch, sequence length and batch of a step; the result
+    then says where the step loses.
 
     Args:
         config: A model or a Scenario, see ScenarioLike.
         seconds: Measured time of one optimizer step. [s]
         tokens_per_s: Measured tokens per second of the whole job. [token/s]
         tokens_per_s_per_device: The same, divided by the devices. [token/s]
+        steps_per_s: Measured optimizer steps per second. [1/s]
+        images_per_s: Measured images per second of the whole job. [image/s]
         num_devices: Devices of the whole job; required without a trace.
         global_batch_size: Sequences of the step over all replicas; required without a trace.
         trace: File of torch.profiler (``export_chrome_trace``), plain or gzip, of one rank.
@@ -305,7 +310,11 @@ def mfu(
     """
     from shapewright.prediction.assumed_layout import assume_layout
     from shapewright.prediction.utilization import explain_utilization, read_measurement, read_trace
+    from shapewright.workload.images import count_images
 
+    rates = {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s_per_device}
+    rates |= {"seconds": seconds, "steps_per_s": steps_per_s, "images_per_s": images_per_s}
+    measured = {name: plain_value(value) for name, value in rates.items()}
     profile = None if trace is None else read_trace(trace)
     layout = _given_layout(config, parts.pop("layout", None))
     own = given_fields(parts.get("workload"))
@@ -317,8 +326,8 @@ def mfu(
         replicas = max(num_devices // prod(degrees), 1)
         if global_batch_size is None and own.get("micro_batch_size") is not None:
             global_batch_size = own["micro_batch_size"] * max(profile.num_microbatches, 1) * replicas
-        if seconds is tokens_per_s is tokens_per_s_per_device is None:
-            seconds = profile.span_s / profile.num_steps
+        if all(value is None for value in measured.values()):
+            measured["seconds"] = profile.span_s / profile.num_steps
     for name, value in (("num_devices", num_devices), ("global_batch_size", global_batch_size)):
         if value is None:
             raise WorkloadError(
@@ -328,12 +337,9 @@ def mfu(
     given = own | {"global_batch_size": global_batch_size}
     parts["workload"] = given
     scenario = build_scenario(config, **parts)
-    measured = {
-        "seconds": plain_value(seconds),
-        "tokens_per_s": plain_value(tokens_per_s),
-        "tokens_per_s_per_device": plain_value(tokens_per_s_per_device),
-    }
-    read_measurement(scenario.workload, num_devices, **measured)  # before the search for a layout, which is slower
+    num_images = count_images(scenario.config, scenario.workload)
+    # Before the search for a layout, which is slower.
+    read_measurement(scenario.workload, num_devices, num_images=num_images, **measured)
     has_micro_batch = isinstance(config, Scenario) or given.get("micro_batch_size") is not None
     scenario, has_layout = assume_layout(scenario, num_devices, layout, keep_micro_batch=has_micro_batch)
     return explain_utilization(

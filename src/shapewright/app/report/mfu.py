@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shapewright.app.figures.step import shown_waterfall_parts, waterfall_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
-from shapewright.core.units import TERA, format_count, format_percent, format_rate, format_seconds
+from shapewright.core.units import GIGA, TERA, format_count, format_percent, format_rate, format_seconds
 from shapewright.prediction.utilization import MODEL_PART, SECONDS
 from shapewright.pricing.software import TUNED
 
@@ -21,7 +21,12 @@ _SHOWN_FROM_FRACTION = 0.0005
 _BAR_CHARACTERS = 40
 _SHOWN_GROUPS = 15  # the JSON has all
 # Units of a measured rate.
-GIVEN_WORDS = {"tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s/device"}
+GIVEN_WORDS = {
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s/device",
+    "steps_per_s": "steps/s",
+    "images_per_s": "images/s",
+}
 
 
 def utilization_line(output: MfuOutput) -> str:
@@ -84,8 +89,16 @@ def utilization_facts(output: MfuOutput) -> dict[str, str]:
         "model rate": format_rate(output.model_flops_per_s_per_device),
         "tokens/s": format_count(output.tokens_per_s),
         "tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}",
+        **_image_facts(output),
         "peak": f"{format_rate(output.peak_flops_per_s)}, {output.peak_kind}",
     }
+
+
+def _image_facts(output: MfuOutput) -> dict[str, str]:
+    if output.images_per_s is None or output.model_flops_per_image is None:
+        return {}
+    flops = f"{output.model_flops_per_image / GIGA:,.1f} GFLOP"
+    return {"images/s": f"{output.images_per_s:,.1f}", "per image": flops}
 
 
 def _print_conventions(output: MfuOutput, console: Console) -> None:

@@ -135,7 +135,7 @@ def verdict(output: PredictOutput) -> dict[str, str]:
     step = {"train": "step", "prefill": "time to first token", "decode": "time per token"}[workload.phase]
     facts = {
         step: fill("{step_time_s} ({step_time_low_s} to {step_time_high_s})", output),
-        "tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}",
+        **_throughput(output),
         "model rate": format_rate(output.model_flops_per_s),
         "MFU": format_percent(output.mfu),
     }
@@ -183,6 +183,15 @@ _OPERATION_COLUMNS = (
     Column("align", "{facts.alignment} B", rank=2),
     Column("bound by", "{facts.bound_by}", is_text=True),
 )
+
+
+def _throughput(output: PredictOutput) -> dict[str, str]:
+    """Tokens per second and device, and images where the step has some."""
+    facts = {"tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}"}
+    if output.images_per_s_per_device is None or output.workload.phase == "decode":
+        return facts
+    images = {"images/s/device": f"{output.images_per_s_per_device:,.1f}"}
+    return images if output.config.patches is not None else {**facts, **images}
 
 
 def operation_columns(output: PredictOutput | TracedPredictOutput, *, top: int | None = None) -> list[Column]:

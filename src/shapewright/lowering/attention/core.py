@@ -8,6 +8,7 @@ between them. Operations whose names end in ``.ring`` are the steps of a context
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shapewright.lowering.builders import (
@@ -115,6 +116,14 @@ def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
     return reduced + call
 
 
+def lower_pooling(shard: Shard, repeats: int) -> list[Operation]:
+    """Lower the attention of one query to all tokens of each sequence."""
+    one, heads = replace(shard, query_len=1), _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
+    if shard.workload.attention == "unfused":
+        return _lower_unfused(one, "cross_attention", repeats, heads, kv_len=shard.kv_len)
+    return [_call(one, "cross_attention", "fused", repeats, heads, query_len=1, kv_len=shard.kv_len, causal=False)]
+
+
 def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
     """Lower the context axis's communication: keys and values in a ring, or partial outputs for a single new token."""
     config = shard.config
@@ -175,9 +184,9 @@ def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, ch
     than a chunk, keys are exchanged in a ring over the devices of the chunk; pieces that do not divide a chunk are
     counted as if a chunk began at each of them.
     """
-    new, cached = shard.query_len, shard.workload.context_len % chunk_len
+    new, cached, causal = shard.query_len, shard.workload.context_len % chunk_len, shard.causal
     if new < chunk_len and shard.layout.context_parallel > 1:
-        own = _call(shard, block, "fused", repeats, heads, query_len=new, kv_len=new + cached, causal=True)
+        own = _call(shard, block, "fused", repeats, heads, query_len=new, kv_len=new + cached, causal=causal)
         ring_steps = min(-(-chunk_len // new), shard.layout.context_parallel) - 1
         half = own.changed(name=f"{own.name}.ring", repeats=repeats * ring_steps, kv_len=-(-new // 2), causal=False)
         return [own, half]
@@ -190,7 +199,7 @@ def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, ch
         ("fused.rest", int(rest > 0), rest, rest),
     ):
         if count:
-            call = _call(shard, block, name, repeats, heads, query_len=length, kv_len=seen, causal=True)
+            call = _call(shard, block, name, repeats, heads, query_len=length, kv_len=seen, causal=causal)
             operations.append(call.changed(batch_size=shard.batch_size * count))
     return operations
 

@@ -46,7 +46,7 @@ def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operat
         _lower_latent_projections(shard, repeats) if config.kv_lora_rank else _lower_projections(shard, repeats)
     )
     operations += _lower_positions(shard, repeats, rotary_repeats)
-    if not shard.workload.is_training:
+    if not shard.workload.is_training and shard.causal:  # an encoder keeps no cache
         operations.append(_write_cache(shard, repeats))
     return operations
 

@@ -7,6 +7,7 @@ from shapewright.models.families import (
     encoders,
     gpt,
     hybrids,
+    images,
     llama,
     llama_variants,
     moe,
@@ -18,6 +19,7 @@ from shapewright.models.families.family import Family
 
 _MODULES = (
     gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders, hybrids, state_spaces,
+    images,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
     model_type: family for module in _MODULES for family in module.FAMILIES for model_type in family.model_types

@@ -10,6 +10,7 @@ from shapewright.core.errors import LayoutError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.hardware.nodes import check_allocation
+from shapewright.workload.images import refuse_images
 from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.workload import RECOMPUTE_MODES, Workload
@@ -215,6 +216,7 @@ class PlanJob:
                 f"leave it out",
                 field="recompute_layers",
             )
+        refuse_images(workload)
         if workload.global_batch_size is None:
             raise WorkloadError("a plan needs global_batch_size, the sequences of one optimizer step, such as 2048")
         check_allocation(self.request.num_devices, self.scenario.device)

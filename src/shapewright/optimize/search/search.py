@@ -25,6 +25,7 @@ from shapewright.optimize.search.space.guard import ffn_ratio
 from shapewright.optimize.search.verdict import judge_search
 from shapewright.prediction.loss import describe_extrapolation, has_loss_law
 from shapewright.prediction.training_run import TrainingRun
+from shapewright.workload.images import refuse_images
 
 if TYPE_CHECKING:
     from shapewright.optimize.search.engine import Progress, Runner
@@ -84,6 +85,7 @@ def search_shapes(
         ShapewrightError: the baseline cannot run, or the space is empty; the message names the constraint.
     """
     start_s = time.perf_counter()
+    refuse_images(scenario.workload)
     objective = _check_goal(request.goal, scenario, others)
     if objective.measures_step and "micro_batch" in request.free_fields():
         raise ConfigError("vary=micro_batch has no meaning for the latency of decode, where 1 is fastest; leave it out")

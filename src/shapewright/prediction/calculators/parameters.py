@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.models import count_parameters
+from shapewright.models.image_linears import list_end_linears
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer
 
@@ -107,6 +108,14 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
     layer_norms = f"L*{config.num_norms_per_layer + config.has_cross_attention}*{norm}"
     if config.has_cross_attention:
         layer_norms += f" + L_e*{config.num_norms_per_layer}*{norm}"
+    of_images = {}
+    if config.patches is not None:
+        counts = count_parameters(config)
+        of_images = {
+            "embedding": _end_linears(config, counts.embedding, is_start=True),
+            "norms": f"L*{counts.by_component['norms'] // config.num_layers}",
+            "head": _end_linears(config, counts.head, is_start=False),
+        }
     return {
         "embedding": _embedding(config),
         "attention": f"{all_layers}*({_attention(config)})",
@@ -119,7 +128,17 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         "norms": layer_norms,
         "final_norms": f"2*{norm}" if config.has_cross_attention else norm,
         "head": _head(config),
+        "vision": str(count_parameters(config.vision).total) if config.vision is not None else "0",
+        **of_images,
     }
+
+
+def _end_linears(config: TransformerConfig, count: int, *, is_start: bool) -> str:
+    """Return the linear layers of an image model before or after its layers, and its other weights there."""
+    linears = [each for each in list_end_linears(config) if each.is_start == is_start]
+    parts = [f"{each.num_weights}*{each.inputs + each.has_bias}*{each.outputs}" for each in linears]
+    rest = count - sum(each.num_parameters for each in linears)
+    return " + ".join([*parts, *([str(rest)] if rest else [])])
 
 
 def _norm(config: TransformerConfig) -> str:

@@ -23,6 +23,7 @@ from shapewright.prediction.utilization.rates import (
     read_measurement,
 )
 from shapewright.prediction.utilization.trace_losses import TraceComparison, compare_trace
+from shapewright.workload.images import count_images
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -102,6 +103,12 @@ class Utilization(NotebookDisplay):
         return (self.workload.global_batch_size or 0) * self.workload.seq_len / self.seconds
 
     @property
+    def images_per_s(self) -> float | None:
+        """Images per second of the whole job; None without images."""
+        images = count_images(self.config, self.workload) * (self.workload.global_batch_size or 0)
+        return images / self.seconds if images else None
+
+    @property
     def reachable(self) -> tuple[ReachableStep, ...]:
         """The predicted step, and the step without each single loss, the largest loss first.
 
@@ -138,6 +145,8 @@ def explain_utilization(
     seconds: float | None = None,
     tokens_per_s: float | None = None,
     tokens_per_s_per_device: float | None = None,
+    steps_per_s: float | None = None,
+    images_per_s: float | None = None,
     num_devices: int,
     has_layout: bool = True,
     convention: str = "megatron",
@@ -148,9 +157,11 @@ def explain_utilization(
 
     Args:
         scenario: Training with a global batch; the measurement is compared with its software.
-        seconds: Measured time of one optimizer step; give this or one of the next two. [s]
+        seconds: Measured time of one optimizer step; give this or one of the next four. [s]
         tokens_per_s: Measured tokens per second of the whole job. [token/s]
         tokens_per_s_per_device: Measured tokens per second and device. [token/s]
+        steps_per_s: Measured optimizer steps per second. [1/s]
+        images_per_s: Measured images per second of the whole job. [image/s]
         num_devices: Devices of the job.
         has_layout: Whether the layout of the scenario is known; without it there is no waterfall.
         convention: FLOP convention of the headline.
@@ -170,6 +181,9 @@ def explain_utilization(
         seconds=seconds,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s_per_device,
+        steps_per_s=steps_per_s,
+        images_per_s=images_per_s,
+        num_images=count_images(config, workload),
     )
     if layout is not None and layout.num_devices != num_devices:
         raise LayoutError(

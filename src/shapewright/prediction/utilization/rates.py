@@ -38,6 +38,8 @@ MEASUREMENT_SCOPES = {
     SECONDS: "of a whole optimizer step",
     "tokens_per_s": "of the whole job",
     "tokens_per_s_per_device": "of one device",
+    "steps_per_s": "of the whole job",
+    "images_per_s": "of the whole job",
 }
 """Scope of each measurement; a wrong scope is the usual cause of an MFU above 1."""
 
@@ -45,16 +47,22 @@ _MEASUREMENT_HINTS = {
     SECONDS: "the time of one optimizer step",
     "tokens_per_s": "the tokens per second of the whole job",
     "tokens_per_s_per_device": "the tokens per second of the whole job divided by its devices",
+    "steps_per_s": "the optimizer steps per second",
+    "images_per_s": "the images per second of the whole job",
 }
 
 
-def read_measurement(workload: Workload, num_devices: int, **measured: float | None) -> tuple[str, float]:
+def read_measurement(
+    workload: Workload, num_devices: int, *, num_images: int = 0, **measured: float | None
+) -> tuple[str, float]:
     """Convert a measurement to the time of a step.
 
     Args:
         workload: The measured workload; its global batch and seq_len give the tokens of a step.
         num_devices: Devices of the job.
-        measured: One of seconds [s], tokens_per_s [token/s] and tokens_per_s_per_device [token/s]; others are None.
+        num_images: Images of each sequence.
+        measured: One of seconds [s], tokens_per_s [token/s], tokens_per_s_per_device [token/s], steps_per_s [1/s] and
+            images_per_s [image/s]; others are None.
 
     Returns:
         The name of the measurement, and the time of one optimizer step. [s]
@@ -70,13 +78,19 @@ def read_measurement(workload: Workload, num_devices: int, **measured: float | N
         )
     ((name, value),) = given.items()
     num_tokens = _count_tokens(workload, num_devices)
-    if name == SECONDS:
-        lowest, highest = SHORTEST_STEP_S, LONGEST_STEP_S
-    else:
-        shared_by = num_devices if name == "tokens_per_s_per_device" else 1
-        lowest, highest = (num_tokens / shared_by / end_s for end_s in (LONGEST_STEP_S, SHORTEST_STEP_S))
+    if name == "images_per_s" and not num_images:
+        raise WorkloadError("images_per_s needs a model of images, or images in each sequence; give seconds")
+    amounts = {
+        "tokens_per_s": num_tokens,
+        "tokens_per_s_per_device": num_tokens / num_devices,
+        "steps_per_s": 1.0,
+        "images_per_s": num_images * num_tokens / workload.seq_len,
+    }
+    lowest, highest = SHORTEST_STEP_S, LONGEST_STEP_S
+    if name != SECONDS:
+        lowest, highest = amounts[name] / LONGEST_STEP_S, amounts[name] / SHORTEST_STEP_S
     check_number(name, value, lowest, highest, error=WorkloadError, hint=f"give {_MEASUREMENT_HINTS[name]}")
-    return name, value if name == SECONDS else num_tokens / shared_by / value
+    return name, value if name == SECONDS else amounts[name] / value
 
 
 def _count_tokens(workload: Workload, num_devices: int) -> int:

@@ -22,6 +22,7 @@ Examples:
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --html mfu.html
+  shapewright mfu dit-xl-2 --device h100-sxm-80gb --steps-per-s 7.5 --gpus 8 --global-batch 256
   shapewright mfu llama-3-8b --device h100-sxm-80gb --trace profile.json.gz
   shapewright mfu my_model.py:build --inputs "tokens=int64[4,512]" --device h100-sxm-80gb --seconds 0.1 --gpus 1
 """
@@ -37,6 +38,8 @@ Examples:
     "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",
     help="instead: measured tokens/s of the job, divided by its devices",
 )  # fmt: skip
+@click.option("--steps-per-s", type=float, metavar="X", help="instead: measured optimizer steps per second")
+@click.option("--images-per-s", type=float, metavar="X", help="instead: measured images/s of the whole job")
 @click.option("--gpus", "num_devices", type=int, metavar="N", help="devices of the whole job")
 @click.option(
     "--trace", metavar="FILE",
@@ -60,6 +63,8 @@ def command(
     seconds: float | None,
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
+    steps_per_s: float | None,
+    images_per_s: float | None,
     num_devices: int | None,
     trace: str | None,
     as_json: bool,
@@ -69,19 +74,23 @@ def command(
 ) -> int:
     """Explain a measured training step of CONFIG: MFU, HFU, and where the rest of the peak went.
 
-    The measurement is --seconds a step, --tokens-per-s or --tokens-per-s-per-gpu, one of them; --global-batch is
-    needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits. With --trace all of
-    these follow from the trace where they are not given (record_shapes=True), and kernels are matched to predicted
-    operations: which are slow, gaps of the host, exposed communication, recomputation, and the fix that gains most.
+    The measurement is --seconds a step, --tokens-per-s, --tokens-per-s-per-gpu, --steps-per-s or --images-per-s, one
+    of them; --global-batch is needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that
+    fits. With --trace all of these follow from the trace where they are not given (record_shapes=True), and kernels are
+    matched to predicted operations: which are slow, gaps of the host, exposed communication, recomputation, and the fix
+    that gains most.
     """
     from shapewright.app.api import mfu
 
     if as_json and oneline:
         raise click.UsageError("--json and --oneline cannot be combined; give one of them")
-    num_given = sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device))
+    rates = {"tokens-per-s": tokens_per_s, "tokens-per-s-per-gpu": tokens_per_s_per_device}
+    rates |= {"steps-per-s": steps_per_s, "images-per-s": images_per_s}
+    num_given = sum(value is not None for value in (seconds, *rates.values()))
     if num_given > 1 or (num_given == 0 and trace is None):
-        raise click.UsageError("give what was measured as one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu")
-    idle = {"tokens-per-s": tokens_per_s, "tokens-per-s-per-gpu": tokens_per_s_per_device, "html": html, "trace": trace}
+        others = ", ".join(f"--{name}" for name in rates)
+        raise click.UsageError(f"give what was measured as one of --seconds, {others}")
+    idle = {**rates, "html": html, "trace": trace}
     job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
     if job is not None:
         if seconds is None or num_devices not in (None, 1):
@@ -104,6 +113,8 @@ def command(
         seconds=seconds,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s_per_device,
+        steps_per_s=steps_per_s,
+        images_per_s=images_per_s,
         num_devices=num_devices,
         global_batch_size=batch,
         trace=trace,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.model import Output, described, optional, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
 from shapewright.models import TransformerConfig
 from shapewright.prediction.utilization import describe_peak
@@ -127,12 +127,17 @@ class MfuOutput(Output):
     hardware_flops_per_s_per_device: float | None = described("FLOP/s per device with recomputation")
     model_flops: float = described("model FLOPs of the whole step")
     hardware_flops: float | None = described("FLOPs of the whole step with recomputation")
-    given: str = described("how the measurement was given: `seconds`, `tokens_per_s` or `tokens_per_s_per_device`")
+    given: str = described(
+        "how the measurement was given: `seconds`, `tokens_per_s`, `tokens_per_s_per_device`, `steps_per_s` or "
+        "`images_per_s`"
+    )
     seconds: float = described("measured time of a step")
     num_devices: int = described("devices of the whole job")
     global_batch_size: int | None = described("sequences of one step over all replicas")
     tokens_per_s: float
     tokens_per_s_per_device: float
+    images_per_s: float | None = optional("images per second of the whole job; absent without images")
+    model_flops_per_image: float | None = optional("model FLOPs of the step per image; absent without images")
     device: ScopedDevice
     peak_flops_per_s: float = described("dense peak that MFU is a fraction of")
     peak_kind: str = described("what that peak describes")
@@ -153,7 +158,7 @@ class MfuOutput(Output):
 def mfu_output(found: Utilization) -> MfuOutput:
     """Output of a measured step."""
     chosen, dtype = found.result, found.workload.dtype
-    rate = chosen.model_flops_per_s_per_device
+    rate, images_per_s = chosen.model_flops_per_s_per_device, found.images_per_s
     return take(
         MfuOutput,
         found,
@@ -161,6 +166,8 @@ def mfu_output(found: Utilization) -> MfuOutput:
         chosen.flops,
         found.workload,
         model_flops_per_s_per_device=rate,
+        images_per_s=images_per_s,
+        model_flops_per_image=images_per_s and chosen.flops.model_flops / (images_per_s * found.seconds),
         tokens_per_s_per_device=found.tokens_per_s / found.num_devices,
         device=take(ScopedDevice, found.device),
         peak_kind=describe_peak(found.device, dtype),

@@ -135,6 +135,7 @@ class PredictOutput(Output):
     layer_forward_time_s: float = described("forward pass of one average layer over one micro-batch")
     tokens_per_step: int
     tokens_per_s_per_device: float
+    images_per_s_per_device: float | None = optional("images per second and device; absent without images")
     model_flops_per_s: float = described("model FLOP/s per device, recomputation not counted")
     hardware_flops_per_s: float = described("FLOP/s per device with recomputed FLOPs")
     mfu: float
@@ -161,6 +162,11 @@ def job_layout(layout: ParallelLayout) -> JobLayout:
     return JobLayout(layout=layout, num_devices=layout.num_devices)
 
 
+def _image_rate(prediction: Prediction) -> float | None:
+    images = prediction.images_per_step
+    return images / prediction.tokens_per_step * prediction.tokens_per_s_per_device if images else None
+
+
 def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
     """Output of a prediction of a scenario."""
     memory, capacity_bytes = prediction.memory, prediction.device.memory_bytes
@@ -168,6 +174,7 @@ def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
         PredictOutput,
         prediction,
         device=summarize_device(prediction.device),
+        images_per_s_per_device=_image_rate(prediction),
         layout=job_layout(prediction.layout),
         parameters=take(
             Parameters,

@@ -1,0 +1,170 @@
+"""Vision-language models: the tower of a config and its projector to the language model.
+
+Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.models.families.config_values import ConfigValues
+from shapewright.models.images import Patches, Projector
+
+
+class TowerValues(NamedTuple):
+    """What a projector is read from.
+
+    Attributes:
+        values: The whole config.
+        part: The tower's part.
+        patches: The tower's patches.
+        width: Hidden size of the language model.
+    """
+
+    values: ConfigValues
+    part: ConfigValues
+    patches: Patches
+    width: int
+
+
+class Tower(NamedTuple):
+    """How the tower of a vision-language model is read.
+
+    Attributes:
+        model_type: Type of its part of the config if that names none of the towers that are known.
+        project: Returns the projector.
+        defaults: Defaults of the tower's part where they differ from those of its own type.
+    """
+
+    model_type: str
+    project: Callable[[TowerValues], Projector]
+    defaults: Mapping[str, object] = {}
+
+
+def _project_llava(model: TowerValues) -> Projector:
+    layer = model.values.raw("vision_feature_layer")
+    if isinstance(layer, list):
+        raise ConfigError(
+            f"vision_feature_layer={short_repr(layer)} joins several layers of the tower, which is not read; "
+            "one layer is"
+        )
+    bias = model.values.raw("multimodal_projector_bias") is not False
+    keeps_class = model.values.raw("vision_feature_select_strategy") == "full"
+    return Projector(widths=(model.width, model.width), biases=(bias, bias), keeps_class=keeps_class)
+
+
+def _project_mistral3(model: TowerValues) -> Projector:
+    bias = model.values.flag("multimodal_projector_bias")
+    merge = model.values.optional_count("spatial_merge_size") or 2
+    return Projector(
+        widths=(model.width, model.width), biases=(bias, bias), merge=merge, merges_linearly=True, norm="before"
+    )
+
+
+def _project_gemma3(model: TowerValues) -> Projector:
+    tokens = model.values.optional_count("mm_tokens_per_image") or 256
+    rows = model.patches.image_size[0] // model.patches.side
+    merge = rows // max(round(tokens**0.5), 1)
+    if merge < 1:
+        raise ConfigError(f"mm_tokens_per_image={tokens} exceeds the {rows * rows} patches of an image")
+    return Projector(widths=(model.width,), biases=(False,), merge=merge, averages=True, norm="after")
+
+
+def _project_paligemma(model: TowerValues) -> Projector:
+    return Projector(widths=(model.part.optional_count("projection_dim") or model.width,), biases=(True,))
+
+
+def _project_internvl(model: TowerValues) -> Projector:
+    ratio = model.values.raw("downsample_ratio")
+    if ratio is not None and ratio != 0.5:
+        raise ConfigError(f"downsample_ratio={short_repr(ratio)} is not read; only 0.5 is")
+    return Projector(widths=(model.width, model.width), biases=(True, True), merge=2, norm="after", norm_bias=True)
+
+
+def _project_idefics3(model: TowerValues) -> Projector:
+    return Projector(widths=(model.width,), biases=(False,), merge=model.values.optional_count("scale_factor") or 2)
+
+
+def _merge_as_qwen(width_key: str, *, norm_bias: bool) -> Callable[[TowerValues], Projector]:
+    """Two linear layers, the first as wide as the merged patches; Qwen3-VL has further ones for earlier layers."""
+
+    def project(model: TowerValues) -> Projector:
+        return Projector(
+            widths=(-1, model.part.optional_count(width_key) or model.width),
+            biases=(True, True),
+            merge=model.part.optional_count("spatial_merge_size") or 2,
+            norm="before",
+            norm_bias=norm_bias,
+            num_intermediate=len(model.part.list_of("deepstack_visual_indexes") or []),
+        )
+
+    return project
+
+
+_CLIP_LARGE = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 336, "patch_size": 14,
+}  # fmt: skip
+_SO400M = {
+    "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+_QWEN: dict[str, object] = {"out_hidden_size": 3584}
+_DEEPSTACK = {**_QWEN, "deepstack_visual_indexes": [8, 16, 24]}
+
+TOWERS = {
+    "llava": Tower("clip_vision_model", _project_llava, _CLIP_LARGE),
+    "mistral3": Tower("pixtral", _project_mistral3, {"image_size": 1540, "patch_size": 14}),
+    "gemma3": Tower("siglip_vision_model", _project_gemma3),
+    "paligemma": Tower("siglip_vision_model", _project_paligemma, _SO400M),
+    "internvl": Tower("internvl_vision", _project_internvl),
+    "idefics3": Tower("idefics3_vision", _project_idefics3),
+    "smolvlm": Tower("smolvlm_vision", _project_idefics3),
+    "qwen2_vl": Tower("qwen2_vl_vision", _merge_as_qwen("hidden_size", norm_bias=True), {"hidden_size": 3584}),
+    "qwen2_5_vl": Tower("qwen2_5_vl_vision", _merge_as_qwen("out_hidden_size", norm_bias=False), _QWEN),
+    "qwen3_vl": Tower("qwen3_vl_vision", _merge_as_qwen("out_hidden_size", norm_bias=True), _DEEPSTACK),
+    "qwen3_vl_moe": Tower("qwen3_vl_moe_vision", _merge_as_qwen("out_hidden_size", norm_bias=True), _DEEPSTACK),
+    "qwen3_5": Tower("qwen3_5_vision", _merge_as_qwen("out_hidden_size", norm_bias=True), _QWEN),
+    "qwen3_5_moe": Tower("qwen3_5_moe_vision", _merge_as_qwen("out_hidden_size", norm_bias=True), _QWEN),
+}
+"""Towers by the model type of the whole config."""
+
+ENCODER_PAIRS = ("clip", "siglip", "siglip2")
+"""Model types of an image and a text encoder, of which the image encoder is read."""
+
+_NOT_READ = {
+    "mllama": "its images enter by layers of cross-attention in the language model",
+    "llama4": "its tower has an adapter of its own kind",
+    "llava_next": "it cuts images into tiles, whose number depends on the image",
+    "llava_onevision": "it cuts images into tiles, whose number depends on the image",
+}
+
+
+def find_tower(model_type: str) -> Tower:
+    """Find how the tower of a model type is read.
+
+    Raises:
+        ConfigError: it is not; the message says why.
+    """
+    if model_type in TOWERS:
+        return TOWERS[model_type]
+    reason = _NOT_READ.get(model_type, f"those of {', '.join(TOWERS)} are")
+    raise ConfigError(
+        f"the vision tower of model_type {short_repr(model_type)} is not read: {reason}; leave out images for its "
+        f"language model, or trace the model",
+        field="model_type",
+    )
+
+
+def tower_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes its tower.
+
+    Raises:
+        ConfigError: it is not an object.
+    """
+    part = values.get("vision_config") or {}
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"vision_config={short_repr(part)} must be an object", field="vision_config")
+    return part
