@@ -16,7 +16,7 @@ from shapewright.models import list_presets, read_model
 from shapewright.optimize.search import SearchRequest
 from shapewright.optimize.search import memory as search_memory
 from shapewright.optimize.search.findings import best_of_each, pareto
-from shapewright.optimize.search.space.grid import Grid, split_by, sum_of
+from shapewright.optimize.search.space.grid import AXES, Grid, split_by, sum_of
 from shapewright.optimize.search.space.guard import MEASURES, allowed_range, percentile_of, preset_measures
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.prediction.build import build_scenario
@@ -63,8 +63,11 @@ def test_one_formula_holds_for_many_shapes(model: str, monkeypatch: pytest.Monke
     )
     varied = VariedScenario(scenario=question, followers={})
     widths = question.config.intermediate_size + 64 * np.arange(200)
-    shapes = {"intermediate_size": widths, "vocab_size": 32_000 + 8 * np.arange(200)}
-    found_bytes, _ = search_memory.MemoryOfShapes(varied).estimate(shapes)
+    columns = {axis: dict[str, Any]() for axis in AXES}
+    columns |= {"ffn": {"intermediate_size": widths}, "vocab": {"vocab_size": 32_000 + 8 * np.arange(200)}}
+    zeros, places = np.zeros(200, dtype=np.int64), np.arange(200)
+    grid = Grid(columns, frozenset())
+    found_bytes, _ = search_memory.MemoryOfShapes(varied).estimate(grid, (zeros, places, zeros, places, zeros))
 
     assert len(traced) <= 4
     assert len(set(found_bytes.tolist())) == 200

@@ -11,10 +11,10 @@ import numpy as np
 from shapewright.core.fields import documented_fields
 from shapewright.core.units import format_bytes
 from shapewright.optimize.search.branches import decode_changes, encode_names
-from shapewright.optimize.search.engine import Job, Limits
+from shapewright.optimize.search.engine import Job
 from shapewright.optimize.search.findings import Findings, take
 from shapewright.optimize.search.memory import kv_bytes_per_token
-from shapewright.optimize.search.objective import LossRanking
+from shapewright.optimize.search.objective import Limits, LossRanking
 from shapewright.optimize.search.request import VARIED
 from shapewright.optimize.search.result import Candidate, OnDevice, explain_gains
 from shapewright.optimize.search.space.guard import measure_shape, percentile_of

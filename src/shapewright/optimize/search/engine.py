@@ -6,7 +6,8 @@ bit-identical wherever they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +19,31 @@ from shapewright.models import count_parameters
 from shapewright.optimize.search.branches import encode_changes
 from shapewright.optimize.search.findings import Findings, Tally, take
 from shapewright.optimize.search.memory import MemoryOfShapes
+from shapewright.optimize.search.objective import Limits
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_together
 from shapewright.prediction.loss import ShapeForLoss, count_compared
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
     from shapewright.optimize.search.findings import Table
-    from shapewright.optimize.search.objective import LossRanking
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.optimize.search.space.space import Space
     from shapewright.optimize.search.steps import VariedScenario
 
     Times = Float[np.ndarray, " shapes"]
+    # Index, step times, times per token, costs, and ratios of tokens needed.
+    _Faster = tuple[Index, Times, Times, Times, Times]
     Progress = Callable[[int, int], None]
     Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator[Findings]]
 
 # Shapes whose parameters are counted at once: eight bytes for each of a few columns.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+# Where at least this share of shapes has the right size, all are bounded at once, on the axes of the grid.
+_DENSE_FROM = 0.25
+# Shapes whose memory is estimated at once: its formula is evaluated once for each number of layers.
+_WEIGHED_AT_ONCE = 1 << 18
 # Shapes priced at once, so that their columns stay in a core's cache.
 _PRICED_AT_ONCE = 1 << 16
 # Sums over larger parameter counts would overflow 63 bits.
@@ -45,34 +52,6 @@ _MOST_COUNTED = 2**60
 _LOSS_AXES = 3
 # Shapes of one job, which then takes a few seconds.
 _SHAPES_OF_A_JOB = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits that a shape must keep.
-
-    Attributes:
-        num_parameters: Parameters wanted.
-        num_active: Parameters that a token uses, wanted; None if only the total counts.
-        tolerance_fraction: Accepted deviation of both.
-        memory_bytes: Most memory of one device. [byte]
-        token_s: Most time per token (or per step); slower shapes are dropped. [s]
-        cost: Highest cost: time per token (or per step) and active parameter, or the cost of ``ranking``. Of two shapes
-            of one speed the larger costs less, so that a shape does not lead because it is smaller.
-        per_step: Whether the time of a step counts, instead of the time of a token.
-        ranking: Ranks by loss and time together; None for speed at equal size.
-        least_costs: With several devices, the lowest cost on each; cost is then the largest ratio to them.
-    """
-
-    num_parameters: int
-    num_active: int | None = None
-    tolerance_fraction: float
-    memory_bytes: float
-    token_s: float
-    cost: float
-    per_step: bool = False
-    ranking: LossRanking | None = None
-    least_costs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,9 +115,10 @@ def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findi
     for job in jobs:
         findings = Findings(Tally())
         try:
-            for num_shapes in run_job(job, findings):
-                done += num_shapes
-                show(done)
+            with closing(run_job(job, findings)) as parts:
+                for num_shapes in parts:
+                    done += num_shapes
+                    show(done)
         except KeyboardInterrupt:
             findings.is_complete = False
         findings.merge_collected()
@@ -147,7 +127,7 @@ def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findi
             return
 
 
-def run_job(job: Job, findings: Findings) -> Iterator[int]:
+def run_job(job: Job, findings: Findings) -> Generator[int, None, None]:
     """Evaluate the shapes of one job; yields the number of shapes done, chunk by chunk."""
     grid = job.space.grid
     findings.tally.num_shapes = grid.num_shapes
@@ -182,11 +162,14 @@ class _Evaluation:
         total, active = tape.node_for(counts.total), tape.node_for(counts.active)
         self._parameters = sum_of(self._grid, total)
         self._active = self._parameters if active is total else sum_of(self._grid, active)
+        self._faster: list[_Faster] = []
         self._loss_fields: dict[str, Sum | Any] = {}
         if self._limits.ranking is not None:
             config, _ = varied.traced(Tape(), self._grid.first())
             shape = ShapeForLoss.of(config)
             numbers = {spec.name: getattr(shape, spec.name) for spec in fields(shape)}
+            if not config.is_moe:
+                numbers["total_parameters"] = 0
             numbers["num_compared"] = count_compared(config, varied.scenario.config.vocab_size)
             self._loss_fields = {
                 name: sum_of(self._grid, number.node) if isinstance(number, Traced) else number
@@ -198,11 +181,16 @@ class _Evaluation:
         num_rows = self._grid.lengths[0]
         per_row = self._grid.num_shapes // num_rows
         rows_at_once = max(1, _CHUNK * self._grid.lengths[-1] // per_row)
-        for first in range(0, num_rows, rows_at_once):
-            rows = np.arange(first, min(first + rows_at_once, num_rows))
-            for index in self._of_right_size(rows):
-                self._findings.add(self._price(index))
-            yield per_row * len(rows)
+        try:
+            for first in range(0, num_rows, rows_at_once):
+                rows = np.arange(first, min(first + rows_at_once, num_rows))
+                for index in self._of_right_size(rows):
+                    self._faster.append(self._price(index))
+                    if sum(len(cost) for _, _, _, cost, _ in self._faster) >= _WEIGHED_AT_ONCE:
+                        self._weigh()
+                yield per_row * len(rows)
+        finally:  # also of a search that is interrupted
+            self._weigh()
 
     def _of_right_size(self, rows: Int[np.ndarray, " rows"]) -> Iterator[Index]:
         """Yield indices of the shapes inside the quality guard and the parameter budget."""
@@ -225,6 +213,9 @@ class _Evaluation:
             known = tally.nearest_parameters
             if known is None or abs(size - limits.num_parameters) < abs(known - limits.num_parameters):
                 tally.nearest_parameters = size
+        tally.priced += num_hits * num_batches
+        if num_batches == 1 and num_hits >= _DENSE_FROM * hits.size and all(times.has_bound for times in self._times):
+            hits = hits & self._may_be_better(rows)
         found = np.flatnonzero(hits)
         for first in range(0, len(found), _PRICED_AT_ONCE):
             place = np.unravel_index(found[first : first + _PRICED_AT_ONCE], shape)
@@ -232,40 +223,71 @@ class _Evaluation:
             batches = np.tile(np.arange(num_batches), len(place[0]))
             yield (rows[repeated[0]], *repeated[1:], batches)
 
-    def _price(self, index: Index) -> Table:
-        """Return the shapes at an index that are faster than the baseline and fit, as a table."""
-        limits, tally = self._limits, self._findings.tally
-        tally.priced += len(index[0])
+    def _may_be_better(self, rows: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows ffn depth vocab 1"]:
+        """Return which shapes at some entries of ``heads`` may be better, by a bound of their times.
+
+        Arrays over the axes that each number depends on are combined, so that most are computed for few entries.
+        """
+        limits, ranking = self._limits, self._limits.ranking
+        if ranking is None:
+            columns: Table = {"active": self._active.on_rows(rows)}
+        else:
+            columns = self._loss_columns(lambda total: total.on_rows(rows))
+        if self._serving is not None:
+            columns["served_s"] = self._serving.step_on_rows(rows) / self._serving.tokens_on_rows(rows)
+        steps_s = [times.step_on_rows(rows) for times in self._times]
+        tokens = [times.tokens_on_rows(rows) for times in self._times]
+        _, token_s, cost = self._cost(steps_s, tokens, columns)
+        better: Bool[np.ndarray, "rows ffn depth vocab 1"] = (cost < limits.cost) & (token_s < limits.token_s)
+        return better
+
+    def _price(self, index: Index) -> _Faster:
+        """Return the shapes at an index that are faster than the baseline, with their times and costs."""
+        limits = self._limits
         columns = self._columns(index)
-        if all(times.has_bound for times in self._times):
+        if any(times.has_per_shape for times in self._times) and all(times.has_bound for times in self._times):
             # A lower bound, without the operations that are priced per shape, already rules out most shapes.
             _, token_s, cost = self._times_and_cost(index, columns, whole=False)
             left = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
             index, columns = tuple(positions[left] for positions in index), take(columns, left)
         step_s, token_s, cost = self._times_and_cost(index, columns, whole=True)
         faster = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
-        index, columns = tuple(positions[faster] for positions in index), take(columns, faster)
+        tokens_ratio = columns["tokens_ratio"][faster] if limits.ranking else np.zeros(len(faster))
+        index = tuple(positions[faster] for positions in index)
+        return index, step_s[faster], token_s[faster], cost[faster], tokens_ratio
+
+    def _weigh(self) -> None:
+        """Add the faster shapes so far that fit to the findings."""
+        if not self._faster:
+            return
+        limits, tally = self._limits, self._findings.tally
+        indices, *numbers = zip(*self._faster, strict=True)
+        self._faster.clear()
+        index: Index = tuple(np.concatenate(positions) for positions in zip(*indices, strict=True))
+        step_s, token_s, cost, tokens_ratio = (np.concatenate(column) for column in numbers)
         fields = self._grid.fields_at(index)
-        memory_bytes, kv_bytes = self._memory.estimate(fields) if len(faster) else (np.zeros(0), np.zeros(0))
-        table: Table = {
-            **fields,
-            "step_s": step_s[faster],
-            "token_s": token_s[faster],
-            "cost": cost[faster],
-            "parameters": self._parameters.at(index),
-            "quality": 1.0 / columns["tokens_ratio"] if limits.ranking else self._parameters.at(index),
-            "memory_bytes": memory_bytes,
-            "kv_bytes": kv_bytes,
-            "changes": encode_changes(fields, self._job.scenarios[0].scenario) | self._job.code,
-            "branch": np.full(len(faster), self._job.branch, dtype=np.int64),
-        }
-        fits = memory_bytes <= limits.memory_bytes
-        tally.faster += int(fits.sum())
-        tally.too_large += int((~fits).sum())
+        memory_bytes, kv_bytes = self._memory.estimate(self._grid, index) if len(cost) else (np.zeros(0), np.zeros(0))
+        fits = np.flatnonzero(memory_bytes <= limits.memory_bytes)
+        tally.faster += len(fits)
+        tally.too_large += len(cost) - len(fits)
         if len(memory_bytes):
             least = float(memory_bytes.min())
             tally.least_memory_bytes = min(least, tally.least_memory_bytes or least)
-        return take(table, np.flatnonzero(fits))
+        index, fields = tuple(positions[fits] for positions in index), take(fields, fits)
+        parameters = self._parameters.at(index)
+        table: Table = {
+            **fields,
+            "step_s": step_s[fits],
+            "token_s": token_s[fits],
+            "cost": cost[fits],
+            "parameters": parameters,
+            "quality": 1.0 / tokens_ratio[fits] if limits.ranking else parameters,
+            "memory_bytes": memory_bytes[fits],
+            "kv_bytes": kv_bytes[fits],
+            "changes": encode_changes(fields, self._job.scenarios[0].scenario) | self._job.code,
+            "branch": np.full(len(fits), self._job.branch, dtype=np.int64),
+        }
+        self._findings.add(table)
 
     def _columns(self, index: Index) -> Table:
         """Return what the costs of the shapes at an index need beside their times.
@@ -280,31 +302,44 @@ class _Evaluation:
             cell = cell * length + positions
         is_first = np.r_[True, cell[1:] != cell[:-1]][: len(index[0])]
         first = tuple(positions[is_first] for positions in index)
-        shapes = {
-            name: number.at(first) if isinstance(number, Sum) else number for name, number in self._loss_fields.items()
-        }
-        num_compared = shapes.pop("num_compared")
-        columns = take(ranking.columns(ShapeForLoss(**shapes), num_compared), np.cumsum(is_first) - 1)
+        columns = take(self._loss_columns(lambda total: total.at(first)), np.cumsum(is_first) - 1)
         if self._serving is not None:
             tokens = self._serving.num_tokens(index)
             columns["served_s"] = self._serving.step_s(index) / tokens
         return columns
 
+    def _loss_columns(self, read: Callable[[Sum], Any]) -> Table:
+        """Return what the ranking by loss needs of some shapes, whose fields are read from sums over the grid."""
+        assert self._limits.ranking is not None
+        shapes = {
+            name: read(number) if isinstance(number, Sum) else number for name, number in self._loss_fields.items()
+        }
+        num_compared = shapes.pop("num_compared")
+        return self._limits.ranking.columns(ShapeForLoss(**shapes), num_compared)
+
     def _times_and_cost(self, index: Index, columns: Table, *, whole: bool) -> tuple[Times, Times, Times]:
         """Return step time and time per token on the first device [s], and the largest cost over all devices."""
-        ranking = self._limits.ranking
         steps_s = [times.step_s(index, whole=whole) for times in self._times]
-        per_step = self._limits.per_step
+        return self._cost(steps_s, [times.num_tokens(index) for times in self._times], columns)
+
+    def _cost(self, steps_s: list[Times], tokens: list[Any], columns: Table) -> tuple[Times, Times, Times]:
+        """Return step time and time per token on the first device [s], and the largest cost over all devices.
+
+        Args:
+            steps_s: Step times on each device. [s]
+            tokens: Tokens of a step on each device.
+            columns: Other columns of the shapes.
+        """
+        ranking, per_step = self._limits.ranking, self._limits.per_step
         tokens_s = [
-            step_s / (1.0 if per_step else times.num_tokens(index))
-            for step_s, times in zip(steps_s, self._times, strict=True)
+            step_s / (1.0 if per_step else num_tokens) for step_s, num_tokens in zip(steps_s, tokens, strict=True)
         ]
         costs = [
             token_s / columns["active"] if ranking is None else ranking.costs(token_s, columns) for token_s in tokens_s
         ]
         if not self._limits.least_costs:
             return steps_s[0], tokens_s[0], costs[0]
-        worst = np.zeros(len(index[0]))
+        worst = np.zeros(costs[0].shape)
         for cost, least in zip(costs, self._limits.least_costs, strict=True):
             worst = np.maximum(worst, cost / least)
         return steps_s[0], tokens_s[0], worst

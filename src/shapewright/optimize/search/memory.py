@@ -10,19 +10,24 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.traced import Tape, evaluate
 from shapewright.memory import count_cached_elements, estimate_memory
 from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.optimize.search.space.grid import AXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jaxtyping import Bool, Float, Int, Num
+    from jaxtyping import Float, Num
 
     from shapewright.core.traced import Guard, Node
     from shapewright.models import TransformerConfig
+    from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.optimize.search.steps import VariedScenario
     from shapewright.workload import Workload
 
     Bytes = Float[np.ndarray, " shapes"]
-    PerShape = Int[np.ndarray, " shapes"]
+
+
+# Combinations of the fields of some shapes, over those shapes, up to which all combinations are estimated.
+_MOST_OVER_SHAPES = 3
 
 
 class _TracedEstimate(NamedTuple):
@@ -32,13 +37,11 @@ class _TracedEstimate(NamedTuple):
     total_bytes: Node
     kv_bytes_per_token: Node
 
-    def holds(
-        self, columns: Mapping[str, PerShape], memo: dict[Node, Num[np.ndarray, ...]], count: int
-    ) -> Bool[np.ndarray, " shapes"]:
-        """Return whether each of some shapes takes this path; expressions computed on the way are added to a memo."""
-        found = np.ones(count, dtype=bool)
+    def holds(self, columns: Mapping[str, Any], memo: dict[Node, Num[np.ndarray, ...]]) -> Any:
+        """Return whether shapes take this path; expressions computed on the way are added to a memo."""
+        found: Any = np.True_
         for guard in self.guards:
-            found &= evaluate(guard.node, columns, memo) == guard.outcome
+            found = found & (evaluate(guard.node, columns, memo) == guard.outcome)
         return found
 
 
@@ -64,34 +67,39 @@ class MemoryOfShapes:
         # By number of layers: stages iterate over them, so that an estimate holds for one number only.
         self._traced: dict[int, list[_TracedEstimate]] = {}
 
-    def estimate(self, shapes: Mapping[str, PerShape]) -> tuple[Bytes, Bytes]:
+    def estimate(self, grid: Grid, index: Index) -> tuple[Bytes, Bytes]:
         """Return total bytes of the fullest device, and bytes that one token adds to the whole KV cache. [byte]
 
         Args:
-            shapes: Varied fields, one entry per shape.
+            grid: The shapes.
+            index: Positions on the axes of the grid, one entry per shape.
         """
-        count = len(next(iter(shapes.values())))
+        count = len(index[0])
         total_bytes, kv_bytes = np.zeros(count), np.zeros(count)
-        layers = shapes.get("num_layers", np.zeros(count, dtype=np.int64))
-        for num_layers in np.unique(layers):
-            left = np.flatnonzero(layers == num_layers)
-            known = self._traced.setdefault(int(num_layers), [])
+        depths, layers = index[AXES.index("depth")], grid.columns["depth"].get("num_layers")
+        for depth in np.unique(depths):
+            left = np.flatnonzero(depths == depth)
+            known = self._traced.setdefault(0 if layers is None else int(layers[depth]), [])
             waiting = iter([*known])
             while len(left):
-                columns = {name: column[left] for name, column in shapes.items()}
+                here = tuple(positions[left] for positions in index)
                 traced = next(waiting, None)
                 if traced is None:
-                    traced = self._trace({name: int(column[0]) for name, column in columns.items()})
+                    first = grid.fields_at(tuple(positions[:1] for positions in here))
+                    traced = self._trace({name: int(column[0]) for name, column in first.items()})
                     known.append(traced)
+                columns, shape, places = _on_axes(grid, here)
                 memo: dict[Node, Num[np.ndarray, ...]] = {}
-                holds = traced.holds(columns, memo, len(left))
-                if holds.all():
-                    rows = left
-                else:
-                    rows, memo = left[holds], {}
-                    columns = {name: column[holds] for name, column in columns.items()}
-                total_bytes[rows] = evaluate(traced.total_bytes, columns, memo)
-                kv_bytes[rows] = evaluate(traced.kv_bytes_per_token, columns, memo)
+                with np.errstate(all="ignore"):  # of shapes that take another path
+                    holds, total, kv = (
+                        np.broadcast_to(array, shape).reshape(-1)[places]
+                        for array in (
+                            traced.holds(columns, memo),
+                            evaluate(traced.total_bytes, columns, memo),
+                            evaluate(traced.kv_bytes_per_token, columns, memo),
+                        )
+                    )
+                total_bytes[left[holds]], kv_bytes[left[holds]] = total[holds], kv[holds]
                 left = left[~holds]
         return total_bytes, kv_bytes
 
@@ -101,3 +109,26 @@ class MemoryOfShapes:
         total = tape.node_for(estimate_memory(config, workload, self._varied.scenario.layout).total_bytes)
         kv = tape.node_for(kv_bytes_per_token(config, workload))
         return _TracedEstimate(tape.guards, total, kv)
+
+
+def _on_axes(grid: Grid, index: Index) -> tuple[dict[str, Any], tuple[int, ...], Any]:
+    """Return fields of shapes over the axes that they lie on, the combined length of those, and each shape's place.
+
+    Expressions of few fields are then computed for few entries. Where the shapes are few of all combinations, they are
+    one axis.
+    """
+    entries, shape, places = list[Any](), list[int](), np.zeros(len(index[0]), dtype=np.int64)
+    for positions, length in zip(index, grid.lengths, strict=True):
+        is_used = np.zeros(length, dtype=bool)
+        is_used[positions] = True
+        entries.append(np.flatnonzero(is_used))
+        shape.append(len(entries[-1]))
+        places = places * shape[-1] + (np.cumsum(is_used) - 1)[positions]
+    if np.prod(shape) > _MOST_OVER_SHAPES * len(index[0]):
+        return grid.fields_at(index), (len(index[0]),), slice(None)
+    columns = {
+        name: column[used].reshape([-1 if other == axis else 1 for other in AXES])
+        for axis, used in zip(AXES, entries, strict=True)
+        for name, column in grid.columns[axis].items()
+    }
+    return columns, tuple(shape), places

@@ -257,3 +257,31 @@ class LossRanking:
             to_loss_s = token_s / columns["size_ratio"] * columns["tokens_ratio"]
             cost = to_loss_s + self.served_share * columns.get("served_s", 0.0) / columns["size_ratio"]
         return np.asarray(cost, dtype=float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that a shape must keep.
+
+    Attributes:
+        num_parameters: Parameters wanted.
+        num_active: Parameters that a token uses, wanted; None if only the total counts.
+        tolerance_fraction: Accepted deviation of both.
+        memory_bytes: Most memory of one device. [byte]
+        token_s: Most time per token (or per step); slower shapes are dropped. [s]
+        cost: Highest cost: time per token (or per step) and active parameter, or the cost of ``ranking``. Of two shapes
+            of one speed the larger costs less, so that a shape does not lead because it is smaller.
+        per_step: Whether the time of a step counts, instead of the time of a token.
+        ranking: Ranks by loss and time together; None for speed at equal size.
+        least_costs: With several devices, the lowest cost on each; cost is then the largest ratio to them.
+    """
+
+    num_parameters: int
+    num_active: int | None = None
+    tolerance_fraction: float
+    memory_bytes: float
+    token_s: float
+    cost: float
+    per_step: bool = False
+    ranking: LossRanking | None = None
+    least_costs: tuple[float, ...] = ()

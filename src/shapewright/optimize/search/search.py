@@ -15,10 +15,10 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.units import format_bytes, format_count
 from shapewright.optimize.search.branches import list_branches
 from shapewright.optimize.search.device_search import MOST_COST_FRACTION, DeviceSearch
-from shapewright.optimize.search.engine import Limits, explore, run_here
+from shapewright.optimize.search.engine import explore, run_here
 from shapewright.optimize.search.findings import Findings
 from shapewright.optimize.search.memory import kv_bytes_per_token
-from shapewright.optimize.search.objective import OBJECTIVES
+from shapewright.optimize.search.objective import OBJECTIVES, Limits
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shapewright.core.traced import Guard, Node
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
-    from shapewright.optimize.search.space.grid import Grid, Index
+    from shapewright.optimize.search.space.grid import Grid, Index, OnGrid, Positions
     from shapewright.prediction.scenario import Scenario
     from shapewright.workload import Workload
 
@@ -198,9 +198,14 @@ class StepTimes:
             total.fold()
 
     @property
+    def has_per_shape(self) -> bool:
+        """Whether some operations are priced per shape, instead of on the axes of the grid."""
+        return bool(self._per_shape)
+
+    @property
     def has_bound(self) -> bool:
-        """Whether step_s without the operations priced per shape is a cheaper lower bound."""
-        return bool(self._per_shape) and not self._overlaps
+        """Whether step_s without the operations priced per shape is a lower bound; without any it is the time."""
+        return not self._per_shape or not self._overlaps
 
     def step_s(self, index: Index, *, whole: bool = True) -> Float[np.ndarray, " shapes"]:
         """Return the step times of the shapes at an index. [s]
@@ -210,33 +215,56 @@ class StepTimes:
             whole: False to leave out the operations that are priced per shape.
         """
         per_shape = self._price_per_shape(index) if whole else {}
+        num_layers = self.grid.fields_at(index).get("num_layers") if self._has_stages else None
+        step_s = self._compose(lambda total: total.at(index), per_shape, num_layers)
+        return np.broadcast_to(np.asarray(step_s, dtype=float), index[0].shape)
+
+    def step_on_rows(self, rows: Positions) -> OnGrid:
+        """Return lower bounds of the step times of all shapes at some entries of ``heads``, see ``has_bound``. [s]"""
+        num_layers = self.grid.columns["depth"].get("num_layers")
+        if num_layers is not None:
+            num_layers = num_layers.reshape(1, 1, -1, 1, 1)
+        return np.asarray(self._compose(lambda total: total.on_rows(rows), {}, num_layers), dtype=float)
+
+    def _compose(self, read: Callable[[Sum], Any], per_shape: Mapping[str, Any], num_layers: Any) -> Any:
+        """Return step times, from the parts of a step read from sums over the grid. [s]"""
         unused = frozenset[str]() if self._overlaps else _COMPUTE_PARTS
         parts: dict[str, Any] = {
-            part: (total.at(index) if total else 0.0) + per_shape.get(part, 0.0)
+            part: (read(total) if total else 0.0) + per_shape.get(part, 0.0)
             for part, total in self._sums.items()
             if part not in unused and (total or part in per_shape)
         }
-        layers_per_stage, num_spare = self._spare_layers(index)
-        step_s, _ = compose_parts(
+        layers_per_stage, num_spare = self._spare_layers(num_layers)
+        return compose_parts(
             parts,
-            self._read(self._num_passes, index),
+            read(self._num_passes) if isinstance(self._num_passes, Sum) else self._num_passes,
             self._scenario.layout,
             self._scenario.software,
             layers_per_stage=layers_per_stage,
             num_spare=num_spare,
-        )
-        return np.broadcast_to(np.asarray(step_s, dtype=float), index[0].shape)
+        )[0]
 
     def num_tokens(self, index: Index) -> Any:
         """Return the new tokens of one step over all devices."""
-        return self._read(self._num_tokens, index)
+        return self._num_tokens.at(index) if isinstance(self._num_tokens, Sum) else self._num_tokens
 
-    def _spare_layers(self, index: Index) -> tuple[Any, Any]:
+    def tokens_on_rows(self, rows: Positions) -> Any:
+        """Return the same of all shapes at some entries of ``heads``; the result broadcasts over the other axes."""
+        return self._num_tokens.on_rows(rows) if isinstance(self._num_tokens, Sum) else self._num_tokens
+
+    @property
+    def _has_stages(self) -> bool:
+        """Whether layers are spread over pipeline stages."""
+        scenario = self._scenario
+        has_several = scenario.workload.is_training and scenario.layout.pipeline_parallel > 1
+        return has_several and not scenario.config.num_encoder_layers
+
+    def _spare_layers(self, num_layers: Any) -> tuple[Any, Any]:
         """Return the layers of the busiest stage, and by how many the other stages together have fewer."""
-        config, stages = self._scenario.config, self._scenario.layout.pipeline_parallel
-        if not self._scenario.workload.is_training or stages == 1 or config.num_encoder_layers:
+        if not self._has_stages:
             return 1, 0
-        num_layers = self.grid.fields_at(index).get("num_layers", np.array(config.num_layers))
+        stages = self._scenario.layout.pipeline_parallel
+        num_layers = np.array(self._scenario.config.num_layers) if num_layers is None else num_layers
         per_stage = -(-num_layers // stages)
         return per_stage, stages * per_stage - num_layers
 
@@ -293,7 +321,3 @@ class StepTimes:
         total = Sum(self.grid)
         total.add(self.grid.evaluate(number.node))
         return total
-
-    @staticmethod
-    def _read(number: Any, index: Index) -> Any:
-        return number.at(index) if isinstance(number, Sum) else number

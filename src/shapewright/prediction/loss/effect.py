@@ -164,10 +164,11 @@ def as_compared(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) ->
     is_free = (shape.head_dim >= low) & (shape.head_dim <= high)
     head_dim = np.where(is_free, neutral, shape.head_dim)
     split = shape.head_dim / head_dim
+    is_dense = np.isscalar(shape.total_parameters) and shape.total_parameters == 0
     return replace(
         shape,
         num_parameters=shape.num_parameters / size_ratio,
-        total_parameters=shape.total_parameters / size_ratio,
+        total_parameters=0 if is_dense else shape.total_parameters / size_ratio,
         head_dim=head_dim,
         num_heads=shape.num_heads * split,
         num_kv_heads=shape.num_kv_heads * split,
