@@ -381,6 +381,7 @@ def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixtur
     ]
     _, out, _ = run([path, *given], capsys)
     words = shlex.split(out.splitlines()[-1])[2:]
+    assert "--software" not in words  # which was not given
     command = cli.get_command(click.Context(cli), words[0])
     assert command is not None
     parsed = command.make_context(words[0], words[1:]).params

@@ -226,8 +226,10 @@ def _given_options(context: click.Context, *groups: str) -> list[str]:
 
     words: list[str] = []
     for option in context.command.params:
-        value = context.params.get(option.name or "")
-        if (option.name or "").partition("__")[0] not in groups or value is None:
+        name = option.name or ""
+        value = context.params.get(name)
+        is_default = context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
+        if name.partition("__")[0] not in groups or value is None or is_default:
             continue
         if isinstance(value, bool):
             words.append(option.opts[0] if value else option.secondary_opts[0])
