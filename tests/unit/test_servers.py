@@ -13,7 +13,7 @@ from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import settle_model
 from shapewright.pricing.operations import price_operations
-from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, load_server, server_names
+from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, Server, load_server, server_names
 
 
 def test_an_engine_alone_is_its_newest_version() -> None:
@@ -149,3 +149,34 @@ def test_a_named_server_runs_expert_kernels_of_its_own() -> None:
 def test_sources_of_a_server_add_to_those_of_all() -> None:
     """A source of its own does not hide the common ones."""
     assert {"fused_projections", "block_tokens"} <= set(load_server("trtllm-1.0").sources)
+
+
+def test_old_decode_kernels_read_the_cache_for_each_query_head() -> None:
+    """Groups of more heads than the kernel shares take as many reads; prefill and smaller groups do not."""
+    instance = make_instance()
+    (decode,) = [one for one in instance.passes.decode(64, 4000).operations if one.role == "fused"]
+    (prefill,) = [one for one in instance.passes.prefill(1, 4000).operations if one.role == "fused"]
+    device = instance.scenario.device
+    prices = price_operations([decode, prefill], device)
+
+    def ratios(most: int) -> list[float]:
+        server = replace(CURRENT_SERVER, most_grouped_heads=most)
+        pairs = zip((decode, prefill), prices, strict=True)
+        return [float(server.adjust(one, price, device).time_s / price.time_s) for one, price in pairs]
+
+    # Llama-3-8B has 32 query heads and 8 of keys and values.
+    assert ratios(1) == pytest.approx([4.0, 1.0])
+    assert ratios(4) == pytest.approx([1.0, 1.0])
+
+
+def test_prompts_cost_the_host_more() -> None:
+    """The time of passes with prompts is added to those alone."""
+    slow = replace(CURRENT_SERVER, prefill_host_s=0.01)
+    shapes = [PassShape(8, 1000), PassShape(prefill_tokens=500), PassShape(8, 1000, 500)]
+
+    def times(server: Server) -> list[float]:
+        request = ServingRequest(prompt_len=1000, output_len=101, server=server)
+        return [one.middle_s for one in predict_passes(make_instance(request=request), shapes)]
+
+    added = [after - before for before, after in zip(times(CURRENT_SERVER), times(slow), strict=True)]
+    assert added == pytest.approx([0.0, 0.01, 0.01])

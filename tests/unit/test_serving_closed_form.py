@@ -1,4 +1,4 @@
-"""Loads in closed form: queued requests, closed and open loops, static batches."""
+"""Loads in closed form: queued requests, closed loops, static batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
-from shapewright.optimize.serving.closed_form import most_decoding, open_loop, queued, static_batch
+from shapewright.optimize.serving.closed_form import most_decoding, queued, static_batch
 from shapewright.optimize.serving.point import Instance
 from shapewright.pricing.servers import CURRENT_SERVER, load_server
 
@@ -46,15 +46,22 @@ def test_more_in_flight_serves_more_at_more_time_per_token() -> None:
     assert [one.tpot_s for one in times] == sorted(one.tpot_s for one in times)
 
 
-def test_an_open_loop_serves_what_arrives_until_it_is_full() -> None:
-    """Below the capacity its tokens are those that arrive; above it those of queued requests."""
-    slow, fast = (open_loop(instance(), 5000, rate).predict(instance())[0] for rate in (1.0, 1000.0))
+def test_long_answers_hold_up_the_end() -> None:
+    """Of as many tokens in all, unequal answers take longer: the last of them decode in ever smaller batches."""
+    equal, unequal = (queued(instance(), 500, longest=longest) for longest in (1.0, 4.0))
+    rates = [load.predict(instance())[0].output_tokens_per_s for load in (equal, unequal)]
 
-    assert slow.output_tokens_per_s == pytest.approx(500.0, rel=0.05)
-    assert fast.output_tokens_per_s == pytest.approx(
-        queued(instance(), 5000).predict(instance())[0].output_tokens_per_s
+    assert 0.3 * rates[0] < rates[1] < rates[0]
+
+
+def test_memory_for_the_longest_context_holds_fewer_sequences() -> None:
+    """An engine that keeps memory for a pass over the model's whole context has less left for its cache."""
+    small, reserved = (
+        most_decoding(instance(reserves_context=reserves, pass_tokens=1024, most_sequences=10**6))
+        for reserves in (False, True)
     )
-    assert fast.ttft_s > 10.0 * slow.ttft_s
+
+    assert reserved < small
 
 
 def test_reserving_answers_holds_fewer_sequences() -> None:

@@ -73,6 +73,9 @@ class Server:
         mixes_prefill: Whether passes may prefill and decode together; otherwise prefill passes run alone.
         pass_tokens: Token budget of a pass.
         most_sequences: Most sequences that decode at once on a replica.
+        most_grouped_heads: Most query heads of a group for which the decode kernel reads keys and values once; it reads
+            them once per query head in larger groups. 0 for any.
+        reserves_context: Whether memory is kept for a prefill pass over the longest context of the model.
         reserves_answers: Whether a request starts only if its whole answer fits in the cache, so that none is evicted.
         kv_cache_dtype: Format of the cache by format of the weights; where it is not listed, that of the activations.
         block_tokens: Tokens of a cache block.
@@ -86,10 +89,12 @@ class Server:
         time_factor: Factor on the time of all operations.
         host_s: Time of a pass that the host adds: scheduling and sampling that do not overlap. [s]
         host_per_sequence_s: The same for each decoding sequence. [s]
+        prefill_host_s: The same for each pass with a prompt, besides host_s. [s]
         launch_s: Time that the host needs to launch a kernel without CUDA graphs. [s]
         kernels: Differences from the records by class of kernel, see kernel_class.
         interval: 5 % and 95 % quantile of measured / predicted throughput of held-out (model, device) pairs, for
-            ``dense`` models and for ``moe``; missing where no row of the engine is known.
+            ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; missing where no row of
+            the engine is known.
         sources: Sources of the values, by field.
     """
 
@@ -102,6 +107,8 @@ class Server:
     mixes_prefill: bool = True
     pass_tokens: int = 8192
     most_sequences: int = 1024
+    most_grouped_heads: int = 0
+    reserves_context: bool = False
     reserves_answers: bool = False
     kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
     block_tokens: int = 16
@@ -113,6 +120,7 @@ class Server:
     time_factor: float = 1.0
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
+    prefill_host_s: float = 0.0
     launch_s: float = 0.0
     kernels: Mapping[str, KernelFit] = field(default_factory=dict)
     interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -131,7 +139,9 @@ class Server:
     def changes_prices(self, device: Device) -> bool:
         """Whether it changes the time of any operation on a device: PCIe matters where no link joins all of a node."""
         is_linked = has_link(device) and (device.link_group_size or device.node_size) >= device.node_size
-        return self.time_factor != 1.0 or any(not (is_linked and name.endswith(".pcie")) for name in self.kernels)
+        if self.time_factor != 1.0 or self.most_grouped_heads:
+            return True
+        return any(not (is_linked and name.endswith(".pcie")) for name in self.kernels)
 
     def cache_dtype(self, dtype: str, weight_dtype: str) -> str:
         """Return the format of the cache for formats of GEMMs and weights."""
@@ -143,14 +153,21 @@ class Server:
 
         An all-reduce with a fit of its own is compared with NCCL's, as it was in the fit.
         """
-        fit = self.kernels.get(kernel_class(operation, device), _AS_PRICED)
+        fit, reads = self.kernels.get(kernel_class(operation, device), _AS_PRICED), self.cache_reads(operation)
         if fit.fraction and isinstance(operation, Collective) and operation.is_served:
             (price,) = price_operations([operation.changed(is_served=False)], device)
-        if not price.time_s or (fit is _AS_PRICED and self.time_factor == 1.0):
+        if not price.time_s or (fit is _AS_PRICED and self.time_factor == reads == 1.0):
             return price
-        time_s = max(fit.adjusted_s(price), float(price.roofline_s)) * self.time_factor
+        time_s = max(fit.adjusted_s(price), float(price.roofline_s)) * reads * self.time_factor
         scale = time_s / float(price.time_s)
         return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
+
+    def cache_reads(self, operation: Operation) -> float:
+        """Return how often a decode kernel reads the keys and values of a group of query heads."""
+        if not isinstance(operation, Attention) or int(operation.query_len) != 1 or not self.most_grouped_heads:
+            return 1.0
+        group = float(operation.num_heads / operation.num_kv_heads)
+        return group if group > self.most_grouped_heads else 1.0
 
     def pass_host_s(self, num_sequences: int, num_kernels: int, device_s: float, *, is_decode: bool) -> float:
         """Return the time that the host adds to a pass. [s]
@@ -163,7 +180,8 @@ class Server:
         """
         is_graph = self.cuda_graphs and is_decode and num_sequences <= self.most_graph_sequences
         idle_s = 0.0 if is_graph else max(self.launch_s * num_kernels - device_s, 0.0)
-        return idle_s + self.host_s + self.host_per_sequence_s * num_sequences
+        prefill_s = 0.0 if is_decode else self.prefill_host_s
+        return idle_s + self.host_s + prefill_s + self.host_per_sequence_s * num_sequences
 
 
 CURRENT_SERVER = Server(
@@ -234,7 +252,7 @@ def _read_servers() -> dict[str, Server]:
         if entry.name.endswith(".json"):
             record = json.loads(entry.read_text(encoding="utf-8"))
             for name, own in record["servers"].items():
-                fitted[name] = {**own, "interval": record["interval"]}
+                fitted[name] = own
     tables = ("expert_kernel", "sources")
     return {
         name: _parse(

@@ -36,12 +36,14 @@ from shapewright.pricing.servers import kernel_class
 
 TABLES = ("serving_throughput.csv", "serving_static.csv")
 QUANTILES = (0.05, 0.95)
+# Pairs from which a server has intervals of its own; otherwise those of its engine.
+LEAST_PAIRS = 3
 LEAST_WIDE = (0.9, 1.1)
 # Weight of a prior over that of a row, on logarithms.
 PRIOR = 0.1
 # Relative residual beyond which a row counts less, and relative step of the derivatives.
 OUTLIER, STEP = 0.1, 0.02
-MOST_STEPS, MOST_STEPS_HELD_OUT = 15, 6
+MOST_STEPS, MOST_STEPS_HELD_OUT = 15, 20
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,17 @@ class Engine:
     Attributes:
         name: Name of their record.
         servers: Names of the servers.
-        quantities: Measured quantities that are fitted.
-        priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS`` and ``factor.CLASS`` for all of the
-            servers; ``host_s@SERVER``, ``host_per_sequence_s@SERVER``, ``launch_s@SERVER``, ``time_factor@SERVER`` and
-            ``factor.CLASS@SERVER`` for one.
+        quantities: Weight of each measured quantity that is fitted; the others have intervals alone.
+        priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS``, ``factor.CLASS``, ``host_s``,
+            ``host_per_sequence_s``, ``prefill_host_s``, ``launch_s`` and ``time_factor``, for all of the servers or, as
+            in ``host_s@SERVER``, for one.
         given: Parameters that are not fitted.
         why: Reason for these parameters.
     """
 
     name: str
     servers: tuple[str, ...]
-    quantities: tuple[str, ...]
+    quantities: Mapping[str, float]
     priors: Mapping[str, float]
     given: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
@@ -73,13 +75,15 @@ class Engine:
 OWN_ALL_REDUCE = {"start_s.all_reduce.link": 8e-6, "fraction.all_reduce.link": 0.45}
 # Over PCIe: from the fit of TensorRT-LLM on L40S, A100 PCIe and RTX PRO 6000.
 _PCIE = {"fraction.all_reduce.pcie": 0.6, "start_s.all_reduce.pcie": 5e-5}
+# Medians of first tokens and times per token under load jump between two modes, so they count less.
+LOADED = {"output_tokens_per_s": 1.0, "ttft_s": 0.3, "tpot_s": 0.3}
 _TRTLLM = ("trtllm-0.5", "trtllm-0.9", "trtllm-0.14", "trtllm-0.17", "trtllm-1.0")
 
 ENGINES = (
     Engine(
         name="trtllm",
         servers=_TRTLLM,
-        quantities=("output_tokens_per_s",),
+        quantities={"output_tokens_per_s": 1.0},
         priors={
             "fraction.decode_attention.narrow": 0.85,
             "fraction.decode_attention.wide": 0.85,
@@ -103,7 +107,7 @@ ENGINES = (
     Engine(
         name="vllm-2023",
         servers=("vllm-0.2",),
-        quantities=("e2e_s", "ttft_s", "tpot_s"),
+        quantities=dict.fromkeys(("e2e_s", "ttft_s", "tpot_s"), 1.0),
         priors={
             "host_s@vllm-0.2": 5e-3,
             "host_per_sequence_s@vllm-0.2": 1e-5,
@@ -116,23 +120,31 @@ ENGINES = (
     Engine(
         name="vllm",
         servers=("vllm-0.6", "vllm-0.10", "vllm-0.16"),
-        quantities=("output_tokens_per_s",),
+        quantities=LOADED,
         priors={
-            "host_s@vllm-0.6": 5e-3,
+            "prefill_host_s": 0.05,
+            "prefill_host_s@vllm-0.16": 0.3,
             "time_factor@vllm-0.6": 1.1,
             "time_factor@vllm-0.10": 1.0,
             "factor.experts.fp8.hopper@vllm-0.16": 1.5,
+            "factor.experts.bf16.hopper@vllm-0.16": 1.5,
+            "factor.experts.bf16:fp4.xe2": 0.5,
         },
-        given={**OWN_ALL_REDUCE, "host_s@vllm-0.10": 1e-3, "host_s@vllm-0.16": 1e-3},
-        why="kernels are those of the records; few pairs",
+        given={**OWN_ALL_REDUCE, "host_s": 1e-3},
+        why="kernels are those of the records; passes with prompts are not CUDA graphs; few pairs",
     ),
     Engine(
         name="sglang",
-        servers=("sglang-0.3", "sglang-0.4"),
-        quantities=("output_tokens_per_s",),
-        priors={"time_factor@sglang-0.4": 1.1},
-        given={**OWN_ALL_REDUCE, "host_s@sglang-0.4": 1e-3, "host_s@sglang-0.5": 1e-3},
-        why="kernels are those of the records; one pair",
+        servers=("sglang-0.3", "sglang-0.4", "sglang-0.5"),
+        quantities=LOADED,
+        priors={
+            "time_factor": 1.1,
+            "time_factor@sglang-0.4": 1.1,
+            "prefill_host_s": 0.03,
+            "prefill_host_s@sglang-0.4": 0.03,
+        },
+        given={**OWN_ALL_REDUCE, "host_s": 1e-3},
+        why="kernels are those of the records; passes with prompts are not CUDA graphs; three pairs",
     ),
 )
 
@@ -145,7 +157,7 @@ class Prices:
         pairs: Server family and (model, device) pair of each.
     """
 
-    def __init__(self, rows: Sequence[ServedRow], quantities: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[ServedRow], quantities: Mapping[str, float]) -> None:
         self.rows: list[tuple[ServedRow, str]] = []
         self._classes: dict[tuple[str, str], int] = {}
         self._spans: list[tuple[int, int]] = []
@@ -153,17 +165,19 @@ class Prices:
         self._servers: list[str] = []
         sequences: list[int] = []
         graphs: list[bool] = []
+        prompts: list[bool] = []
         for row in rows:
             try:
                 passes = [self._price(row, shape) for shape in row.load.shapes]
             except ShapewrightError:
                 continue
-            for quantity in (name for name in quantities if name in row.measured):
+            for quantity in row.measured:
                 first = len(sequences)
                 for shape, arrays in zip(row.load.shapes, passes, strict=True):
                     for column, values in zip(columns, (*arrays, np.full(len(arrays[0]), len(sequences))), strict=True):
                         column.append(values)
                     sequences.append(shape.decode_batch)
+                    prompts.append(bool(shape.prefill_tokens))
                     graphs.append(row.server.cuda_graphs and not shape.prefill_tokens)
                     self._servers.append(row.server.name)
                 self._spans.append((first, len(sequences)))
@@ -171,12 +185,19 @@ class Prices:
         self._time_s, self._bound_s, self._repeats, kinds, passes_of = (np.concatenate(one) for one in columns)
         self._kinds, self._passes = kinds.astype(int), passes_of.astype(int)
         self._sequences, self._is_graph = np.array(sequences, dtype=float), np.array(graphs)
+        self._has_prompts = np.array(prompts)
         self._kernels = np.bincount(self._passes, self._repeats, minlength=len(sequences))
         self.measured = np.array([row.measured[quantity] for row, quantity in self.rows])
         self.pairs = [row.pair for row, _ in self.rows]
         counts = Counter((row.server.name, quantity, row.pair) for row, quantity in self.rows)
-        weights = np.array([counts[row.server.name, quantity, row.pair] ** -0.5 for row, quantity in self.rows])
-        self.weights = weights / weights.mean()
+        weights = np.array(
+            [
+                quantities.get(quantity, 0.0) * counts[row.server.name, quantity, row.pair] ** -0.5
+                for row, quantity in self.rows
+            ]
+        )
+        self.is_fitted = weights > 0.0
+        self.weights = weights / weights[self.is_fitted].mean()
 
     def _price(self, row: ServedRow, shape: Any) -> tuple[Array, Array, Array, Array]:
         device, stages = row.instance.scenario.device, row.instance.layout.pipeline_parallel
@@ -190,8 +211,9 @@ class Prices:
             self._classes.setdefault((kernel_class(one, device), row.server.name), len(self._classes))
             for one in operations
         ]
+        reads = repeats * [row.server.cache_reads(one) for one in operations]
         time_s, bound_s = (np.array([float(getattr(one, name)) for one in prices]) for name in ("time_s", "roofline_s"))
-        return time_s * repeats, bound_s * repeats, repeats, np.array(kinds)
+        return time_s * reads, bound_s * reads, repeats, np.array(kinds)
 
     def log_ratios(self, parameters: Mapping[str, float]) -> Array:
         """Return ln(predicted / measured) of each row."""
@@ -213,7 +235,8 @@ class Prices:
             return values
 
         def of_server(name: str, default: float) -> Array:
-            values = {server: parameters.get(f"{name}@{server}", default) for server in set(self._servers)}
+            common = parameters.get(name, default)
+            values = {server: parameters.get(f"{name}@{server}", common) for server in set(self._servers)}
             return np.array([values[server] for server in self._servers])
 
         fraction = of_class("fraction", np.inf)
@@ -223,6 +246,7 @@ class Prices:
         device_s = sums * of_server("time_factor", 1.0)
         launches_s = np.where(self._is_graph, 0.0, of_server("launch_s", 0.0) * self._kernels)
         added_s = of_server("host_s", 0.0) + of_server("host_per_sequence_s", 0.0) * self._sequences
+        added_s += of_server("prefill_host_s", 0.0) * self._has_prompts
         total: Array = np.maximum(device_s, launches_s) + added_s
         return total
 
@@ -242,11 +266,11 @@ def fit(
 
     names = list(engine.priors)
     priors = np.log([engine.priors[name] for name in names])
-    mask = np.ones(len(prices.rows), dtype=bool) if kept is None else kept
+    mask: Any = np.ones(len(prices.rows), dtype=bool) if kept is None else kept
 
     def residuals(logs: Array) -> Array:
         parameters = {**engine.given, **dict(zip(names, np.exp(logs), strict=True))}
-        errors = (prices.weights * prices.log_ratios(parameters))[mask]
+        errors = (prices.weights * prices.log_ratios(parameters))[mask & prices.is_fitted]
         return np.concatenate([errors, PRIOR * (logs - priors)])
 
     first = priors if start is None else np.log([start[name] for name in names])
@@ -271,8 +295,12 @@ def held_out_ratios(prices: Prices, engine: Engine, fitted: Mapping[str, float])
 def read_rows(data: Path) -> list[ServedRow]:
     """Return all rows of both tables that can be completed."""
     readers = ((TABLES[0], FORMAT, read_served), (TABLES[1], STATIC_FORMAT, read_static))
+    # Layouts of MLPerf are chosen by prediction, so its rows are not fitted.
     return [
-        row for name, layout, read in readers for row in read(read_columns(data / name, layout, Counter()), Context())
+        row
+        for name, layout, read in readers
+        for row in read(read_columns(data / name, layout, Counter()), Context())
+        if not row.metric.startswith("mlperf")
     ]
 
 
@@ -284,30 +312,33 @@ def refit(data: Path) -> None:
         fitted = fit(prices, engine)
         ratios = held_out_ratios(prices, engine, fitted)
         write_record("servers", engine.name, make_record(engine, prices, fitted, ratios))
-        print(engine.name, f"{np.mean(np.abs(np.exp(ratios) - 1.0)):.3f} mean error of held-out pairs", flush=True)
+        mean = np.mean(np.abs(np.exp(ratios[prices.is_fitted]) - 1.0))
+        print(engine.name, f"{mean:.3f} mean error of held-out pairs", flush=True)
 
 
 def make_record(engine: Engine, prices: Prices, fitted: Mapping[str, float], ratios: Array) -> dict[str, Any]:
     """Return the record of an engine: parameters by server, intervals, and errors of held-out pairs."""
     is_moe = np.array([row.instance.scenario.config.is_moe for row, _ in prices.rows])
     in_sample = prices.log_ratios(fitted)
-    intervals, errors = {}, {}
-    for name, mask in (("dense", ~is_moe), ("moe", is_moe)):
+    errors = {}
+    judged = np.array([quantity == "output_tokens_per_s" for _, quantity in prices.rows])
+    for name, own in (("dense", ~is_moe), ("moe", is_moe)):
+        # Of throughput; of all quantities where none is measured.
+        mask = own & (judged if judged.any() else prices.is_fitted)
         if mask.any():
-            low, high = np.exp(-np.quantile(ratios[mask], QUANTILES[::-1]))
-            # One or two pairs may all lie on one side of the prediction.
-            intervals[name] = [min(float(low), LEAST_WIDE[0]), max(float(high), LEAST_WIDE[1])]
             errors[name] = {
                 "rows": int(mask.sum()),
-                "pairs": len({pair for pair, own in zip(prices.pairs, mask, strict=True) if own}),
+                "pairs": len({pair for pair, each in zip(prices.pairs, mask, strict=True) if each}),
                 "held_out_mean_error": float(np.mean(np.abs(np.exp(ratios[mask]) - 1.0))),
                 "held_out_median_error": float(np.median(np.abs(np.exp(ratios[mask]) - 1.0))),
                 "fitted_mean_error": float(np.mean(np.abs(np.exp(in_sample[mask]) - 1.0))),
             }
     servers = {*engine.servers, *(name.partition("@")[2] for name in fitted if "@" in name)}
     return {
-        "servers": {server: dict(_parameters_of(server, fitted)) for server in sorted(servers)},
-        "interval": intervals,
+        "servers": {
+            server: {**dict(_parameters_of(server, fitted)), "interval": _intervals_of(server, prices, ratios)}
+            for server in sorted(servers)
+        },
         "provenance": {
             "source": "published serving throughput, named per row",
             "files": list(TABLES),
@@ -319,6 +350,26 @@ def make_record(engine: Engine, prices: Prices, fitted: Mapping[str, float], rat
             "errors": errors,
         },
     }
+
+
+def _intervals_of(server: str, prices: Prices, ratios: Array) -> dict[str, list[float]]:
+    """Return the 5 and 95 % quantile of measured / predicted of held-out pairs, by kind of model and quantity.
+
+    The kind alone is that of throughput. A server with few pairs of its own has those of all servers of its engine.
+    """
+    groups: dict[str, list[tuple[str, tuple[str, str], float]]] = {}
+    for (row, quantity), pair, ratio in zip(prices.rows, prices.pairs, ratios, strict=True):
+        kind = "moe" if row.instance.scenario.config.is_moe else "dense"
+        name = kind if quantity == "output_tokens_per_s" else f"{kind}.{quantity}"
+        groups.setdefault(name, []).append((row.server.name, pair, float(ratio)))
+    found = {}
+    for name, rows in sorted(groups.items()):
+        own = [each for each in rows if each[0] == server]
+        chosen = own if len({pair for _, pair, _ in own}) >= LEAST_PAIRS else rows
+        low, high = np.exp(-np.quantile([ratio for _, _, ratio in chosen], QUANTILES[::-1]))
+        # One or two pairs may all lie on one side of the prediction.
+        found[name] = [min(float(low), LEAST_WIDE[0]), max(float(high), LEAST_WIDE[1])]
+    return found
 
 
 def _parameters_of(server: str, fitted: Mapping[str, float]) -> Iterator[tuple[str, Any]]:

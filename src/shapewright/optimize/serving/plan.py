@@ -1,36 +1,21 @@
 """plan_serving: operating points of all layouts, formats, batches and ways to prefill; the best, and Pareto fronts.
 
-The passes of all candidates are priced together, format by format. Batch sizes are tried in steps of a third to a half
-(``instance.batch_sizes``). If one keeps the limits and the next does not, the largest that does is found by bisection:
-it serves up to a fifth more than the step before it.
+Batches and ways to prefill are priced in serving.batches.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from shapewright.core.errors import ShapewrightError, UnknownRateError, WorkloadError
+from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
-from shapewright.core.notes import Note, Refusal
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, aggregated_candidates
+from shapewright.optimize.serving.batches import price_points
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
-from shapewright.optimize.serving.disaggregated import (
-    DecodeCandidate,
-    Decoder,
-    PrefillCandidate,
-    decode_candidates,
-    make_decoder,
-    make_prefiller,
-    pair_up,
-    prefill_candidates,
-)
-from shapewright.optimize.serving.pass_times import time_passes
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front
 from shapewright.optimize.serving.recommend import Recommendation, recommend
 from shapewright.prediction.scenario import ScenarioResult
@@ -40,143 +25,9 @@ from shapewright.pricing.servers import CURRENT_SERVER
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.optimize.serving.passes import Pass
-    from shapewright.optimize.serving.point import Instance, OperatingPoint
+    from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
-    from shapewright.prediction.composition import StepTimes
     from shapewright.prediction.scenario import Scenario
-
-Candidate = AggregatedCandidate | PrefillCandidate | DecodeCandidate
-Price = Callable[[Sequence[Candidate]], "list[list[StepTimes]]"]
-_C = TypeVar("_C", AggregatedCandidate, DecodeCandidate)
-
-
-def price_points(instances: Sequence[Instance], notes: list[str]) -> list[OperatingPoint]:
-    """Price the operating points of instances of one model on one device.
-
-    Args:
-        instances: Instances that hold a sequence, of any layouts and formats.
-        notes: Receives the reasons of formats that are left out.
-
-    Raises:
-        WorkloadError: nothing can be priced.
-    """
-    scenario = instances[0].scenario
-    points: list[OperatingPoint] = []
-    refusals: list[Refusal] = []
-
-    def price(candidates: Sequence[Candidate]) -> list[list[StepTimes]]:
-        return _compose_candidates(candidates, scenario)
-
-    for name in dict.fromkeys(instance.format.name for instance in instances):
-        own = [instance for instance in instances if instance.format.name == name]
-        together: list[AggregatedCandidate] = [one for instance in own for one in aggregated_candidates(instance)]
-        prefill: list[PrefillCandidate] = [one for instance in own for one in prefill_candidates(instance)]
-        decode: list[DecodeCandidate] = [one for instance in own for one in decode_candidates(instance)]
-        try:
-            timed = iter(price([*together, *prefill, *decode]))
-        except ShapewrightError as error:
-            notes.append(Note(f"{name} is left out: {error}", "format-left-out", "formats"))
-            refusals.append(Refusal.of(error))
-            continue
-        aggregated = [(one, one.point(next(timed))) for one in together]
-        prefillers = [make_prefiller(one, next(timed)) for one in prefill]
-        decoders = [(one, make_decoder(one, next(timed))) for one in decode]
-        points += _bisect_batches(aggregated, price)
-        points += pair_up(prefillers, _bisect_decoders(decoders, price))
-    if not points:
-        if not refusals:
-            raise WorkloadError("nothing could be priced; give another prompt_len or output_len")
-        fewest = min(instance.layout.num_devices for instance in instances)
-        raise WorkloadError(
-            f"{scenario.config.title} needs at least {fewest} x {scenario.device.name}, which cannot be priced: "
-            f"{refusals[0]}"
-        )
-    return points
-
-
-def _bisect_batches(priced: list[tuple[AggregatedCandidate, OperatingPoint]], price: Price) -> list[OperatingPoint]:
-    """Return the points, with batches added between one that keeps the limits and the next that does not.
-
-    Only if the larger of the two would serve more than the best so far.
-    """
-    while True:
-        keeps = [point.meets(each.instance.request) for each, point in priced]
-        best = max((_total(*entry) for entry, kept in zip(priced, keeps, strict=True) if kept), default=0.0)
-        series: dict[object, list[_Tried[AggregatedCandidate]]] = {}
-        for (each, point), kept in zip(priced, keeps, strict=True):
-            tried = _Tried(each.batch_size, kept, _total(each, point) > best, each)
-            series.setdefault((each.instance.layout, each.share), []).append(tried)
-        between = [
-            each._replace(batch_size=size, load_fraction=each.load_fraction * size / each.batch_size)
-            for own in series.values()
-            for each, size in _halves(own)
-        ]
-        if not between:
-            return [point for _, point in priced]
-        priced += [(each, each.point(times)) for each, times in zip(between, price(between), strict=True)]
-
-
-def _bisect_decoders(priced: list[tuple[DecodeCandidate, Decoder]], price: Price) -> list[Decoder]:
-    """Return the decoding instances, with the largest batches added that keep the limit of the time per token."""
-    while True:
-        series: dict[object, list[_Tried[DecodeCandidate]]] = {}
-        for each, decoder in priced:
-            request = each.instance.request
-            limit_s = float("inf") if request.tpot_limit_s is None else request.tpot_limit_s
-            keeps = decoder.step.middle_s <= limit_s * request.tokens_per_pass
-            tried = _Tried(each.batch_size, keeps, may_gain=True, candidate=each)
-            series.setdefault(each.instance.layout, []).append(tried)
-        between = [each._replace(batch_size=size) for own in series.values() for each, size in _halves(own)]
-        if not between:
-            return [decoder for _, decoder in priced]
-        priced += [(each, make_decoder(each, times)) for each, times in zip(between, price(between), strict=True)]
-
-
-class _Tried(NamedTuple, Generic[_C]):
-    """A batch that was priced.
-
-    Attributes:
-        batch_size: Its sequences.
-        keeps: Whether it keeps the limits.
-        may_gain: Whether it would serve more than the best batch that keeps them.
-        candidate: The candidate with the batch.
-    """
-
-    batch_size: int
-    keeps: bool
-    may_gain: bool
-    candidate: _C
-
-
-def _halves(series: list[_Tried[_C]]) -> Iterator[tuple[_C, int]]:
-    """Yield candidates that keep the limits, with the batch halfway to the next one if that does not keep them."""
-    for tried, above in pairwise(sorted(series, key=lambda each: each.batch_size)):
-        if tried.keeps and not above.keeps and above.may_gain and above.batch_size - tried.batch_size > 1:
-            yield tried.candidate, (tried.batch_size + above.batch_size) // 2
-
-
-def _total(candidate: AggregatedCandidate, point: OperatingPoint) -> float:
-    return point.total_tokens_per_s(candidate.instance.request.num_devices)
-
-
-def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> list[list[StepTimes]]:
-    """Return the times of the passes of each candidate; a pass that several candidates share is priced once."""
-    known: dict[object, int] = {}
-    distinct: list[Pass] = []
-    wanted: list[list[int]] = []
-    for candidate in candidates:
-        row = []
-        for one in candidate.passes():
-            # Candidates that are priced together have the same format, so layout and key identify a pass.
-            index = known.setdefault((one.layout, one.key), len(distinct))
-            if index == len(distinct):
-                distinct.append(one)
-            row.append(index)
-        wanted.append(row)
-    times = time_passes(distinct, scenario, candidates[0].instance.request.server)
-    return [[times[index] for index in row] for row in wanted]
-
 
 # Points within this fraction of the best are equal within the error of a prediction.
 _ALIKE_FRACTION = 0.98

@@ -25,7 +25,7 @@ from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lowering.checks import max_sequence_length
-from shapewright.optimize.serving.limits import PASS_LIMITS
+from shapewright.optimize.serving.recommend import PASS_LIMITS
 from shapewright.optimize.serving.traffic.sweep import simulate_loads
 
 if TYPE_CHECKING:

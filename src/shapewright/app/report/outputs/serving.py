@@ -9,13 +9,12 @@ from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
-from shapewright.optimize.serving.limits import find_limits
-from shapewright.optimize.serving.recommend import Fleet
+from shapewright.optimize.serving.recommend import Fleet, find_limits
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers import Launch
     from shapewright.optimize.serving import OperatingPoint, ServingPlan, ServingRequest
-    from shapewright.optimize.serving.limits import PointLimits
+    from shapewright.optimize.serving.recommend import PointLimits
     from shapewright.workload import ParallelLayout
 
 MODES = ("aggregated", "disaggregated")
@@ -55,6 +54,7 @@ class ServerOutput:
     attention_data_parallel: bool = described("experts are served with replicated attention by default (DEP)")
     host_s: float = described("time that the host adds to a pass")
     host_per_sequence_s: float = described("time that the host adds to a pass for each decoding sequence")
+    prefill_host_s: float = described("time that the host adds to a pass with prompts, besides that of every pass")
     sources: dict[str, str] = described("sources of these values, by field")
 
 

@@ -200,6 +200,7 @@ def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str
         "most_graph_sequences": server.most_graph_sequences if server.cuda_graphs else 0,
         "host_s": server.host_s,
         "host_per_sequence_s": server.host_per_sequence_s,
+        "prefill_host_s": server.prefill_host_s,
     } | {
         f"{name}_launch_s": server.launch_s * sum(int(operation.repeats) for operation in one.operations)
         for name, one in launches.items()

@@ -52,6 +52,7 @@ class PassTable(NamedTuple):
         mixed_launch_s: The same of a pass over both. [s]
         host_s: Time that the host adds to every pass. [s]
         host_per_sequence_s: The same for each decoding sequence. [s]
+        prefill_host_s: The same for a pass with prompt tokens, besides host_s. [s]
     """
 
     decode_s: Reals
@@ -71,6 +72,7 @@ class PassTable(NamedTuple):
     mixed_launch_s: float = 0.0
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
+    prefill_host_s: float = 0.0
 
 
 class Limits(NamedTuple):

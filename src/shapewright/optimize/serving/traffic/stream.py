@@ -59,6 +59,7 @@ def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, n
         high = table.prompt_core_s[row] + across * (table.prompt_core_s[row + 1] - table.prompt_core_s[row])
         total_s += low + along * (high - low)
         total_s = max(total_s, table.mixed_launch_s if num_decoding > 0 else table.prefill_launch_s)
+        total_s += table.prefill_host_s
     elif num_decoding > table.most_graph_sequences:
         total_s = max(total_s, table.decode_launch_s)
     return total_s + table.host_s + table.host_per_sequence_s * max(num_decoding, 1)

@@ -18,22 +18,35 @@ import numpy as np
 from shapewright.core.errors import ShapewrightError
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
+from shapewright.measure.accuracy.tables.serving import mlperf
+from shapewright.measure.accuracy.tables.serving.mlperf import make_instance
 from shapewright.models import Model, list_presets, read_model
-from shapewright.optimize.serving.closed_form import Load, open_loop, queued, static_batch
-from shapewright.optimize.serving.point import Instance
-from shapewright.optimize.serving.request import ServingFormat, ServingRequest
-from shapewright.prediction.scenario import Scenario
-from shapewright.pricing.servers import Server, load_server
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.optimize.serving.closed_form import Load, queued, static_batch
+from shapewright.optimize.serving.request import ServingFormat
+from shapewright.optimize.serving.steady_loads import disaggregated, open_loop
+from shapewright.pricing.servers import Server, load_server, server_names
+from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
+    from shapewright.optimize.serving.point import Instance
 
 FORMAT = Format(
     numbers={"num_gpus": 1},
-    labels=("framework", "framework_version", "model_id", "weight_dtype", "kv_cache_dtype", "device", "metric"),
+    labels=(
+        "framework",
+        "framework_version",
+        "model_id",
+        "weight_dtype",
+        "kv_cache_dtype",
+        "device",
+        "metric",
+        "lengths",
+        "input_kind",
+        "notes",
+    ),
     optional=(
         "tp",
         "pp",
@@ -81,11 +94,16 @@ _FORMATS = {
 _SERVERS = {"TensorRT-LLM": "trtllm", "TensorRT": "trtllm", "vLLM": "vllm", "SGLang": "sglang"}
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _NEWEST = {"latest 2025-09": "0.5", "nightly 2026-02": "0.16", "2024-12 (about 0.4.0)": "0.4"}
+# Minor version after which TensorRT-LLM counts from 1.0.
+_FIRST_MAJOR = 22
 _STATIC_SERVER = "vllm-0.2"
 # Requests where a page states none: as TensorRT-LLM's pages do for their usual lengths.
 _REQUESTS = {(128, 128): 30000, (128, 2048): 3000, (2048, 128): 3000, (500, 2000): 3000, (1000, 1000): 3000}
 _OTHER_REQUESTS = 1500
 _QUEUED = ("offline_max_throughput", "offline_batch")
+_SHAREGPT = (220.0, 195.0)
+"""Mean tokens of prompt and answer of ShareGPT under SGLang's benchmark script, as another run of it states."""
+_SPLIT = re.compile(r"(\d+) prefill \+ (\d+) decode workers")
 
 
 @dataclass(frozen=True)
@@ -140,25 +158,33 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
         ShapewrightError: its fields contradict each other, or the model does not fit.
     """
     metric = words["metric"]
-    if metric.startswith(("mlperf", "production")):
-        raise UnusableRowError(f"{metric}: input lengths and layout are not stated")
-    if numbers["disaggregated"] == 1.0:
-        raise UnusableRowError("disaggregated serving is not evaluated")
-    if np.isnan(numbers["input_len"]) or np.isnan(numbers["output_len"]):
-        raise UnusableRowError("input_len or output_len is not stated")
+    if metric.startswith("production"):
+        raise UnusableRowError(f"{metric}: input lengths and concurrency are not stated")
     model = _read_model(words["model_id"])
     server = server_of(words["framework"], words["framework_version"])
     formats = read_formats(words["weight_dtype"], words["kv_cache_dtype"], device, server)
+    if metric.startswith("mlperf"):
+        instance, load = mlperf.best_load(model, device, formats, server, metric, numbers)
+        return ServedRow(server, instance, load, metric, {"output_tokens_per_s": numbers["output_tokens_per_s"]})
+    lengths = [numbers["input_len"], numbers["output_len"]]
+    if np.isnan(lengths).any() and words["input_kind"] == "ShareGPT":
+        assumed["of ShareGPT state no lengths: those of another run of the script"] += 1
+        lengths = [own if np.isnan(known) else known for own, known in zip(_SHAREGPT, lengths, strict=True)]
+    if np.isnan(lengths).any():
+        raise UnusableRowError("input_len or output_len is not stated")
+    split = _SPLIT.search(words["notes"]) if numbers["disaggregated"] == 1.0 else None
+    if split is None and numbers["disaggregated"] == 1.0:
+        raise UnusableRowError("disaggregated: instances that prefill and decode are not stated")
     layout = _read_layout(model, numbers, server, assumed)
-    instance = make_instance(
-        model, device, layout, formats, server, round(numbers["input_len"]), round(numbers["output_len"])
-    )
+    instance = make_instance(model, device, layout, formats, server, *map(round, lengths))
     count = numbers["num_requests"]
     if np.isnan(count):
         assumed["state no number of requests: as TensorRT-LLM's pages for those lengths"] += 1
-        lengths = (round(numbers["input_len"]), round(numbers["output_len"]))
-        count = _REQUESTS.get(lengths, _OTHER_REQUESTS)
-    load = _load_of(metric, instance, count, numbers)
+        count = _REQUESTS.get((round(lengths[0]), round(lengths[1])), _OTHER_REQUESTS)
+    if split:
+        load = disaggregated(instance, int(split.group(1)), int(split.group(2)), numbers["concurrency"])
+    else:
+        load = _load_of(metric, instance, count, numbers, _longest(words["lengths"], count))
     measured = {"ttft_s": numbers["ttft_s"], "tpot_s": numbers["tpot_s"]}
     if metric in _QUEUED or metric == "static_batch_throughput":
         measured = {}
@@ -171,49 +197,31 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
     return ServedRow(server, instance, load, metric, kept)
 
 
-def _load_of(metric: str, instance: Instance, count: float, numbers: Mapping[str, float]) -> Load:
+def _longest(lengths: str, count: float) -> float:
+    """Return the longest of some answers over their mean: uniform lengths, or about exponential ones of a data set.
+
+    The expected largest of n exponential values is ln(n) + 0.577 of their mean.
+    """
+    if lengths.startswith("uniform"):
+        return 2.0
+    return float(np.log(max(count, 1.0)) + np.euler_gamma) if lengths == "dataset" else 1.0
+
+
+def _load_of(metric: str, instance: Instance, count: float, numbers: Mapping[str, float], longest: float) -> Load:
     concurrency = numbers["concurrency"]
     if metric in _QUEUED:
-        return queued(instance, count)
+        return queued(instance, count, longest=longest)
     if metric.startswith("static_batch"):
         return static_batch(instance, round(concurrency if concurrency > 0.0 else count))
     if metric == "online_concurrency":
-        return queued(instance, max(count, concurrency), concurrency)
+        return queued(instance, max(count, concurrency), concurrency, longest=longest)
     if metric == "online_request_rate":
-        return open_loop(instance, count, numbers["request_rate"])
+        return open_loop(instance, count, numbers["request_rate"], longest=longest)
     raise UnusableRowError(f"unknown metric {metric!r}")
 
 
-def make_instance(
-    model: Model,
-    device: Device,
-    layout: ParallelLayout,
-    formats: ServingFormat,
-    server: Server,
-    prompt_len: int,
-    output_len: int,
-) -> Instance:
-    """Return an instance with the defaults of a server."""
-    workload = Workload(
-        phase="decode",
-        dtype=formats.dtype,
-        weight_dtype=formats.weight_dtype,
-        kv_cache_dtype=formats.kv_cache_dtype,
-        expert_kernel="as-16-bit",
-        attention="flash",
-    )
-    request = ServingRequest(
-        prompt_len=prompt_len,
-        output_len=max(output_len, 2),
-        server=server,
-        memory_fraction=server.memory_fraction,
-        block_tokens=server.block_tokens,
-    )
-    return Instance(Scenario(model=model, device=device, workload=workload, layout=layout), formats, request)
-
-
 def server_of(framework: str, version: str) -> Server:
-    """Return the server that a row names: the newest known version that is not newer.
+    """Return the server that a row names: the known version that is nearest.
 
     Raises:
         UnusableRowError: the framework is unknown.
@@ -224,7 +232,17 @@ def server_of(framework: str, version: str) -> Server:
     if framework == "TensorRT" or version.startswith("after 1.0"):
         return load_server("trtllm")
     found = _VERSION.search(_NEWEST.get(version, version))
-    return load_server(f"{engine}-{found.group(1)}.{found.group(2)}" if found else engine)
+    if not found:
+        return load_server(engine)
+    wanted = _rank(found)
+    known = [name for name in server_names() if name.partition("-")[0] == engine]
+    return load_server(min(known, key=lambda name: abs(_rank(_VERSION.search(name)) - wanted)))
+
+
+def _rank(version: re.Match[str] | None) -> int:
+    """Return a number that orders versions; 1.0 follows 0.21."""
+    assert version is not None
+    return _FIRST_MAJOR * int(version.group(1)) + int(version.group(2))
 
 
 def read_formats(weights: str, cache: str, device: Device, server: Server) -> ServingFormat:

@@ -1,8 +1,8 @@
 """Evaluate serving_throughput.csv and serving_static.csv, in closed form (optimize.serving.closed_form).
 
 Throughput and times are tables of their own: ``serving_throughput``, ``.../latency`` of whole answers,
-``.../first_token`` and ``.../time_per_token``; so are mixtures of experts (``serving_throughput/moe``). Parts are
-metrics and models.
+``.../first_token`` and ``.../time_per_token``; so are mixtures of experts (``serving_throughput/moe``) and MLPerf,
+whose lengths and layouts are assumed (``serving_throughput/mlperf``). Parts are metrics and models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.measure.accuracy.chunk import Chunk, Prices
+from shapewright.measure.accuracy.tables.serving import mlperf
 from shapewright.measure.accuracy.tables.serving.rows import read_served, read_static
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shapewright.measure.accuracy.context import Context
     from shapewright.measure.accuracy.tables.serving.rows import ServedRow
     from shapewright.optimize.serving.closed_form import LoadTimes
+    from shapewright.pricing.servers import Server
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
@@ -46,15 +48,15 @@ def chunks_of(row: ServedRow, table: str, context: Context) -> Iterator[Chunk]:
         context.skipped[str(error)] += 1
         return
     scenario, server = row.instance.scenario, row.server
-    name = f"{table}{'/moe' if scenario.config.is_moe else ''}"
+    kind = "/mlperf" if row.metric.startswith("mlperf") else ""
+    name = f"{table}{kind}{'/moe' if scenario.config.is_moe else ''}"
     for quantity, measured in row.measured.items():
         middle, low, high = (quantity_of(one, quantity, row.instance.request.output_len) for one in times)
         if quantity == "output_tokens_per_s":
             low, high = high, low
-        if ends := server.interval.get("moe" if scenario.config.is_moe else "dense"):
-            # Held-out rows of measured over predicted throughput: times scatter the other way.
-            factors = ends if quantity == "output_tokens_per_s" else (1.0 / ends[1], 1.0 / ends[0])
-            low, high = middle * factors[0], middle * factors[1]
+        model_kind = "moe" if scenario.config.is_moe else "dense"
+        if ends := mlperf.INTERVAL[model_kind] if kind else _interval(server, model_kind, quantity):
+            low, high = middle * ends[0], middle * ends[1]
         yield Chunk(
             table="/".join(part for part in (name, _TABLE_OF[quantity]) if part),
             device=scenario.device.name,
@@ -72,3 +74,11 @@ def quantity_of(times: LoadTimes, quantity: str, output_len: int) -> float:
     if quantity == "e2e_s":
         return times.ttft_s + (output_len - 1) * times.tpot_s
     return float(getattr(times, quantity))
+
+
+def _interval(server: Server, kind: str, quantity: str) -> tuple[float, float] | None:
+    """Return the ends of the interval over the prediction: those of held-out rows; times scatter against throughput."""
+    if quantity == "output_tokens_per_s" or f"{kind}.{quantity}" in server.interval:
+        return server.interval.get(kind if quantity == "output_tokens_per_s" else f"{kind}.{quantity}")
+    ends = server.interval.get(kind)
+    return (1.0 / ends[1], 1.0 / ends[0]) if ends else None

@@ -1,0 +1,214 @@
+"""Loads in closed form whose batch follows from the load: an open loop, limits on latency, disaggregated instances.
+
+Legend as in closed_form; m O is the longest answer.
+
+    open loop at rate r               ends at N / r + m O T_d(B / m), or as queued; B = (N / end) O T(B)
+    its median first token            when N / 2 - B others ended or N / 2 were prefilled, less its arrival at N / (2 r)
+    99 % of first tokens within t     1 - rho = 4.6 S / (2 t), S the time between prompts at full load
+    disaggregated                     a closed network of queues that prefill and of delays that decode
+
+Assumes: as closed_form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.optimize.serving.closed_form import (
+    Load,
+    LoadTimes,
+    mix,
+    most_decoding,
+    pass_tokens,
+    prefill_part,
+    queued,
+)
+from shapewright.optimize.serving.pass_times import PassShape
+from shapewright.optimize.serving.point import waiting_s
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.optimize.serving.point import Instance
+
+QUANTILE_99 = 4.6
+"""-ln(1 - 0.99)."""
+_MEAN_VALUE_STEPS = 60
+_OPEN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Batches whose passes are priced for an open loop; others are interpolated."""
+
+
+class _Sizes(NamedTuple):
+    """Passes of several batch sizes, to interpolate between.
+
+    Attributes:
+        sizes: Sequences of a stream that decode at once.
+        shapes: Passes that decode them, then those that prefill one prompt as well, then those of ``crowd``.
+        crowd: The same requests if all wait from the start; its passes prefill as many prompts as they may.
+        passes: Prefill passes of one prompt.
+        answer: Tokens of an answer.
+        mixes: Whether passes prefill and decode together.
+    """
+
+    sizes: Sequence[int]
+    shapes: tuple[PassShape, ...]
+    crowd: Load
+    passes: float
+    answer: int
+    mixes: bool
+
+    def times(self, times_s: Sequence[float]) -> _Times:
+        """Return the times by batch size."""
+        count = len(self.sizes)
+        decode_s, mixed_s = np.array(times_s[:count]), np.array(times_s[count : 2 * count])
+        whole_s, _, full_s = times_s[2 * count : 2 * count + 3]
+        full = self.crowd.shapes[2]
+        prompt_s = max(full_s - (whole_s if self.mixes else 0.0), 0.0) / full.prompts * self.passes
+        extra_s = mixed_s - decode_s if self.mixes else mixed_s
+        # A request in O passes of B sequences brings its prefill along: one prompt in a pass, or several.
+        share = np.array(self.sizes) * self.passes / self.answer
+        mean_s = decode_s + np.minimum(share, 1.0) * extra_s + np.maximum(share - 1.0, 0.0) * prompt_s / self.passes
+        rate = self.crowd.combine(times_s[2 * count :]).output_tokens_per_s
+        return _Times(decode_s, mixed_s, mean_s, prompt_s, rate)
+
+
+class _Times(NamedTuple):
+    """Times by batch size. [s]
+
+    Attributes:
+        decode_s: Decode passes.
+        mixed_s: Passes that prefill one prompt as well.
+        mean_s: Mean passes of a steady load.
+        prompt_s: Prefill of a prompt in passes that hold as many as they may.
+        most_tokens_per_s: Answered tokens per second if all requests wait from the start.
+    """
+
+    decode_s: NDArray[np.float64]
+    mixed_s: NDArray[np.float64]
+    mean_s: NDArray[np.float64]
+    prompt_s: float
+    most_tokens_per_s: float
+
+
+def _passes_of_sizes(instance: Instance, num_requests: float, longest: float = 1.0) -> _Sizes:
+    request, server, most = instance.request, instance.request.server, most_decoding(instance)
+    sizes = sorted({min(size, most) for size in _OPEN_BATCHES} | {most})
+    context, part = request.prompt_len + request.output_len // 2, prefill_part(instance, pass_tokens(instance), 1.0)
+    decodes = [PassShape(size, context) for size in sizes]
+    mixed = [mix(part, shape) if server.mixes_prefill else part for shape in decodes]
+    crowd = queued(instance, num_requests, longest=longest)
+    passes = request.new_len / (part.prompts * part.prefill_tokens)
+    return _Sizes(sizes, (*decodes, *mixed, *crowd.shapes), crowd, passes, request.output_len, server.mixes_prefill)
+
+
+def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: float = 1.0) -> Load:
+    """Return the load of requests that arrive at random at a rate.
+
+    Args:
+        instance: The instance; its request gives the lengths.
+        num_requests: Requests.
+        rate: Arrivals per second. [1/s]
+        longest: Longest answer over the mean one.
+
+    Raises:
+        WorkloadError: not even one sequence fits.
+    """
+    answer, streams = instance.request.output_len, instance.num_streams
+    by_size, half = _passes_of_sizes(instance, num_requests, longest), 0.5 * num_requests / streams
+    sizes = by_size.sizes
+
+    def combine(times_s: Sequence[float]) -> LoadTimes:
+        times = by_size.times(times_s)
+        busy = _steady_batch(sizes, rate / streams * answer * times.mean_s)
+        tail_s = longest * answer * float(np.interp(busy / longest, sizes, times.decode_s))
+        end_s = max(num_requests / rate + tail_s, num_requests * answer / times.most_tokens_per_s)
+        batch = _steady_batch(sizes, 2.0 * half / end_s * answer * times.mean_s)
+        service_s = float(np.interp(batch, sizes, times.mixed_s)) * by_size.passes
+        # The request in the middle starts when enough others ended and all before it are prefilled.
+        ended_s = max(half - sizes[-1], 0.0) * answer * float(times.mean_s[-1]) / sizes[-1]
+        queue_s = max(ended_s, half * times.prompt_s) - half * streams / rate
+        random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, 0.95))
+        token_s = float(np.interp(batch, sizes, times.mean_s))
+        return LoadTimes(num_requests * answer / end_s, service_s + max(queue_s, random_s), token_s)
+
+    return Load(by_size.shapes, combine, sizes[-1] * streams)
+
+
+def _steady_batch(sizes: Sequence[int], needed: NDArray[np.float64]) -> float:
+    """Return the sequences that decode at once, given how many each batch size would let collect."""
+    if needed[-1] >= sizes[-1]:
+        return float(sizes[-1])
+    return float(max(needed[int(np.argmax(needed <= np.array(sizes)))], 1.0))
+
+
+def within_limits(
+    instance: Instance, num_requests: float, copies: int, ttft_limit_s: float, tpot_limit_s: float
+) -> Load:
+    """Return the largest load of one of several equal instances that keeps limits on the 99 % quantile.
+
+    The batch is the largest whose mean pass keeps the limit per token. Prompts wait in one queue before all copies; in
+    heavy traffic P(wait > t) = exp(-2 (1 - rho) t / S), S the time between prompts at full load.
+
+    Args:
+        instance: The instance; its request gives the lengths.
+        num_requests: Requests of this instance.
+        copies: Instances that share a queue.
+        ttft_limit_s: Limit of the time to the first token. [s]
+        tpot_limit_s: Limit of the time per further token. [s]
+
+    Source: L. Kleinrock, Queueing Systems, volume 2 (1976), section 2.1, for a fixed service time.
+
+    Raises:
+        WorkloadError: not even one sequence fits.
+    """
+    answer, streams = instance.request.output_len, instance.num_streams
+    by_size = _passes_of_sizes(instance, num_requests)
+
+    def combine(times_s: Sequence[float]) -> LoadTimes:
+        times = by_size.times(times_s)
+        batch = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_size.sizes))
+        token_s = float(np.interp(batch, by_size.sizes, times.mean_s))
+        rate = min(batch * streams / token_s, times.most_tokens_per_s)
+        service_s = float(np.interp(batch, by_size.sizes, times.mixed_s)) * by_size.passes
+        left_s = max(ttft_limit_s - service_s, 0.1 * ttft_limit_s)
+        idle = QUANTILE_99 * answer / (rate * copies) / (2.0 * left_s)
+        load = max(1.0 - idle, 1.0 / (1.0 + idle) ** 2)
+        return LoadTimes(rate * load, service_s + left_s / QUANTILE_99, token_s)
+
+    return Load(by_size.shapes, combine, by_size.sizes[-1] * streams)
+
+
+def disaggregated(instance: Instance, prefillers: int, decoders: int, concurrency: float) -> Load:
+    """Return a closed loop over equal instances of which some prefill and the others decode.
+
+    Mean value analysis of a closed network: a request finds the queue of its prefill instance as it is with one request
+    less, then decodes with as many others as are in flight there.
+
+    Args:
+        instance: The instance; its request gives the lengths.
+        prefillers: Instances that prefill.
+        decoders: Instances that decode.
+        concurrency: Requests in flight.
+
+    Source: M. Reiser and S. Lavenberg, Mean-value analysis of closed multichain queuing networks, J. ACM 27 (1980);
+    approximation of Schweitzer.
+    """
+    answer, streams = instance.request.output_len, instance.num_streams
+    by_size = _passes_of_sizes(instance, concurrency)
+    part = prefill_part(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
+
+    def combine(times_s: Sequence[float]) -> LoadTimes:
+        decode_s, service_s = by_size.times(times_s).decode_s, times_s[-1] * by_size.passes
+        waiting, rate, first_s, token_s = 0.0, 0.0, service_s, float(decode_s[0])
+        for _ in range(_MEAN_VALUE_STEPS):
+            first_s = service_s * (1.0 + waiting * (concurrency - 1.0) / concurrency / (prefillers * streams))
+            rate = concurrency / (first_s + (answer - 1) * token_s)
+            waiting = 0.5 * (waiting + rate * first_s)
+            batch = max(rate * (answer - 1) * token_s / (decoders * streams), 1.0)
+            token_s = 0.5 * (token_s + float(np.interp(batch, by_size.sizes, decode_s)))
+        return LoadTimes(rate * answer, first_s, token_s)
+
+    return Load((*by_size.shapes, part), combine, by_size.sizes[-1] * decoders * streams)

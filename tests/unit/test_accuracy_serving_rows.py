@@ -1,0 +1,87 @@
+"""Published rows of serving throughput, by metric: which are priced, and with what assumptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapewright.core.errors import MeasuredFileError
+from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
+from shapewright.measure.accuracy.tables.serving.rows import FORMAT, server_of
+
+COLUMNS = (*FORMAT.labels, *FORMAT.numbers, *FORMAT.optional)
+USUAL = {
+    "framework": "vLLM",
+    "framework_version": "0.10.0",
+    "model_id": "llama3-8b",
+    "weight_dtype": "bf16",
+    "device": "h100_sxm",
+    "num_gpus": 1,
+    "tp": 1,
+    "input_len": 500,
+    "output_len": 100,
+    "num_requests": 400,
+    "output_tokens_per_s": 4000,
+}
+
+
+def evaluate(folder: Path, **changes: object) -> dict[str, Accuracy]:
+    """Errors by table of one row with changed columns; values that hold a comma are quoted."""
+    row = {**USUAL, **changes}
+    cells = ",".join(str(row.get(name, "")) for name in COLUMNS)
+    (folder / "serving_throughput.csv").write_text(f"{','.join(COLUMNS)}\n{cells}\n", encoding="utf-8")
+    return {each.table: each for each in evaluate_folder(folder, tables=("serving_throughput",), by=("library",)).rows}
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("0.9.2", "vllm-0.10"), ("0.6.3.post1", "vllm-0.6"), ("0.30", "vllm-0.19"), ("nightly 2026-02", "vllm-0.16")],
+)
+def test_a_version_that_is_not_known_is_the_nearest(version: str, name: str) -> None:
+    """Rows of any version are priced."""
+    assert server_of("vLLM", version).name == name
+
+
+def test_major_versions_follow_the_minor_ones() -> None:
+    """TensorRT-LLM 0.20 is nearer to 1.0 than to 0.17."""
+    assert server_of("TensorRT-LLM", "0.20").name == "trtllm-1.0"
+    assert server_of("TensorRT-LLM", "0.18").name == "trtllm-0.17"
+
+
+def test_results_of_mlperf_are_tables_of_their_own(tmp_path: Path) -> None:
+    """Lengths are those of the data set; a scenario with limits is predicted to serve no more than offline."""
+    offline, server = (
+        evaluate(tmp_path, metric=f"mlperf_{scenario}", input_len="", num_requests="", tp="")
+        for scenario in ("offline", "server")
+    )
+
+    assert list(offline) == list(server) == ["serving_throughput/mlperf"]
+    # bias is ln(predicted / measured) of the same measured value
+    assert server["serving_throughput/mlperf"].bias <= offline["serving_throughput/mlperf"].bias
+
+
+def test_an_unknown_task_of_mlperf_is_counted(tmp_path: Path) -> None:
+    """A model without a data set is not priced."""
+    with pytest.raises(MeasuredFileError, match=r"mlperf_offline: lengths and limits of llama-3\.1-70b are not known"):
+        evaluate(tmp_path, metric="mlperf_offline", model_id="llama3-70b", num_gpus=8)
+
+
+def test_disaggregated_rows_need_their_instances(tmp_path: Path) -> None:
+    """Numbers of prefill and decode instances are in the notes."""
+    row = {"metric": "online_concurrency", "disaggregated": 1, "num_gpus": 4, "concurrency": 32, "ttft_s": 0.1}
+    priced = evaluate(tmp_path, **row, notes="1 prefill + 3 decode workers of TP 1")
+
+    assert set(priced) == {"serving_throughput", "serving_throughput/first_token"}
+    with pytest.raises(MeasuredFileError, match="instances that prefill and decode are not stated"):
+        evaluate(tmp_path, **row)
+
+
+def test_sharegpt_has_known_lengths(tmp_path: Path) -> None:
+    """Rows of that data set are priced without lengths; those of others are not."""
+    row = {"metric": "online_request_rate", "request_rate": 4, "input_len": "", "output_len": "", "tpot_s": 0.02}
+    priced = evaluate(tmp_path, **row, input_kind="ShareGPT", lengths="dataset")
+
+    assert "serving_throughput/time_per_token" in priced
+    with pytest.raises(MeasuredFileError, match="input_len or output_len is not stated"):
+        evaluate(tmp_path, **row, input_kind="other")
