@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.hardware import load_device
 from shapewright.lowering.operations import Collective
-from shapewright.models import TransformerConfig
+from shapewright.models import TransformerConfig, read_model
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.predict import Prediction
+from shapewright.prediction.predict import Prediction, predict
+from shapewright.workload import Workload
 
 DEVICES = ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-16gb", "l40s", "mi300x", "tpu-v5p", "groq-lpu-v1")
 
@@ -150,3 +153,27 @@ def test_options_without_effect_cost_nothing(prediction: Prediction) -> None:
 
     assert again.step_time_s == pytest.approx(prediction.step_time_s, rel=1e-9)
     assert again.mfu == pytest.approx(prediction.mfu, rel=1e-9)
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "h20-96gb", "gb300", "mi300x", "rtx-4090"])
+@pytest.mark.parametrize("uncalibrated", [False, True])
+def test_more_work_is_not_faster(device: str, *, uncalibrated: bool) -> None:
+    """Longer contexts, larger batches and longer prompts take no less time with fused attention.
+
+    Kernels switch at some sizes, which may cost 3 %. Unfused, odd lengths lose up to a third of the rate of the next
+    multiple of 8 in the GEMMs of attention, whose rows are as long as the keys; that is real.
+    """
+    model = read_model("llama-3.1-8b").config
+    chosen = replace(load_device(device), uncalibrated=uncalibrated)
+    contexts = (100, 255, 256, 1000, 1001, 1024, 2047, 2048, 5000)
+    batches = (1, 2, 3, 7, 8, 15, 16, 17, 31, 48, 65, 128, 200)
+    lengths = (100, 127, 128, 200, 256, 511, 512, 1000, 1024, 2000)
+    for field, sizes, start in (
+        ("context_len", contexts, Workload(phase="decode", micro_batch_size=8)),
+        ("micro_batch_size", batches, Workload(phase="decode", context_len=999)),
+        ("seq_len", lengths, Workload(phase="prefill", micro_batch_size=1)),
+    ):
+        times_s = [
+            predict(model, device=chosen, workload=replace(start, **{field: size})).step_time_s for size in sizes
+        ]
+        assert all(after > 0.97 * before for before, after in itertools.pairwise(times_s)), (field, times_s)

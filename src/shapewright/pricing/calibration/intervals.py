@@ -53,6 +53,11 @@ FORMAT_ERROR, NARROW_FORMAT_ERROR = 1.5, 2.5
 """What another format's fractions are wrong by, in 8 bits and in 4: experts of L40S and B200, 16-bit fractions at the
 narrow rate, are measured at 0.76 to 1.49 and 0.91 to 2.49 times that (90 % of rows: docs/decisions/0007-moe.md)."""
 
+OWN_ALIGNMENT_ERROR = 1.15
+"""What poorly aligned GEMMs that wait for arithmetic are wrong by, 90 % of them, at sizes unlike those that the factors
+were fitted to: even n of A100 run at 0.59 to 0.70 of the aligned rate, fitted as 0.61, by how they fill their tiles, and
+odd n were not measured (docs/decisions/0012-intervals.md)."""
+
 CARRIED_ALIGNMENT_ERROR = 1.5
 """What poorly aligned GEMMs that wait for arithmetic are wrong by, 90 % of them, where another SM's alignment
 factors were carried over: medians of 18 classes of rows over the six pairs of A100, V100 and MI250X have a root mean

@@ -13,7 +13,7 @@ import numpy as np
 
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.forest import ResidualForest, forest_correction
-from shapewright.pricing.calibration.intervals import CARRIED_ALIGNMENT_ERROR, widen_by_error
+from shapewright.pricing.calibration.intervals import CARRIED_ALIGNMENT_ERROR, OWN_ALIGNMENT_ERROR, widen_by_error
 from shapewright.pricing.calibration.residual import ResidualTable, log_correction
 from shapewright.pricing.experts.tiles import TUNED
 from shapewright.pricing.gemm.alignment import WIDEST_LOAD_BYTES, contiguous_letters
@@ -226,9 +226,10 @@ def price_flat(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
         near_low, near_high = section.residual_interval.factors(time_s, pricing.widening)
         low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
     is_poor = columns["alignment_bytes"] < WIDEST_LOAD_BYTES
-    if pricing.has_transferred_alignment and is_poor.any():
+    if is_poor.any():
         is_known = is_batch & (section.batched_interval is not None)  # its residuals include unaligned sizes
-        wider = widen_by_error((low, high), _alignment_error(columns, section.parameters.overlap_power))
+        error = CARRIED_ALIGNMENT_ERROR if pricing.has_transferred_alignment else OWN_ALIGNMENT_ERROR
+        wider = widen_by_error((low, high), _alignment_error(columns, section.parameters.overlap_power, error))
         low, high = (np.where(is_poor & ~is_known, *pair) for pair in zip(wider, (low, high), strict=True))
     return {
         "time_s": time_s,
@@ -241,12 +242,12 @@ def price_flat(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
     }
 
 
-def _alignment_error(columns: Mapping[str, PerGemm], overlap_power: float) -> PerGemm:
-    """Error of transferred alignment factors as a logarithm, which shrinks as traffic dominates."""
+def _alignment_error(columns: Mapping[str, PerGemm], overlap_power: float, error: float) -> PerGemm:
+    """Error of alignment factors as a logarithm, which shrinks as traffic dominates."""
     # Slope of gemm.kernels.join_s in the compute time, on logarithms.
     slope = 1.0 / (1.0 + (columns["memory_s"] / columns["compute_s"]) ** overlap_power)
-    error: PerGemm = np.log(CARRIED_ALIGNMENT_ERROR) * slope
-    return error
+    logs: PerGemm = np.log(error) * slope
+    return logs
 
 
 def _by_kernel_set(

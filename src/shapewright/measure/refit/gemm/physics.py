@@ -139,8 +139,10 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
             predict_rows(batches, section, measured_rates, "NN") + kernels.extra_s, batches.latency_s.to_numpy()
         ),
     }
-    # Single GEMMs with an odd free dimension were not measured: they take the loss of batched ones.
-    v["free:2"] = v["free:4"] * v["free_batched:2"] / v["free_batched:4"]
+    # Single GEMMs with an odd free dimension were not measured: they take the loss of batched ones, larger by as much
+    # as it is for an odd contraction.
+    single_loss = v["contracted:2"] / v["contracted:4"] / (v["contracted_batched:2"] / v["contracted_batched:4"])
+    v["free:2"] = v["free:4"] * v["free_batched:2"] / v["free_batched:4"] * min(single_loss, 1.0)
     section = {**section, "alignment_factor": factor_table(v)}
     cases, ends, report["older_products"] = fit_older_gemms(folder, gpu, section, measured_rates, v["overhead_s"])
     return PaperFit(section["alignment_factor"], own_batches, cases, ends, report)
