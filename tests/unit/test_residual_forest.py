@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from shapewright.pricing.calibration.forest import (
     save_forests,
 )
 from shapewright.pricing.calibration.records import FP32_GEMM, list_records, load_record
-from shapewright.pricing.gemm.price import estimate_gemm_s, price_gemm
+from shapewright.pricing.gemm.price import estimate_gemm_s, price_flat, price_gemm, stack
+from shapewright.pricing.gemm.section import prepare_gemm_pricing
 from shapewright.pricing.operations import price_operations
 
 # k (feature 2) <= 2**7: leaf 0.5; otherwise m (feature 0) <= 2**6: leaf -0.25, else 1.0.
@@ -101,6 +103,25 @@ def test_fp32_is_priced_with_fp32_records() -> None:
     assert price_operations([wide], device)[0].time_s == price.time_s
     assert estimate_gemm_s(wide, device, given) == pytest.approx(price.time_s)
     assert price_gemm(narrow, device, given).calibration.record_id == given.id
+
+
+def test_an_unmeasured_architecture_takes_the_mean_of_all_fp32_records() -> None:
+    """The price is the geometric mean over donors; a sibling's record alone prices its siblings."""
+    device, gemm = load_device("l4"), Gemm(name="x", dtype="fp32", m=4096, n=4096, k=4096)
+    donors = [record.device for record in list_records(FP32_GEMM)]
+    times = []
+    for donor in donors:
+        record = load_record(FP32_GEMM, device, without=tuple(name for name in donors if name != donor))
+        alone = prepare_gemm_pricing("fp32", None, device, record, is_alone=True)
+        times.append(float(price_flat(stack([gemm]), alone)["time_s"][0]))
+    price = price_gemm(gemm, device, load_record("gemm", device))
+
+    assert price.time_s == pytest.approx(math.exp(sum(map(math.log, times)) / len(times)))
+    assert min(times) < price.time_s < max(times)
+    assert price.low_s < price.time_s < price.high_s
+    assert estimate_gemm_s(gemm, device, load_record("gemm", device)) == pytest.approx(price.time_s)
+    sibling = load_device("a100-pcie-80gb")
+    assert not prepare_gemm_pricing("fp32", None, sibling, load_record(FP32_GEMM, sibling)).others
 
 
 def test_power_limits_borrowed_fp32_kernels() -> None:

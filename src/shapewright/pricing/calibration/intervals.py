@@ -55,7 +55,7 @@ narrow rate, are measured at 0.76 to 1.49 and 0.91 to 2.49 times that (90 % of r
 
 OWN_ALIGNMENT_ERROR = 1.15
 """What poorly aligned GEMMs that wait for arithmetic are wrong by, 90 % of them, at sizes unlike those that the factors
-were fitted to: even n of A100 run at 0.59 to 0.70 of the aligned rate, fitted as 0.61, by how they fill their tiles, and
+were fitted to: even n of A100 run at 0.59 to 0.70 of the aligned rate by how they fill their tiles, fitted as 0.61, and
 odd n were not measured (docs/decisions/0012-intervals.md)."""
 
 CARRIED_ALIGNMENT_ERROR = 1.5

@@ -110,7 +110,9 @@ def estimate_shaped_s(shape: tuple[int, ...], gemms: Gemms, pricing: GemmPricing
 
     def fill(start: int) -> None:
         part = slice(start, start + rows_per_block)
-        time_s[part] = _estimate_s(gemms.rows(part), pricing, compiled=compiled)
+        rows = gemms.rows(part)
+        times = [_estimate_s(rows, each, compiled=compiled) for each in (pricing, *pricing.others)]
+        time_s[part] = times[0] if len(times) == 1 else _mean_s(times, _floor_s(rows, pricing))
 
     # NumPy's loops over a block are too short for threads: two of them would only contend for Python's lock.
     run_over_threads(fill, range(0, num_shapes, rows_per_block), num_threads=count_threads() if compiled else 1)
@@ -198,7 +200,29 @@ def _estimate_s(gemms: Gemms, pricing: GemmPricing, *, compiled: bool) -> PerGem
 
 
 def price_flat(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
-    """Price GEMMs block by block; fields of GemmPrice by name."""
+    """Price GEMMs block by block; fields of GemmPrice by name.
+
+    With several donors, the time is their mean, and all else is that of the first.
+    """
+    columns = _price_by_one(gemms, pricing)
+    if not pricing.others:
+        return columns
+    floor_s = columns["roofline_s"]
+    times = [columns["time_s"], *(_price_by_one(gemms, other)["time_s"] for other in pricing.others)]
+    time_s = _mean_s(times, floor_s)
+    scale = time_s / columns["time_s"]
+    low_s, high_s = np.maximum(columns["low_s"] * scale, floor_s), columns["high_s"] * scale
+    return {**columns, "time_s": time_s, "low_s": np.minimum(low_s, time_s), "high_s": high_s}
+
+
+def _mean_s(times: Sequence[PerGemm], floor_s: PerGemm) -> PerGemm:
+    """Geometric mean of times, at least the bound. [s]"""
+    mean: PerGemm = np.maximum(np.exp(np.mean(np.log(times), axis=0)), floor_s)
+    return mean
+
+
+def _price_by_one(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
+    """Price GEMMs block by block by the record of one donor."""
     floor_s = _floor_s(gemms, pricing)
     if pricing.section is None or pricing.rates is None:
         return _roofline_price(gemms, floor_s, pricing)

@@ -22,7 +22,7 @@ from shapewright.pricing.calibration.intervals import (
     widest,
 )
 from shapewright.pricing.calibration.libraries import LibraryMatch, match_library, nearest_library
-from shapewright.pricing.calibration.records import FP32_GEMM, load_record
+from shapewright.pricing.calibration.records import FP32_GEMM, list_records, load_record
 from shapewright.pricing.calibration.residual import ResidualTable, load_residuals, section_name
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
 from shapewright.pricing.calibration.transfer import has_transferred_alignment, is_sibling_card
@@ -216,6 +216,7 @@ class GemmPricing(NamedTuple):
         widening: Factor on the logarithm of the interval's ends, besides the section's own.
         has_transferred_alignment: Whether the cost of poor alignment was measured on another SM.
         source: Record used, and how far it was transferred.
+        others: The same with the records of other donors; the price is the geometric mean.
     """
 
     device: Device
@@ -229,6 +230,7 @@ class GemmPricing(NamedTuple):
     widening: float = 1.0
     has_transferred_alignment: bool = False
     source: CalibrationSource = ROOFLINE_BOUND
+    others: tuple[GemmPricing, ...] = ()
 
 
 def prepare_gemm_pricing(
@@ -239,8 +241,12 @@ def prepare_gemm_pricing(
     *,
     hot_cache: bool = False,
     library: str = "",
+    is_alone: bool = False,
 ) -> GemmPricing:
     """Gather everything that prices GEMMs of one dtype.
+
+    Cores for fp32 differ more between architectures than matrix units do, so that a device of an architecture without
+    a record takes the mean of all records (docs/decisions/0017).
 
     Args:
         dtype: Element format of the GEMMs.
@@ -249,6 +255,7 @@ def prepare_gemm_pricing(
         record: A record of kind ``gemm`` or ``moe``.
         hot_cache: Whether operands may lie in the last-level cache from a previous run.
         library: Library and version whose kernels run.
+        is_alone: Whether to price with this record alone in any case.
 
     Raises:
         UnknownRateError: the device has no rate for the dtype.
@@ -290,6 +297,20 @@ def prepare_gemm_pricing(
     if not is_same_format or scale != 1.0 or weight_dtype:
         stand_in = "" if is_same_format else section.dtype
         source = replace(source, fractions_of=stand_in, rate_scale=scale, stored_weights=weight_dtype or "")
+    others: tuple[GemmPricing, ...] = ()
+    if record.kind == FP32_GEMM and record.transfer == "generic" and not is_alone:
+        names = [each.device for each in list_records(FP32_GEMM)]
+        own = {each.device for each in list_records(FP32_GEMM) if device.name in each.devices}
+        donors = (
+            load_record(FP32_GEMM, device, without=tuple(name for name in names if name != donor))
+            for donor in names
+            if donor not in own and donor != record.device
+        )
+        others = tuple(
+            prepare_gemm_pricing(dtype, weight_dtype, device, donor, hot_cache=hot_cache, is_alone=True)
+            for donor in donors
+        )
+        source = replace(source, reason=f"{source.reason}, averaged with all others for fp32")
     return GemmPricing(
         device=device,
         dtype=dtype,
@@ -302,6 +323,7 @@ def prepare_gemm_pricing(
         widening=widening,
         has_transferred_alignment=has_transferred_alignment(device, record, section.alignment_from),
         source=source,
+        others=others,
     )
 
 
