@@ -74,8 +74,11 @@ def test_text_is_that_of_the_command(client: TestClient, capsys: pytest.CaptureF
     assert all([word for cell in row for word in cell.split()] in lines for row in text["operations"]["rows"])
 
 
-def test_findings_read_as_the_command_prints_them(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_read_as_the_command_prints_them(
+    client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Message, cost and suggestions of every finding, and every better shape."""
+    monkeypatch.setenv("COLUMNS", "240")  # wide enough for every column
     out = say(["check", *GPT3_FLAGS], capsys)
     text = ask(client, "check", job=GPT3)["text"]
 
