@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,9 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.hostile import ATTACKS, Attack, outcome
+from command_line import run as run_command
+from fuzz.hostile import ATTACKS, Attack, outcome, sound_store, true_rows
 from shapewright.app.formats import read_job
-from shapewright.core.errors import ConfigError, MeasuredFileError
+from shapewright.core.child_process import SOURCE_FOLDER
+from shapewright.core.errors import ConfigError, MeasuredFileError, StoreError
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.rescue import rescue_store
 
 pytest.importorskip("yaml", reason="YAML files need the yaml extra")
 
@@ -64,6 +71,47 @@ def test_a_reader_that_breaks_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="of 3000 characters"):
         outcome(fail(MeasuredFileError("x" * 3000)), path, 0)
     assert outcome(fail(ConfigError("refused")), path, 0) == "refused"
+
+
+def test_stores_survive_faults() -> None:
+    """A few kills, power losses and full disks, in a process of its own, which forks."""
+    script = Path(__file__).with_name("store_faults.py")
+    run = subprocess.run(
+        [sys.executable, str(script), "--count", "4"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": SOURCE_FOLDER},
+    )  # fmt: skip
+
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("nothing lost") == 3
+
+
+def test_sound_rows_of_damaged_stores_are_rescued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a hundred damaged stores most rows are copied as they were measured, and none otherwise."""
+    path, target = tmp_path / "damaged.sqlite", tmp_path / "new.sqlite"
+    num_rescued = num_partly = 0
+    for seed in range(100):
+        path.write_bytes(ATTACKS["stores"].make(Random(seed)))
+        target.unlink(missing_ok=True)
+        try:
+            counts, lost = rescue_store(target, path)
+        except StoreError:
+            continue
+        with Store(target, read_only=True) as store:
+            rows = store.rows()
+            assert store.verify() == []
+        assert all(row == true_rows()[row.key] for row in rows)
+        assert counts["added"] == len(rows)
+        assert lost or len(rows) == 40
+        num_rescued += len(rows)
+        num_partly += 0 < len(rows) < 40
+
+    assert num_rescued > 1000
+    assert num_partly > 10
+    path.write_bytes(sound_store()[:-4096])
+    target.unlink(missing_ok=True)
+    code, out, _ = run_command(["store", "rescue", str(target), str(path)], capsys)
+    assert code == 0
+    assert "rows added" in out
 
 
 @pytest.mark.parametrize(

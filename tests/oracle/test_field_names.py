@@ -177,3 +177,9 @@ def test_the_width_of_mamba_is_read() -> None:
     config = {**hf_config(tiny_config("mamba")).to_dict(), "intermediate_size": 192}
 
     assert count_parameters(read_hf_config(config).config).total == count_built_parameters(build_on_meta(config))
+
+
+def test_a_gate_that_contradicts_its_name_is_refused() -> None:
+    """T5 names its MLP twice; transformers builds what is_gated_act says."""
+    with pytest.raises(ConfigError, match="is_gated_act=True contradicts feed_forward_proj='relu'"):
+        read_hf_config({"model_type": "t5", "feed_forward_proj": "relu", "is_gated_act": True})

@@ -10,6 +10,7 @@ distributed/pipeline_parallel.py of pytorch/torchtitan 0.2, the last version wit
 from __future__ import annotations
 
 import ast
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -236,8 +237,10 @@ def _flavor_fields(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     is_qwen3 = str(values.get("class", default="")).startswith("Qwen3")
     fields = values.pick(_SIZES)
     if "intermediate_size" not in fields:
-        width = int(8 * fields["hidden_size"] / 3)
         multiplier = values.number("ffn_dim_multiplier")
+        if not all(map(math.isfinite, (fields["hidden_size"], multiplier or 0.0))):
+            raise ConfigError("dim and ffn_dim_multiplier must be finite numbers; write their values into the file")
+        width = int(8 * fields["hidden_size"] / 3)
         width = width if multiplier is None else int(multiplier * width)
         fields["intermediate_size"] = round_up(width, values.number("multiple_of"))
     values.skip("multiple_of", "ffn_dim_multiplier")

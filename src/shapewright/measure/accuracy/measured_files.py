@@ -66,7 +66,7 @@ def read_csv(
         numbers[name] = np.array([number for number, _ in parsed], dtype=float) * unit
         among = [cell for cell, (_, is_word) in zip(columns[name], parsed, strict=True) if is_word]
         if among:
-            words[name] = (among[0].strip(), len(among))
+            words[name] = (among[0].strip()[:60], len(among))
     labels = {name: Labels.of(columns[name]) for name in label_names}
     return Columns(len(cells[0]), numbers, labels), words
 

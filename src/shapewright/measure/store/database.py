@@ -18,7 +18,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from math import isnan
 from pathlib import Path
@@ -73,6 +73,9 @@ _ADVICE_BY_SQLITE_CODE = {
 }
 # The low byte of an extended result code is the primary code.
 _PRIMARY_CODE_MASK = 0xFF
+
+_MOST_ROWS = 10**7
+"""Rows that are looked up one by one in a damaged file, whose largest number may be damaged too."""
 
 _AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
 _ROW_NAMES = tuple(spec.name for spec in fields(Row))
@@ -248,6 +251,32 @@ class Store:
             (indexed,) = execute(f"SELECT count(*) FROM {table} INDEXED BY sqlite_autoindex_{table}_1").fetchone()
         sound = [values for *values, checksum in found if checksum == _checksum(values)]
         return [tuple(values) for values in sound], max(indexed, len(found)) - len(sound)
+
+    def sound_records(self, table: str, lost: dict[str, int]) -> list[Any]:
+        """Records of ``runs`` or ``measurements`` that can be read and match their checksums, each looked up alone.
+
+        Args:
+            table: Name of the table.
+            lost: Receives the number of records that cannot be read or differ.
+        """
+        execute = self._connection.execute
+        last = 0
+        # Either the table or the index of its key may be damaged; both know the numbers of rows.
+        for source in ("NOT INDEXED", f"INDEXED BY sqlite_autoindex_{table}_1"):
+            with suppress(sqlite3.DatabaseError):
+                numbers = execute(f"SELECT rowid FROM {table} {source} ORDER BY rowid DESC LIMIT 1").fetchone() or (0,)
+                last = max(last, *numbers)
+        record, names = (Run, _RUN_NAMES) if table == "runs" else (Row, _ROW_NAMES)
+        query = f"SELECT {', '.join(names)}, checksum FROM {table} WHERE rowid = ?"
+        sound: list[Any] = []
+        for number in range(1, min(last, _MOST_ROWS) + 1):
+            with suppress(sqlite3.DatabaseError, ValueError):  # a page, or a text, that cannot be read
+                *values, checksum = execute(query, (number,)).fetchone() or (None,)
+                if values and checksum == _checksum(values):
+                    sound.append(record(**_decode(names, values)))
+        if len(sound) < last:
+            lost[f"damaged {table}"] = last - len(sound)
+        return sound
 
     def verify(self) -> list[str]:
         """Check the file for damage; returns the problems found."""

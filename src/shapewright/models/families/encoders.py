@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shapewright.core.errors import ConfigError, short_repr
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.family import Family, Fields
 
@@ -56,6 +57,12 @@ ROBERTA = replace(
 
 def _derive_t5(values: ConfigValues) -> Fields:
     gate, _, activation = values.text("feed_forward_proj").rpartition("-")
+    is_gated = values.raw("is_gated_act")
+    if is_gated not in (None, gate == "gated"):
+        raise ConfigError(
+            f"is_gated_act={short_repr(is_gated)} contradicts feed_forward_proj="
+            f"{short_repr(values.text('feed_forward_proj'))}; give one of them, or values that agree"
+        )
     num_encoder_layers = values.count("num_layers", "num_hidden_layers")
     return {
         "num_encoder_layers": num_encoder_layers,

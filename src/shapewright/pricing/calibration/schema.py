@@ -244,6 +244,8 @@ def _check_finite(value: object, path: str) -> None:
 
 def _check_intervals(value: Mapping[str, Any], path: str) -> None:
     """Check that quantiles have one entry per regime, with ascending edges and ends around the prediction."""
+    if not isinstance(value, Mapping):
+        raise _wrong(path, value, "an object with edges_s, low and high")
     if "edges_s" not in value:
         for key, each in value.items():
             _check_intervals(each, f"{path}.{_name(key)}")

@@ -135,6 +135,27 @@ def merge(path: str, sources: tuple[str, ...], as_json: bool) -> int:
 
 
 @command.command(
+    epilog="""\b
+Examples:
+  shapewright store rescue new.sqlite measured.sqlite
+"""
+)
+@click.argument("path", metavar="PATH")
+@click.argument("damaged", metavar="DAMAGED")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def rescue(path: str, damaged: str, as_json: bool) -> int:
+    """Copy the sound rows of the store DAMAGED into the store at PATH, which is created if missing.
+
+    Sound are the rows that can be read and match their checksums. DAMAGED is not touched.
+    """
+    from shapewright.measure.store.rescue import rescue_store
+
+    counts, lost = rescue_store(path, damaged)
+    _print_counts(path, counts, {damaged: lost} if lost else {}, as_json)
+    return 0
+
+
+@command.command(
     "import",
     epilog="""\b
 Examples:
