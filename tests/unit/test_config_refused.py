@@ -129,3 +129,10 @@ def test_keys_of_supported_layers(key: str, value: object) -> None:
     """Lists with softmax attention only, and keys that are null or false, are accepted."""
     reading = read_hf_config({**TINY, "model_type": "brandnew", key: value, "sliding_window": 16})
     assert reading.config.num_layers == 2
+
+
+@pytest.mark.parametrize("name", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
+def test_two_streams_of_a_diffusion_transformer(name: str) -> None:
+    """A transformer of diffusers whose text has weights of its own is refused with the reason."""
+    with pytest.raises(ConfigError, match="two streams of tokens"):
+        read_hf_config({"_class_name": name, "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 16})

@@ -157,7 +157,7 @@ def is_job_file(path: str | os.PathLike[str]) -> bool:
     if not file.is_file():
         return False
     text = read_file(file).decode("utf-8", errors="replace")
-    if re.search(r"\"(model_type|architectures)\"\s*:", text):
+    if re.search(r"\"(model_type|architectures|_class_name)\"\s*:", text):
         return False
     return bool(flavor) or (file.suffix == ".py" and "ModelArgs(" in text) or bool(find_format_of(text))
 

@@ -28,6 +28,8 @@ from shapewright.models.families.family import (
 # Unsupported parts of model types that cannot be recognized by the keys of their config.
 # Source: modeling_*.py of transformers 5.23 for each model type, or else the code published with the model.
 _UNSUPPORTED_TYPES = {
+    "FluxTransformer2DModel": "two streams of tokens with weights of their own that attend to each other",
+    "SD3Transformer2DModel": "two streams of tokens with weights of their own that attend to each other",
     "albert": "layers that share their weights",
     "arctic": "layers with both a dense MLP and experts",
     "bailing_moe_linear": "linear attention",
