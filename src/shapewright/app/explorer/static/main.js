@@ -23,7 +23,7 @@ import { showProblem, showVerdict } from "./views/verdict.js";
 // Cards to refresh when a view setting changes.
 const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], optimizer: ["memory"], devices: ["devices"] };
 // While a slider moves, the step is predicted at every position and the cards follow when it rests this long.
-const REST_MS = 160;
+const REST_MS = 260;
 
 let answer = null;
 let lastView = {};
