@@ -20,7 +20,6 @@ from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
 from shapewright.models.layers import (
     ATTENTION,
-    IntArray,
     LayerGroup,
     LayerKind,
     LayerPatterns,
@@ -33,6 +32,7 @@ from shapewright.workload.layout import ParallelLayout, layers_of_stage
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:
+    from shapewright.models.layers import IntArray
     from shapewright.models.parameters import ParameterCounts
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import Workload

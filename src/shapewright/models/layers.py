@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+    IntArray = NDArray[np.int64]
 
 ATTENTION = "attention"
 ATTENTION_AND_MAMBA2 = "attention+mamba2"
@@ -127,6 +128,7 @@ _MOST_TRACED_LAYERS = 256
 def count_kinds(patterns: LayerPatterns, start: int, stop: int) -> tuple[tuple[LayerKind, int], ...]:
     """Count consecutive layers by kind, in order of first appearance.
 
+    >>> import numpy as np
     >>> patterns = LayerPatterns(("attention",), (32, 0), (True,), (False,), (True,))
     >>> [(kind.window, count) for kind, count in count_kinds(patterns, 0, 5)]
     [(32, 3), (0, 2)]
@@ -153,6 +155,8 @@ def number_layers(patterns: Sequence[tuple[Any, ...]], num_layers: int) -> tuple
     >>> firsts, layers.tolist()
     ([0, 1, 2, 3], [0, 1, 2, 3, 2, 1, 0])
     """
+    import numpy as np  # imported here, because reading a model must not wait for NumPy
+
     columns = [np.resize(np.unique(pattern, return_inverse=True)[1], num_layers) for pattern in patterns]
     _, firsts, layers = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
     order = np.argsort(firsts)
@@ -172,11 +176,14 @@ def count_ranges(patterns: LayerPatterns, starts: IntArray, stops: IntArray) -> 
     Returns:
         The kinds, and their numbers as an array of ranges by kinds.
 
+    >>> import numpy as np
     >>> patterns = LayerPatterns(("attention",), (32, 32, 0), (True,), (False,), (True,))
     >>> kinds, counts = count_ranges(patterns, np.array([0, 2]), np.array([2, 6]))
     >>> [kind.window for kind in kinds], counts.tolist()
     ([32, 0], [[2, 0], [2, 2]])
     """
+    import numpy as np
+
     combined, layers = number_layers(patterns, int(stops.max()))
     kinds = [patterns.kind_of(first) for first in combined]
     before = np.zeros((len(layers) + 1, len(kinds)), dtype=np.int64)
@@ -187,6 +194,7 @@ def count_ranges(patterns: LayerPatterns, starts: IntArray, stops: IntArray) -> 
 def count_unlike_layers(layers: IntArray) -> int:
     """Count the layers up to the end of the first repetition of those that repeat until the last layer.
 
+    >>> import numpy as np
     >>> count_unlike_layers(np.array([7, 0, 1, 0, 1, 0]))  # one layer, then a period of two
     3
     """
