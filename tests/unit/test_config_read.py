@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
-from shapewright.core.errors import ConfigError, UnknownModelError
+from shapewright.core.errors import ConfigError, ShapewrightError, UnknownModelError
+from shapewright.hardware.loader import read_device_file
 from shapewright.models import list_presets, load_preset, read_model
 from shapewright.models.config_file import MAX_FILE_BYTES, read_json_file
+from shapewright.optimize.serving.traffic.trace import read_trace
+from shapewright.prediction.loss.law_file import read_loss_law
+from shapewright.pricing.calibration.file import read_calibration
 
 LLAMA = {
     "model_type": "llama",
@@ -221,10 +225,13 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_is_an_error(tmp_path: Path) -> None:
-    """A pipe, which could block forever, is an error."""
+    """A pipe, which could block forever, is an error wherever a user names a file."""
     path = tmp_path / "config.json"
     os.mkfifo(path)
     assert "not a regular file" in one_line(path)
+    for read in (read_calibration, read_device_file, read_loss_law, read_trace):
+        with pytest.raises(ShapewrightError, match="not a regular file"):
+            read(path)
 
 
 def test_import_is_light() -> None:

@@ -15,10 +15,10 @@ import re
 import tomllib
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import DeviceError, UnknownDeviceError, close_names
+from shapewright.core.files import read_start
 from shapewright.hardware.device import Device
 from shapewright.hardware.device_file import one_line, parse_device
 
@@ -121,8 +121,7 @@ def read_device_file(path: str | os.PathLike[str]) -> Device:
     """
     where = f"device file {one_line(str(path))!r}"
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_start(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(str(error))
         raise DeviceError(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModelError, short_path, short_repr
+from shapewright.core.files import read_start
 
 MAX_FILE_BYTES = 8 * 2**20  # config.json files have a few kB; the largest public ones, with label maps, below 1 MB
 MAX_NESTING = 64
@@ -39,21 +39,10 @@ def read_file(path: Path) -> bytes:
         ConfigError: the file cannot be read, or is not a regular one.
     """
     try:
-        # Files of the kernel such as /proc/kmsg look regular, and would block the reader for ever.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:  # noqa: PTH123
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(
-                    f"{short_path(path)} is not a regular file; give a config.json or a folder that holds one"
-                )
-            content = b""
-            while len(content) <= MAX_FILE_BYTES and (part := file.read(MAX_FILE_BYTES + 1 - len(content))):
-                content += part
+        return read_start(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"cannot read {short_path(path)}: {reason}; give a readable config.json") from None
-    return content
 
 
 def parse_json_object(content: bytes, where: str) -> dict[str, Any]:

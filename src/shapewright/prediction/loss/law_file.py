@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.files import read_start
 from shapewright.prediction.loss.law import LossLaw, parse_law, using_law
 
 FILE_KIND = "shapewright loss law"
@@ -44,8 +45,7 @@ def read_loss_law(path: str | Path) -> LossLaw:
     """
     hint = "give a file that 'shapewright calibrate --losses' has written"
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_LARGEST_FILE_BYTES + 1)
+        content = read_start(path, _LARGEST_FILE_BYTES + 1)
         raw = json.loads(content.decode("utf-8")) if len(content) <= _LARGEST_FILE_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"

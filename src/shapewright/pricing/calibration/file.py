@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_repr
+from shapewright.core.files import read_start
 from shapewright.hardware import PRICING_FIELDS, Device, build_device, load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, parse_record
 from shapewright.pricing.calibration.schema import check_record
@@ -46,8 +47,7 @@ def read_calibration(path: str | Path) -> Calibration:
     """
     where = f"calibration file {path}"
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_LARGEST_FILE_BYTES + 1)
+        content = read_start(path, _LARGEST_FILE_BYTES + 1)
         raw = json.loads(content.decode("utf-8")) if len(content) <= _LARGEST_FILE_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"

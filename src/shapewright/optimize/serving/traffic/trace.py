@@ -8,12 +8,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shapewright.core.errors import WorkloadError, first_line, short_path, short_repr
+from shapewright.core.files import open_file
 from shapewright.optimize.serving.request import LONGEST_LEN
 from shapewright.optimize.serving.traffic.requests import MOST_REQUESTS, Traffic
 
@@ -46,7 +48,7 @@ def read_trace(path: str | Path) -> Traffic:
             raise _refuse(
                 f"trace {shown} has {num_bytes} bytes, more than {MOST_FILE_BYTES}; give a part of it, such as an hour"
             )
-        with file.open(encoding="utf-8", newline="") as lines:
+        with TextIOWrapper(open_file(file), encoding="utf-8", newline="") as lines:
             rows = _read_json(lines, shown) if file.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(lines, shown)
             return _collect(rows, shown)
     except OSError as error:

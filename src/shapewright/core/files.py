@@ -1,0 +1,33 @@
+"""Files that users name: only regular ones are opened, since pipes and files of the kernel can block for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+
+
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file for reading bytes.
+
+    Raises:
+        OSError: the file cannot be opened, or is a folder, pipe, socket or device.
+        ValueError: the path holds a zero byte.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb")  # noqa: PTH123 (the caller closes it)
+
+
+def read_start(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Read a regular file up to a number of bytes; empty where a file of the kernel has nothing to give yet.
+
+    Raises:
+        OSError: as of open_file.
+        ValueError: as of open_file.
+    """
+    with open_file(path) as file:
+        return file.read(most_bytes) or b""
