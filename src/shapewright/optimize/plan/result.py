@@ -69,7 +69,7 @@ def name_of(operation: Operation) -> str:
     if operation.pass_name == "recompute":
         return "recomputation"
     if isinstance(operation, Gemm | GroupedGemm):
-        return "matrix products"
+        return "GEMMs"
     return "attention" if isinstance(operation, Attention) else "memory-bound operations"
 
 
