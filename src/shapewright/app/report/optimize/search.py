@@ -43,7 +43,7 @@ def print_search(found: SearchOutput, console: Console) -> None:
         for number, candidate in best_by_num_changes(found).items():
             _print_best(number, candidate, console)
         console.print()
-        for line in describe_horizon(found):
+        for line in describe_run_cost(found):
             console.print(line, soft_wrap=True)
         front = found.pareto[:_FRONT_SHOWN]
         console.print(f"{front_heading(found)}, {_front_words(found)}", style="bold", soft_wrap=True)
@@ -141,18 +141,16 @@ def describe_portability(found: SearchOutput) -> list[str]:
     return lines
 
 
-def describe_horizon(found: SearchOutput) -> list[str]:
+def describe_run_cost(found: SearchOutput) -> list[str]:
     """Savings of the first shape, and of the best with one changed field, over the training run."""
-    horizon = found.horizon
-    if horizon is None:
+    run = found.horizon
+    if run is None:
         return []
-    bill = horizon.baseline
+    cost = run.baseline
     power = (
-        f" (energy at the board power of {horizon.board_watts:g} W, an upper bound)"
-        if bill.energy_kwh is not None
-        else ""
+        f" (energy at the board power of {run.board_watts:g} W, an upper bound)" if cost.energy_kwh is not None else ""
     )
-    lines = [f"Over {format_count(horizon.train_tokens)} tokens the baseline takes {_bill_words(bill)}{power}"]
+    lines = [f"Over {format_count(run.train_tokens)} tokens the baseline takes {_cost_words(cost)}{power}"]
     shown = {candidate.rank: candidate for candidate in found.candidates[:1]}
     shown |= {best.rank: best for best in best_by_num_changes(found).values() if len(best.changed_fields) == 1}
     for rank, candidate in shown.items():
@@ -161,23 +159,23 @@ def describe_horizon(found: SearchOutput) -> list[str]:
         low, high = candidate.saves_low.device_hours, candidate.saves_high.device_hours
         goal = " to the same loss" if measures_loss(found) else ""
         lines.append(
-            f"    rank {rank} ({describe_changes(candidate)}) saves {_bill_words(candidate.saves)}{goal}; hours "
+            f"    rank {rank} ({describe_changes(candidate)}) saves {_cost_words(candidate.saves)}{goal}; hours "
             f"{format_amount(low)} to {format_amount(high)}"
         )
     return [*lines, ""]
 
 
-def _bill_words(bill: RunCost) -> str:
-    parts = [f"{format_amount(bill.device_hours)} device hours"]
-    if bill.energy_kwh is not None:
-        is_large = bill.energy_kwh >= _KWH_PER_MWH
+def _cost_words(cost: RunCost) -> str:
+    parts = [f"{format_amount(cost.device_hours)} device hours"]
+    if cost.energy_kwh is not None:
+        is_large = cost.energy_kwh >= _KWH_PER_MWH
         parts.append(
-            f"{format_amount(bill.energy_kwh / _KWH_PER_MWH)} MWh"
+            f"{format_amount(cost.energy_kwh / _KWH_PER_MWH)} MWh"
             if is_large
-            else f"{format_amount(bill.energy_kwh)} kWh"
+            else f"{format_amount(cost.energy_kwh)} kWh"
         )
-    if bill.usd is not None:
-        parts.append(f"{format_amount(bill.usd)} USD")
+    if cost.usd is not None:
+        parts.append(f"{format_amount(cost.usd)} USD")
     return ", ".join(parts)
 
 
@@ -268,7 +266,7 @@ def _summary(found: SearchOutput) -> list[str]:
         f"Rank 1 runs {first.speedup:.3f} times as fast as the baseline (90 % interval {first.speedup_low:.3f} to "
         f"{first.speedup_high:.3f}), {first.equal_size_speedup:.3f} times at equal size: {describe_changes(first)}."
     )
-    return [*verdict, words, *describe_portability(found), *(line for line in describe_horizon(found) if line)]
+    return [*verdict, words, *describe_portability(found), *(line for line in describe_run_cost(found) if line)]
 
 
 def _best_words(found: SearchOutput) -> list[str]:
