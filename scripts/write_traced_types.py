@@ -11,11 +11,11 @@ in the page.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
 import re
-import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -99,8 +99,10 @@ def main() -> None:
     """Trace the given types, or all, and write the page."""
     import transformers
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="MODEL_TYPE", choices=[*causal_types(), []])
     known = dict(_ROW.findall(PAGE.read_text(encoding="utf-8"))) if PAGE.is_file() else {}
-    types = sys.argv[1:] or causal_types()
+    types = parser.parse_args().types or causal_types()
     chunks = [types[start : start + TYPES_PER_PROCESS] for start in range(0, len(types), TYPES_PER_PROCESS)]
     for start in range(0, len(chunks), NUM_PROCESSES):
         wave = chunks[start : start + NUM_PROCESSES]
