@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Collective
-from shapewright.models import TransformerConfig, read_model
+from shapewright.models import TransformerConfig, list_presets, load_preset, read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import Prediction, predict
 from shapewright.workload import Workload
@@ -177,3 +178,32 @@ def test_more_work_is_not_faster(device: str, *, uncalibrated: bool) -> None:
             predict(model, device=chosen, workload=replace(start, **{field: size})).step_time_s for size in sizes
         ]
         assert all(after > 0.97 * before for before, after in itertools.pairwise(times_s)), (field, times_s)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(list_presets()), st.randoms(use_true_random=False))
+def test_order_of_keys_changes_nothing(name: str, random: Random) -> None:
+    """A config says the same in any order."""
+    values = dict(load_preset(name).config)
+    keys = list(values)
+    random.shuffle(keys)
+
+    assert read_model({key: values[key] for key in keys}).config == read_model(values).config
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([1, 2, 8]), st.sampled_from([64, 80, 128]), st.integers(1, 4), st.integers(1, 9000))
+def test_equal_shapes_of_other_types_take_as_long(kv_heads: int, head_dim: int, layers: int, width: int) -> None:
+    """Mistral without windows, and Qwen2 without its biases, are Llama under another name."""
+    values = {
+        "hidden_size": 8 * head_dim, "num_attention_heads": 8, "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers, "intermediate_size": width, "vocab_size": 32_000, "sliding_window": None,
+    }  # fmt: skip
+    times = {
+        build_scenario({**values, "model_type": name}, "a100-sxm-80gb", overrides={"qkv_bias": False})
+        .predict()
+        .step_time_s
+        for name in ("llama", "mistral", "qwen2")
+    }
+
+    assert len(times) == 1
