@@ -25,6 +25,9 @@ in BLAS; the paper writes `n` for it.
 
 Quantities are in SI base units and say so in their suffix: `_s`, `_bytes`, `_flops` (an amount), `_flops_per_s` (a
 rate), `_bytes_per_s`, `_hz`, `_watts`; `num_` begins a count and `_fraction` ends a number from 0 to 1.
+
+Fields that flags can set are listed. `patches` and `vision` of a model (its image side, and the tower whose tokens a
+language model reads) come from a config.json alone: [images](guides/images.md).
 """
 
 SECTIONS = (
