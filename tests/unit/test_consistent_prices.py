@@ -26,9 +26,7 @@ STEPS: dict[str, Callable[..., float | None]] = {
     "sweep": lambda **job: (
         shapewright.sweep(MODEL, device=DEVICE, axes={"micro_batch_size": [2]}, **job).rows[0].prediction.step_time_s
     ),
-    "report": lambda **job: (
-        gather_review(build_scenario(MODEL, DEVICE, **job), no_search=True).check.prediction.step_time_s
-    ),
+    "report": lambda **job: gather_review(build_scenario(MODEL, DEVICE, **job), no_search=True).check.step_time_s,
     "mfu": lambda **job: (
         shapewright.mfu(
             MODEL, device=DEVICE, seconds=1.0, num_devices=4, global_batch_size=8, **job

@@ -39,7 +39,7 @@ def test_rate_of_the_job_given_as_rate_of_a_device_is_noted() -> None:
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        ({}, "one of seconds, tokens_per_s, tokens_per_s_per_device, but none was given"),
+        ({}, "one of seconds, tokens_per_s, tokens_per_s_per_device, steps_per_s, images_per_s, but none was given"),
         ({"seconds": 1.0, "tokens_per_s": 9.0}, "seconds and tokens_per_s were given; give only one"),
         ({"seconds": True}, "seconds=True must be a number from"),
         ({"tokens_per_s": 0.0}, "tokens_per_s=0.0 must be a number from"),
@@ -68,8 +68,8 @@ def test_headline_states_the_measurement(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu"),
-        (["--seconds", "1", "--tokens-per-s", "9"], "one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu"),
+        ([], "one of --seconds, --tokens-per-s, --tokens-per-s-per-gpu, --steps-per-s, --images-per-s"),
+        (["--seconds", "1", "--tokens-per-s", "9"], "one of --seconds, --tokens-per-s, --tokens-per-s-per-gpu, "),
         (["--tokens-per-s-per-gpu", "0"], "tokens_per_s_per_device=0.0"),
     ],
 )

@@ -31,7 +31,11 @@ from shapewright.prediction.build import build_scenario
 
 GRAMMARS = json.loads(Path(__file__).with_name("trainer_grammars.json").read_text(encoding="utf-8"))
 TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
-DENSE = [name for name in list_presets() if not read_model(name).config.is_moe and not read_model(name).config.is_mla]
+DENSE = [
+    name
+    for name in list_presets()
+    if not (config := read_model(name).config).is_moe and not config.is_mla and config.patches is None
+]
 
 
 def parse_megatron(text: str) -> dict[str, Any]:

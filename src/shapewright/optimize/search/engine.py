@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.steps import VariedScenario
 
     Times = Float[np.ndarray, " shapes"]
+    _Kept = Float[np.ndarray, " faster"]
     # Index, step times, times per token, costs, and ratios of tokens needed.
-    _Faster = tuple[Index, Times, Times, Times, Times]
+    _Faster = tuple[tuple[Int[np.ndarray, " faster"], ...], _Kept, _Kept, _Kept, _Kept]
     Progress = Callable[[int, int], None]
     Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator[Findings]]
 

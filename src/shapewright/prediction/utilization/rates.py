@@ -70,7 +70,7 @@ def read_measurement(
     Raises:
         WorkloadError: none or several were given, the workload is not training, or a number is out of range.
     """
-    given = {name: value for name, value in measured.items() if value is not None}
+    given = {name: value for name in _MEASUREMENT_HINTS if (value := measured.get(name)) is not None}
     if len(given) != 1:
         raise WorkloadError(
             f"a measurement is one of {', '.join(_MEASUREMENT_HINTS)}, but "
