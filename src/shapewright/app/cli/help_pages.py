@@ -161,7 +161,7 @@ _NEXT = {
     "mfu": "check {job}",
     "design": "report ./config.json --device {device} -o review.html",
     "plan": "check {model_job}",
-    "serve-plan": "serve-plan {model_job} {lengths} --format vllm",
+    "serve-plan": "serve-plan {serving_job} --format vllm",
     "flops": "predict {model} --device NAME",
     "params": "memory {model} --device NAME",
     "batch": "plan CONFIG --device NAME --gpus 8 --global-batch 64",
@@ -173,8 +173,9 @@ _NEXT = {
     "bench": "calibrate --store {store} -o calibration.json",
     "calibrate": "predict CONFIG --device NAME --calibration {output}",
 }
-# Options that a command keeps for the next: fields of workload and layout, and single options.
+# Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
 _SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
+_SERVING = ("workload", "layout", "num_devices", "formats", "server", "node_size")
 # Parameters whose output is not a text for a person, or is a file.
 _OTHER_OUTPUT = ("as_json", "as_csv", "oneline", "format_name")
 
@@ -194,12 +195,13 @@ def describe_next(context: click.Context) -> str:
     model = " ".join((*_config_words(given), *_given_options(context, "model"))) or "CONFIG"
     device = given.get("device") or str(given.get("devices") or "NAME").partition(",")[0]
     on_device = f"--device {quote(str(device))}"
+    lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
     words = {
         "model": model,
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO))),
         "model_job": f"{model} {on_device}",
-        "lengths": f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}",
+        "serving_job": " ".join((model, on_device, lengths, *_given_options(context, *_SERVING))),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
         "output": quote(str(given.get("output") or "FILE")),
     }
