@@ -215,7 +215,6 @@ def render(facts: dict[str, Any]) -> str:
             f"| {shape['tuned_s']:.2f} s |"
         )
     shapes = facts["shapes"].values()
-    shapes = facts["shapes"].values()
     spread, tuned = ([shape["measured_s"] / shape[label] for shape in shapes] for label in ("predicted_s", "tuned_s"))
     rows += [
         "",
