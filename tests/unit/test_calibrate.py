@@ -403,5 +403,8 @@ def test_a_cpu_with_gemms_only_prices_attention_by_them(tmp_path: Path) -> None:
 
     assert at_least_s < float(price.time_s) < 6.0 * at_least_s
     assert price.calibration.record_id.startswith("own/gemm/cpu")
+    (backward,) = price_operations([call.changed(is_backward=True)], device)
+    work = call.changed(is_backward=True).executed_flops / call.executed_flops
+    assert float(backward.time_s) > 1.2 * work * float(price.time_s)
     (decode,) = price_operations([call.changed(query_len=1, kv_len=4096, num_kv_heads=2)], device)
     assert float(decode.time_s) >= float(decode.roofline_s)

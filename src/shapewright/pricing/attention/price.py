@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     # Sources of prices, and the calls that each of them prices.
     _Sources = list[tuple[CalibrationSource, CallMask]]
 
-# Time of PyTorch's attention to several queries on a CPU over that of its GEMMs at the rates of large ones: of the
-# attention suite on one Xeon thread, 19 forward calls take 2.3 times as long, 19 backward calls 3.2 times.
-_SMALL_GEMM_FACTOR = 2.4
+# Time of PyTorch's attention to several queries on a CPU over that of its GEMMs at the rates of large ones, forward and
+# backward: means of 19 calls each of the attention suite on one Xeon thread, which no other machine has confirmed.
+_SMALL_GEMM_FACTORS = (2.3, 3.2)
 
 # Sizes of a call, as operations and AttentionShape name them.
 _SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
@@ -340,22 +340,24 @@ def _by_own_gemms(
     batch, query, keys, heads, kv_heads, head, value = (size.reshape(-1) for size in sizes[:7])
     rows = query * heads / kv_heads  # queries that share keys and values are rows of one GEMM
     dtype = _arithmetic_dtype(operation.dtype, device)
-    products = [
+    gemms = [
         Gemm(name="scores", batch=batch * kv_heads, m=rows, n=keys, k=head, dtype=dtype),
         Gemm(name="values", batch=batch * kv_heads, m=rows, n=value, k=keys, dtype=dtype, layout="NN"),
     ]
     # Masked scores are left out, and the backward pass is more of the same.
-    executed = np.asarray(operation.executed_flops, dtype=float).reshape(-1) / sum(one.flops for one in products)
+    executed = np.asarray(operation.executed_flops, dtype=float).reshape(-1) / sum(one.flops for one in gemms)
     scores_bytes = get_dtype("fp32").num_bytes * batch * heads * query * keys
     softmax = Pointwise(
         name="softmax", operation="softmax", dtype=dtype, read_bytes=scores_bytes, written_bytes=scores_bytes
     )
     prices = [
-        *(price_gemm(one, device, record) for one in products),
+        *(price_gemm(one, device, record) for one in gemms),
         price_pointwise(softmax, device, load_record("pointwise", device)),
     ]
-    loss = np.where(query > 1.0, _SMALL_GEMM_FACTOR, 1.0)
-    total_s = executed * loss * sum(np.asarray(price.time_s) for price in prices)
+    is_backward = np.broadcast_to(operation.is_backward, bound["time_s"].shape).reshape(-1)
+    forward, backward = _SMALL_GEMM_FACTORS
+    factor = np.where(query > 1.0, np.where(is_backward, backward, forward), 1.0)
+    total_s = executed * factor * sum(np.asarray(price.time_s) for price in prices)
     total_s = total_s.reshape(bound["time_s"].shape)
     time_s = np.maximum(total_s, bound["roofline_s"])
     return {
