@@ -75,11 +75,24 @@ def test_equal_points_are_on_the_front_once() -> None:
 def test_knee_is_where_both_speeds_trade_evenly() -> None:
     """Passes of 10 ms + 1 ms a sequence: the knee is at 10 sequences, at half of both speeds."""
     points = [make_point(0.010 + 0.001 * batch, batch / (0.010 + 0.001 * batch) / 100) for batch in range(1, 100)]
-    knee = find_knee(pareto_front(points))
+    knee = find_knee(points)
 
     assert knee is not None
     assert knee.tpot.middle_s == pytest.approx(0.020)
     assert knee.tokens_per_s_per_device == pytest.approx(500.0)
+
+
+def test_knee_inside_a_node_is_that_of_the_node() -> None:
+    """Larger units that beat every batch but the smallest do not leave that one as the recommendation."""
+    speeds = [(0.010 + 0.001 * batch, batch / (0.010 + 0.001 * batch) / 100) for batch in range(1, 100)]
+    inside = [make_point(tpot_s, requests) for tpot_s, requests in speeds]
+    beyond = [make_point(tpot_s, 32.0 * requests, num_devices=16) for tpot_s, requests in speeds[1:]]
+    knee = find_knee([*inside, *beyond], node_size=8)
+
+    assert [point for point in pareto_front([*inside, *beyond]) if point.num_devices == 1] == inside[:1]
+    assert knee is not None
+    assert knee.num_devices == 1
+    assert knee.tpot.middle_s == pytest.approx(0.020)
 
 
 def test_a_limit_per_token_recommends_the_most_tokens_within_it() -> None:
@@ -114,7 +127,7 @@ def test_a_load_is_carried_with_the_fewest_devices() -> None:
     narrow, slow = make_point(0.012, 1.5), make_point(0.5, 3.0)
     points = [wide, narrow, slow]
     request = replace(REQUEST, tpot_limit_s=0.02, requests_per_s=3.0)
-    found = recommend(points, pareto_front(points), wide, request)
+    found = recommend(points, wide, request)
 
     assert found is not None
     assert found.fleet is not None
@@ -125,7 +138,7 @@ def test_a_load_is_carried_with_the_fewest_devices() -> None:
 def test_a_spare_is_given_up_before_the_load() -> None:
     """Devices with no room for a spare instance carry the load, and the reason says so."""
     point = make_point(0.01, 4.0)
-    found = recommend([point], (point,), point, replace(REQUEST, requests_per_s=3.0, num_devices=1))
+    found = recommend([point], point, replace(REQUEST, requests_per_s=3.0, num_devices=1))
 
     assert found is not None
     assert found.fleet is not None
@@ -138,7 +151,7 @@ def test_a_load_beyond_the_devices_names_the_largest() -> None:
     point = make_point(0.01, 4.0, num_devices=2)
     request = replace(REQUEST, requests_per_s=20.0, num_devices=5)
     with pytest.raises(WorkloadError, match=r"more than 5 devices carry: at most 6.4 .*give num_devices 14") as caught:
-        recommend([point], (point,), point, request)
+        recommend([point], point, request)
     assert caught.value.field == "requests_per_s"
 
 

@@ -99,7 +99,7 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
             WorkloadError: the devices do not carry the load.
         """
         wanted = [point for point in self.points if point.format.name == self.formats[0].name]
-        return recommend(wanted, self.front(), self.best(), self.request, self.device.node_size)
+        return recommend(wanted, self.best(), self.request, self.device.node_size)
 
 
 def plan_serving(

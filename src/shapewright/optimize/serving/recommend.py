@@ -10,7 +10,7 @@ highest speed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.request import ServingRequest
     from shapewright.prediction.scenario import Scenario
 
-_KNEE_REASON = "knee of the front: 1 % more speed for a user costs 1 % of a device's tokens"
+_KNEE_REASON = "knee: 1 % more speed for a user costs 1 % of a device's tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +66,18 @@ class Recommendation:
 
 
 def find_knee(
-    front: Sequence[OperatingPoint], num_devices: int | None = None, node_size: int | None = None
+    points: Sequence[OperatingPoint], num_devices: int | None = None, node_size: int | None = None
 ) -> OperatingPoint | None:
-    """Return the point of a front with the largest product of tokens/s of the devices and of a user; None if empty.
+    """Return the point with the largest product of tokens/s of the devices and of a user; None without points.
 
     Args:
-        front: Points of a Pareto front.
+        points: Points to choose from; the chosen one is on their Pareto front.
         num_devices: Available devices; devices that no unit fits on count as idle. None counts per device.
-        node_size: Devices of a node: without ``num_devices``, units inside a node are preferred.
+        node_size: Devices of a node: without ``num_devices``, a unit inside a node is chosen if there is one.
     """
-    inside = [point for point in front if num_devices is not None or point.num_devices <= (node_size or 0)]
+    inside = [point for point in points if num_devices is not None or point.num_devices <= (node_size or 0)]
     return max(
-        inside or front,
+        inside or points,
         key=lambda point: point.total_tokens_per_s(num_devices) * point.tokens_per_s_per_user,
         default=None,
     )
@@ -85,7 +85,6 @@ def find_knee(
 
 def recommend(
     points: Sequence[OperatingPoint],
-    front: Sequence[OperatingPoint],
     best: OperatingPoint | None,
     request: ServingRequest,
     node_size: int | None = None,
@@ -94,20 +93,20 @@ def recommend(
 
     Args:
         points: All points of the wanted format.
-        front: Their Pareto front, within the limit of the first token.
         best: The point with most tokens/s of the devices that keeps the limits; None if none does.
         request: Limits, devices and load.
         node_size: Devices of a node, see find_knee.
 
     Returns:
-        With a limit of the time per token ``best``, otherwise the knee of the front; with a load, the point that
+        With a limit of the time per token ``best``, otherwise the knee; with a load, the point that
         carries it with the fewest devices, of those that keep the limits and are at least as fast for a user as the
         knee. None if no point keeps the limits.
 
     Raises:
         WorkloadError: the given devices do not carry the load.
     """
-    knee = find_knee(front, request.num_devices, node_size)
+    soon_enough = replace(request, tpot_limit_s=None)
+    knee = find_knee([point for point in points if point.meets(soon_enough)], request.num_devices, node_size)
     if best is None or knee is None:
         return None
     has_limit = request.tpot_limit_s is not None
@@ -124,7 +123,7 @@ def recommend(
     fleet, point = min(
         fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[0].load_fraction)
     )
-    within = "the limits" if has_limit else "the speed for a user at the knee of the front"
+    within = "the limits" if has_limit else "the speed for a user at the knee"
     reason = f"fewest devices for the load with a spare instance, within {within}"
     if not fleet.num_spare_instances:
         reason = f"fewest devices for the load, within {within}; the devices have no room for a spare instance"

@@ -174,7 +174,7 @@ class ServePlanOutput(Output):
     keeps_limits: bool = described("whether any way to serve keeps both limits; the exit code is 1 if not")
     recommended: OperatingPointOutput | None = described(
         "the recommended point in the first format: with a load, that with fewest devices; otherwise, with a limit of "
-        "the time per token, `best`, without one the knee of the front; null if none keeps the limits"
+        "the time per token, `best`, without one the knee; null if none keeps the limits"
     )
     recommended_reason: str = described("why it is recommended; empty without one")
     launch: LaunchOutput | None = described("commands that start the recommended point; null without `--format`")
