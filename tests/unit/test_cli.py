@@ -378,7 +378,7 @@ def test_interrupt_prints_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shapewright.app.report.catalogue.device_columns", interrupt)
+    monkeypatch.setattr("shapewright.app.report.outputs.catalogue.devices_output", interrupt)
     code, out, err = run(["devices"], capsys)
 
     assert (code, out, err.strip()) == (130, "", "stopped")

@@ -184,7 +184,7 @@ def test_an_explanation_states_whether_tiles_are_tuned() -> None:
     prediction = build_scenario(
         "qwen3-30b-a3b", "h100-sxm-80gb", workload={"phase": "decode", "context_len": 64}
     ).predict()
-    (entry,) = explain_operation(prediction, "moe.down")
+    (entry,) = explain_operation(prediction, "moe.down").operations
 
     assert "no tuned tiles for 128 experts of inner width 768" in explanation_rows(entry)["tiles"]
     assert describe_tiles(SERVED, H100, load_record("moe", H100)).startswith(

@@ -183,7 +183,7 @@ def test_an_explanation_names_the_kernel_that_stands_in() -> None:
     prediction = build_scenario(
         "qwen3-30b-a3b", "h800-sxm-80gb", workload={"dtype": "fp8"}, layout={"data_parallel": 8, "expert_parallel": 8}
     ).predict()
-    (entry,) = explain_operation(prediction, "moe.down")
+    (entry,) = explain_operation(prediction, "moe.down").operations
 
     words = explanation_rows(entry)["record"]
     assert words.endswith("(architecture; without cutlass, fractions of bf16)")

@@ -8,10 +8,11 @@ import json
 import pytest
 from rich.console import Console
 
-from shapewright.app.report.catalogue import device_columns, model_columns, print_device
+from shapewright.app.report.catalogue import model_columns, print_device, print_devices
 from shapewright.app.report.check import print_check
 from shapewright.app.report.columns import Column, fit
 from shapewright.app.report.explain import explain_operation, print_explanations
+from shapewright.app.report.outputs.catalogue import device_output, devices_output
 from shapewright.app.report.outputs.check import report_output
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.predict import print_prediction
@@ -173,11 +174,11 @@ def test_ignored_reason_is_no_all_clear() -> None:
 def test_explanation_gives_every_reason(question: Scenario) -> None:
     """A GEMM's explanation has formula, terms, tile, waves, alignment, record and the code that priced it."""
     prediction = build_scenario("gpt2", question.device).predict()
-    explanations = explain_operation(prediction, "logits")
+    output = explain_operation(prediction, "logits")
     text, console = paper(160)
-    print_explanations(explanations, console)
+    print_explanations(output, console)
 
-    assert len(explanations) == 1
+    (logits,) = output.operations
     for word in (
         "formula",
         "compute",
@@ -190,13 +191,13 @@ def test_explanation_gives_every_reason(question: Scenario) -> None:
         "shapewright.pricing",
     ):
         assert word in text.getvalue()
-    assert explanations[0].facts.record.provenance["command"]
+    assert logits.record.provenance["command"]
 
 
 def test_device_page_names_sources(question: Scenario) -> None:
     """Every number of a device is shown with its kind of source."""
     text, console = paper(160)
-    print_device(question.device, console)
+    print_device(device_output(question.device), console)
     lines = text.getvalue().splitlines()
 
     for name in question.device.numbers:
@@ -206,7 +207,9 @@ def test_device_page_names_sources(question: Scenario) -> None:
 
 def test_lists_name_everything() -> None:
     """Each device and preset has its row."""
-    devices, models = device_columns(), model_columns(None)
+    text, console = paper(160)
+    print_devices(devices_output(), console)
+    models = model_columns(None)
 
-    assert "h100-sxm-80gb" in devices[0].cells
+    assert "h100-sxm-80gb " in text.getvalue()
     assert len(models[0].cells) == len(list_presets()) >= 60

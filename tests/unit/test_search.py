@@ -249,6 +249,18 @@ def test_explain_shows_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "32 -> 128" in score
 
 
+def test_explain_as_json_has_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    """The operations of ``--explain --json`` have both sides."""
+    code, out, _ = run([*PAPER_WORDS, "--vary", "heads", "--explain", "1", "--json"], capsys)
+    facts = json.loads(out)
+    score = next(entry for entry in facts["operations"] if entry["name"] == "attention.score")
+
+    assert code == 0
+    assert (score["before"]["shape"], score["after"]["shape"]) == ("128 x 2048 x 2048 x 80", "80 x 2048 x 2048 x 128")
+    assert score["saved_fraction"] > 0.0
+    assert facts["shape"]["rank"] == 1
+
+
 def test_size_alone_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a config the baseline is a public model of the family, scaled."""
     words = ["--params", "3b", "--family", "llama", "--device", "h200-sxm-141gb", "--top", "3", "--json"]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
-from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration, models_output
+from shapewright.app.report.outputs.catalogue import models_output
 from shapewright.core.errors import UnknownModelError, close_names
 from shapewright.core.units import GIGA, TERA, format_bytes
-from shapewright.hardware import list_devices, load_device
 from shapewright.models import list_presets
-from shapewright.pricing.calibration.records import load_record
-from shapewright.pricing.collectives import without_bridge
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput
     from shapewright.hardware import Device
     from shapewright.models import TransformerConfig
 
@@ -27,48 +25,47 @@ def _rate_words(device: Device, *dtypes: str) -> str:
 
 
 _DEVICE_COLUMNS = (
-    Column("name", "{name}", is_text=True),
-    Column("title", "{title}", rank=3, is_text=True),
-    Column("architecture", "{architecture}", rank=2, is_text=True),
-    Column("SMs", lambda device: str(device.num_sms or ""), rank=1),
-    Column("16-bit TFLOP/s", lambda device: _rate_words(device, "bf16", "fp16"), rank=1),
-    Column("fp8 TFLOP/s", lambda device: _rate_words(device, "fp8"), rank=1),
-    Column("memory", "{memory_bytes}"),
-    Column("TB/s", lambda device: f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}", rank=1),
-    Column("node", "{node_size}", rank=3),
-    Column("measured", describe_calibration, is_text=True),
+    Column("name", "{device.name}", is_text=True),
+    Column("title", "{device.title}", rank=3, is_text=True),
+    Column("architecture", "{device.architecture}", rank=2, is_text=True),
+    Column("SMs", lambda row: str(row.device.num_sms or ""), rank=1),
+    Column("16-bit TFLOP/s", lambda row: _rate_words(row.device, "bf16", "fp16"), rank=1),
+    Column("fp8 TFLOP/s", lambda row: _rate_words(row.device, "fp8"), rank=1),
+    Column("memory", "{device.memory_bytes}"),
+    Column("TB/s", lambda row: f"{row.device.memory_bandwidth_bytes_per_s / TERA:.2f}", rank=1),
+    Column("node", "{device.node_size}", rank=3),
+    Column("measured", "{measured}", is_text=True),
 )
 
 
-def _borrowed_words(device: Device) -> str:
+def _borrowed_words(output: DeviceOutput) -> str:
     """Calibration donors in one line; empty where every kind has its own record."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
-    for kind, donor in borrowed_records(device).items():
+    for kind, donor in output.borrowed.items():
         kinds.setdefault((donor.device, donor.words, donor.lent_as), []).append(kind)
     parts = [f"{', '.join(own)} from {name} ({words}: {why})" for (name, words, why), own in kinds.items()]
-    unbridged = without_bridge(device, load_record("collectives", device)) if device.link_group_size else None
-    if parts and unbridged:
-        parts.append(
-            f"collectives of more than {device.link_group_size} in a node, over PCIe, from {unbridged[1].device}"
-        )
+    if output.pcie_collectives:
+        group = output.device.link_group_size
+        parts.append(f"collectives of more than {group} in a node, over PCIe, from {output.pcie_collectives}")
     return "; ".join(parts)
 
 
-def device_columns() -> list[Column]:
-    """All devices, one row each, as the columns of a table."""
-    return columns_of(map(load_device, list_devices()), _DEVICE_COLUMNS)
+def print_devices(output: DevicesOutput, console: Console) -> None:
+    """Print all devices, one row each."""
+    print_table(columns_of(output.devices, _DEVICE_COLUMNS), console)
 
 
-def print_device(device: Device, console: Console) -> None:
+def print_device(output: DeviceOutput, console: Console) -> None:
     """Print every number of a device with its source."""
+    device = output.device
     console.print(
         f"{device.title} ({device.name}), {device.vendor} {device.architecture}, numbers per {device.scope}",
         style="bold",
         soft_wrap=True,
     )
     print_table(device_number_columns(device), console)
-    console.print(f"measured: {describe_calibration(device)}")
-    if borrowed := _borrowed_words(device):
+    console.print(f"measured: {output.measured}")
+    if borrowed := _borrowed_words(output):
         console.print(
             f"borrowed: {borrowed}; scaled by data-sheet ratios, intervals from leave-one-device-out errors",
             soft_wrap=True,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shapewright.app.report.outputs.model import take
 from shapewright.app.report.outputs.predict import (
     ExplainedDevice,
     ExplainedOperation,
     ExplainedRecord,
     ExplainedTerms,
+    ExplainOutput,
     explained_operation,
 )
 from shapewright.core.errors import WorkloadError, close_names
@@ -21,13 +23,10 @@ from shapewright.pricing.experts.price import describe_tiles
 from shapewright.pricing.price import AttentionPrice, GemmPrice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import Console
 
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
-    from shapewright.pricing.calibration.source import CalibrationSource
 
 _FORMULAS = {
     "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
@@ -63,20 +62,7 @@ _RECORD_KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Explanation of the price of one operation.
-
-    Attributes:
-        facts: The operation with formula, inputs and record, as ``--explain --json`` prints it.
-        source: Calibration source of its price.
-    """
-
-    facts: ExplainedOperation
-    source: CalibrationSource
-
-
-def explain_operation(prediction: Prediction, name: str) -> list[Explanation]:
+def explain_operation(prediction: Prediction, name: str) -> ExplainOutput:
     """Explain the operation of this name, or all whose name starts with it.
 
     Raises:
@@ -89,7 +75,7 @@ def explain_operation(prediction: Prediction, name: str) -> list[Explanation]:
         shown = ", ".join(known[:8]) + (", ... (--all lists them)" if len(known) > 8 else "")
         hint = close_names(name, known) or f"it has {shown}"
         raise WorkloadError(f"no operation {name!r} in this step; {hint}")
-    return [Explanation(_explain(prediction, entry), entry.price.calibration) for entry in chosen]
+    return ExplainOutput(operations=[_explain(prediction, entry) for entry in chosen])
 
 
 def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperation:
@@ -105,11 +91,13 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
     if isinstance(price, (AttentionPrice, GemmPrice)) and not device.physics_only:
         explanation["correction"] = float(price.correction)
     if is_host:
-        record = ExplainedRecord(id="none", transfer=price.calibration.label, words="", provenance={})
+        record = ExplainedRecord(id="none", transfer=price.calibration.label, adjustments="", words="", provenance={})
     else:
         found = load_record(_RECORD_KINDS[kind], device)
         words = "" if found.transfer == "exact" else found.distance_words
-        record = ExplainedRecord(id=found.id, transfer=found.transfer, words=words, provenance=found.provenance)
+        source = price.calibration
+        adjustments = source.adjustments if source.record_id == found.id else ""
+        record = take(ExplainedRecord, found, words=words, adjustments=adjustments)
         if isinstance(operation, GroupedGemm):
             explanation["tile_choice"] = describe_tiles(operation, device, found)
     return explained_operation(
@@ -134,28 +122,20 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
     )
 
 
-def print_explanations(explanations: Iterable[Explanation], console: Console) -> None:
-    """Print explanations as text."""
-    for index, explanation in enumerate(explanations):
-        entry = explanation.facts
+def print_explanations(output: ExplainOutput, console: Console) -> None:
+    """Print explained operations as text."""
+    for index, entry in enumerate(output.operations):
         if index:
             console.print()
         console.print(f"{entry.name} ({entry.pass_name}): {entry.shape}, {entry.dtype}", style="bold", soft_wrap=True)
-        rows = explanation_rows(explanation)
+        rows = explanation_rows(entry)
         margin = max(map(len, rows))
         for name, text in rows.items():
             console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
 
 
-def _describe_record(record: ExplainedRecord, source: CalibrationSource) -> str:
-    """A record with its transfer and the adjustments of the price."""
-    added = source.adjustments if source.record_id == record.id else ""
-    return f"{record.id} ({record.transfer}{f'; {added}' if added else ''})"
-
-
-def explanation_rows(explanation: Explanation) -> dict[str, str]:
-    """Texts of one explanation by name."""
-    entry = explanation.facts
+def explanation_rows(entry: ExplainedOperation) -> dict[str, str]:
+    """Texts of one explained operation by name."""
     middle, low, high = (format_seconds(time_s) for time_s in (entry.time_s, entry.time_low_s, entry.time_high_s))
     rows = {
         "predicted": f"{middle}, 90 % between {low} and {high}",
@@ -169,7 +149,8 @@ def explanation_rows(explanation: Explanation) -> dict[str, str]:
     if entry.correction is not None:
         rows["learned"] = f"time x {entry.correction:.3f}, residual of measured shapes near it"
     rows["runs"] = f"{entry.repeats} per step, {format_seconds(entry.total_time_s)} in total"
-    rows["record"] = _describe_record(entry.record, explanation.source)
+    adjustments = f"; {entry.record.adjustments}" if entry.record.adjustments else ""
+    rows["record"] = f"{entry.record.id} ({entry.record.transfer}{adjustments})"
     if entry.record.words:
         rows["interval"] = (
             f"borrowed ({entry.record.words}): from leave-one-device-out errors, common offset and scatter of rows"

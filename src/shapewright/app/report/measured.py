@@ -15,11 +15,10 @@ from shapewright.prediction.model_runs import LayerRun, StepRun
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.measure import CalibrateOutput
+    from shapewright.app.report.outputs.measure import CalibrateOutput, StoreContentsOutput
     from shapewright.lowering.operations import Operation
     from shapewright.measure.accuracy.evaluate import Evaluation
     from shapewright.measure.store.record import Row
-    from shapewright.measure.store.summary import StoreSummary
 
 
 # Sizes of a row that are shown.
@@ -241,7 +240,7 @@ _CONTENTS_COLUMNS = (
 )
 
 
-def print_contents(contents: StoreSummary, console: Console) -> None:
+def print_contents(contents: StoreContentsOutput, console: Console) -> None:
     """Print one line per group, and one for the whole store."""
     if contents.groups:
         print_table(columns_of(contents.groups, _CONTENTS_COLUMNS), console)
@@ -249,7 +248,7 @@ def print_contents(contents: StoreSummary, console: Console) -> None:
     words = ", ".join(f"{number:,} {status}" for status, number in sorted(contents.statuses.items()))
     console.print(
         f"{contents.path}: {total:,} rows{f' ({words})' if words else ''} of {contents.num_runs} runs, "
-        f"{format_bytes(contents.file_bytes)}, schema version {contents.schema_version}",
+        f"{format_bytes(contents.file_bytes)}, schema version {contents.store_schema_version}",
         soft_wrap=True,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, print_output
+from shapewright.app.cli.console import print_output
 from shapewright.app.cli.defaults import add_note
 from shapewright.app.cli.help_pages import describe_next
 
@@ -33,15 +33,11 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
     """List devices; 'devices show NAME' shows one with its sources, 'devices template' a file to fill in."""
     if ctx.invoked_subcommand is not None:
         return None
-    from shapewright.app.report.catalogue import device_columns
-    from shapewright.app.report.columns import print_table
+    from shapewright.app.report.catalogue import print_devices
+    from shapewright.app.report.outputs.catalogue import devices_output
 
-    if as_json:
-        from shapewright.app.report.outputs.catalogue import devices_output
-
-        print_json(devices_output().to_json())
-    else:
-        print_table(device_columns(), make_console())
+    print_output(devices_output(), print_devices, as_json=as_json)
+    if not as_json:
         click.echo(describe_next(ctx))
     return 0
 
@@ -59,7 +55,7 @@ def show(name: str, as_json: bool) -> int:
     board = note_on_board(name)
     if board:
         add_note(board, "device")
-    print_output(device_output(device), lambda _, console: print_device(device, console), as_json=as_json)
+    print_output(device_output(device), print_device, as_json=as_json)
     return 0
 
 

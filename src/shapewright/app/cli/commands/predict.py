@@ -89,15 +89,13 @@ def command(
         _print_sweep(scenario, sweeps, as_json=as_json, as_csv=as_csv)
         return 0
     prediction = scenario.predict()
-    from shapewright.app.report.outputs.predict import explain_output, predict_output
-
     if explain:
         from shapewright.app.report.explain import explain_operation, print_explanations
 
-        explanations = explain_operation(prediction, explain)
-        explained = explain_output(each.facts for each in explanations)
-        print_output(explained, lambda _, console: print_explanations(explanations, console), as_json=as_json)
+        print_output(explain_operation(prediction, explain), print_explanations, as_json=as_json)
         return 0
+    from shapewright.app.report.outputs.predict import predict_output
+
     output = predict_output(prediction, scenario)
     if as_csv:
         print_csv(output.to_json()["operations"])

@@ -77,11 +77,12 @@ def show_result(result: SearchResult, found: SearchOutput, *, explain: int | Non
     if explain is None:
         print_output(found, print_search, as_json=as_json)
         return
-    from shapewright.app.report.optimize.candidates import print_side_by_side
+    from shapewright.app.report.optimize.candidates import explained_shape_output, print_explained_shape
 
-    console = make_console()
-    print_side_by_side(result, _ranked(result, explain, "--explain"), console)
-    print_next_steps(found, console)
+    explained = explained_shape_output(result, _ranked(result, explain, "--explain"))
+    print_output(explained, print_explained_shape, as_json=as_json)
+    if not as_json:
+        print_next_steps(found, make_console())
 
 
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
@@ -309,8 +310,10 @@ def command(
         raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:
         raise click.UsageError("--strict and --free cannot be combined; give one of them")
-    if as_json + as_csv + (explain is not None) > 1:
-        raise click.UsageError("--json, --csv and --explain cannot be combined; give one of them")
+    if as_csv and (as_json or explain is not None):
+        raise click.UsageError("--csv cannot be combined with --json or --explain; give one of them")
+    if verify is not None and (as_csv or (as_json and explain is not None)):
+        raise click.UsageError("--verify has no effect with --csv, or with --explain and --json: leave it out")
     check_files(output, html, experiments, format_name)
     varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
     if vary is not None and not varied:

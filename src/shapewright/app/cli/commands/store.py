@@ -36,8 +36,8 @@ def ls(path: str, as_json: bool) -> int:
     from shapewright.measure.store.summary import summarize_store
 
     with Store(path, read_only=True) as store:
-        contents = summarize_store(store)
-    print_output(store_contents_output(contents), lambda _, console: print_contents(contents, console), as_json=as_json)
+        contents = store_contents_output(summarize_store(store))
+    print_output(contents, print_contents, as_json=as_json)
     return 0
 
 

@@ -22,7 +22,7 @@ from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
-from shapewright.app.report.outputs.predict import explain_output, operation_output, predict_output
+from shapewright.app.report.outputs.predict import operation_output, predict_output
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.app.report.review import gather_review, review_page
 from shapewright.core.units import format_percent
@@ -181,9 +181,8 @@ def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float
 
 def answer_explain(scenario: Scenario, operation: str) -> Answer:
     """JSON and text output of ``predict --explain``."""
-    explanations = explain_operation(scenario.predict(), operation)
-    output = explain_output(each.facts for each in explanations)
-    return {**output.to_json(), "text": [explanation_rows(each) for each in explanations]}
+    output = explain_operation(scenario.predict(), operation)
+    return {**output.to_json(), "text": [explanation_rows(each) for each in output.operations]}
 
 
 def answer_config(scenario: Scenario) -> Answer:

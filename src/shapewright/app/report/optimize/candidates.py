@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, fill, print_table
 from shapewright.app.report.outputs.check import describe_loss
+from shapewright.app.report.outputs.model import Output, described
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
-from shapewright.app.report.outputs.search import FIELD_LETTERS, candidate_output, describe_changes, describe_gain
+from shapewright.app.report.outputs.search import (
+    FIELD_LETTERS,
+    CandidateOutput,
+    candidate_output,
+    describe_changes,
+    describe_gain,
+)
 from shapewright.core.units import TERA
 
 if TYPE_CHECKING:
@@ -18,9 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.app.report.outputs.search import CandidateOutput
     from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.prediction.predict import Prediction
 
 
 _CANDIDATE_COLUMNS = (
@@ -104,22 +109,31 @@ def describe_measures(candidate: CandidateOutput) -> str:
     return "; ".join(parts)
 
 
-class _Pair(NamedTuple):
-    """An operation before and after, and its time for equal work."""
+@dataclass(frozen=True, kw_only=True)
+class OperationPair:
+    """An operation of the baseline and of a shape, for equal numbers of tokens."""
 
-    name: str
-    pass_name: str
-    before: OperationOutput | None
-    after: OperationOutput | None
-    before_s: float
-    after_s: float
-    saved: float
+    name: str = described("name of the operation")
+    pass_name: str = described("pass of the step")
+    before: OperationOutput | None = described("the operation of the baseline; null where it has none of this name")
+    after: OperationOutput | None = described("the operation of the shape; null where it has none of this name")
+    before_s: float = described("its time in the baseline's step")
+    after_s: float = described("its time in the shape, for the tokens of the baseline's step")
+    saved_fraction: float = described("the difference over the baseline's step")
 
 
-def _both(describe: Callable[[OperationOutput], str]) -> Callable[[_Pair], str]:
+@dataclass(frozen=True, kw_only=True)
+class ExplainedShapeOutput(Output):
+    """One shape against the baseline, operation by operation."""
+
+    shape: CandidateOutput = described("the shape")
+    operations: list[OperationPair] = described("the operations, largest saving first")
+
+
+def _both(describe: Callable[[OperationOutput], str]) -> Callable[[OperationPair], str]:
     """One text for both sides where they agree, else ``before -> after``."""
 
-    def words(pair: _Pair) -> str:
+    def words(pair: OperationPair) -> str:
         before, after = ("" if side is None else describe(side) for side in (pair.before, pair.after))
         return before if before == after else f"{before or '-'} -> {after or '-'}"
 
@@ -137,7 +151,7 @@ _COLUMNS = (
     Column("shape", lambda pair: fill("{after.shape}", pair) or "-", rank=2, is_text=True),
     Column("before", "{before_s}"),
     Column("after", "{after_s}"),
-    Column("share saved", "{saved:+.2p}"),
+    Column("share saved", "{saved_fraction:+.2p}"),
     Column("TFLOP/s", _both(_rate_words), rank=1, is_text=True),
     Column("aligned to", _both(lambda one: str(one.alignment or "")), rank=4, is_text=True),
     Column("tiles full", _both(lambda one: fill("{tile_efficiency:.0p}", one)), rank=5, is_text=True),
@@ -145,36 +159,39 @@ _COLUMNS = (
 )
 
 
-def print_side_by_side(result: SearchResult, candidate: Candidate, console: Console) -> None:
-    """Print baseline and one shape, operation by operation.
-
-    Args:
-        result: The search, with the baseline.
-        candidate: The shape.
-        console: Console to print on.
-    """
-    shown = candidate_output(candidate)
-    console.print(f"rank {shown.rank}: {describe_changes(shown)}; {describe_gain(shown)}", style="bold")
-    columns = columns_of(_pairs(result.baseline.prediction, candidate.prediction), _COLUMNS)
-    print_table(columns, console)
-    moved = describe_measures(shown)
+def print_explained_shape(output: ExplainedShapeOutput, console: Console) -> None:
+    """Print baseline and one shape, operation by operation."""
+    shape = output.shape
+    console.print(f"rank {shape.rank}: {describe_changes(shape)}; {describe_gain(shape)}", style="bold")
+    print_table(columns_of(output.operations, _COLUMNS), console)
+    moved = describe_measures(shape)
     if moved:
         console.print(f"moves {moved}", style="dim", soft_wrap=True)
 
 
-def _pairs(baseline: Prediction, candidate: Prediction) -> list[_Pair]:
-    """Operations by saved time, largest first, for equal numbers of tokens."""
-    work = baseline.tokens_per_step / candidate.tokens_per_step
+def explained_shape_output(result: SearchResult, candidate: Candidate) -> ExplainedShapeOutput:
+    """One shape of a search against its baseline."""
+    baseline, prediction = result.baseline.prediction, candidate.prediction
+    work = baseline.tokens_per_step / prediction.tokens_per_step
     old, new = (
-        {(entry.operation.name, entry.operation.pass_name): entry for entry in prediction.busiest_operations}
-        for prediction in (baseline, candidate)
+        {(entry.operation.name, entry.operation.pass_name): entry for entry in step.busiest_operations}
+        for step in (baseline, prediction)
     )
     pairs = []
-    for key in {**old, **new}:
-        before, after = old.get(key), new.get(key)
+    for name, pass_name in {**old, **new}:
+        before, after = old.get((name, pass_name)), new.get((name, pass_name))
         before_s = before.total_time_s if before else 0.0
         after_s = work * after.total_time_s if after else 0.0
-        one, other = (operation_output(entry) if entry else None for entry in (before, after))
-        saved = (before_s - after_s) / baseline.step_time_s
-        pairs.append(_Pair(*key, one, other, before_s, after_s, saved))
-    return sorted(pairs, key=lambda pair: -pair.saved)
+        pairs.append(
+            OperationPair(
+                name=name,
+                pass_name=pass_name,
+                before=operation_output(before) if before else None,
+                after=operation_output(after) if after else None,
+                before_s=before_s,
+                after_s=after_s,
+                saved_fraction=(before_s - after_s) / baseline.step_time_s,
+            )
+        )
+    pairs.sort(key=lambda pair: -pair.saved_fraction)
+    return ExplainedShapeOutput(shape=candidate_output(candidate), operations=pairs)

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, optional, plain, take
+from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import PRICING_FIELDS, list_devices, load_device
+from shapewright.hardware import PRICING_FIELDS, Device, list_devices, load_device
 from shapewright.lint import get_rule, list_rules, rule_page
 from shapewright.models import TransformerConfig, count_parameters, load_preset, read_model
 from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
+from shapewright.pricing.collectives import without_bridge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from shapewright.core.errors import CalibrationError
-from shapewright.hardware import Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,8 @@ class DeviceOutput(Output):
     )
     measured: str = described("kinds of operation with a calibration record of their own")
     borrowed: dict[str, Donor] = described("calibration donor by kind of operation without one")
+    pcie_collectives: str | None = optional("calibration donor of collectives of more devices than the link connects")
+    device: Device = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,16 @@ class DevicesOutput(Output):
 def device_output(device: Device) -> DeviceOutput:
     """Output of one device."""
     numbers = {name: value for name, value in plain(device).items() if name not in PRICING_FIELDS}
-    return DeviceOutput(fields=numbers, measured=describe_calibration(device), borrowed=borrowed_records(device))
+    measured, borrowed = describe_calibration(device), borrowed_records(device)
+    is_bridged = borrowed and device.link_group_size
+    unbridged = without_bridge(device, load_record("collectives", device)) if is_bridged else None
+    return DeviceOutput(
+        fields=numbers,
+        measured=measured,
+        borrowed=borrowed,
+        pcie_collectives=unbridged and unbridged[1].device,
+        device=device,
+    )
 
 
 def describe_calibration(device: Device) -> str:

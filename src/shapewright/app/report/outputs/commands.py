@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shapewright.app.report.optimize.candidates import ExplainedShapeOutput
 from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
 from shapewright.app.report.outputs.check import CheckOutput
@@ -38,7 +39,7 @@ COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
         "predict --inputs": TracedPredictOutput,
     },
     "check": {"check": CheckOutput, "check --inputs": TracedCheckOutput},
-    "search": {"search": SearchOutput},
+    "search": {"search": SearchOutput, "search --explain": ExplainedShapeOutput},
     "memory": {"memory": MemoryOutput, "memory --inputs": TracedMemoryOutput},
     "design": {"design": DesignOutput},
     "plan": {"plan": PlansOutput},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -306,6 +306,7 @@ class ExplainedRecord:
 
     id: str = described("id of the record")
     transfer: str = described("`exact` for the device's own record, else how it was borrowed")
+    adjustments: str = described("changes of the record's numbers for this device and software; empty without any")
     words: str = described("relation of the calibration donor to this device; empty for the device's own record")
     provenance: Mapping[str, Any] = described("how the record was measured and fitted")
 
@@ -338,11 +339,6 @@ class ExplainOutput(Output):
 def explained_operation(entry: PricedOperation, **explanation: Any) -> ExplainedOperation:
     """One operation with its explanation."""
     return ExplainedOperation(**_operation_fields(entry), **explanation)
-
-
-def explain_output(operations: Iterable[ExplainedOperation]) -> ExplainOutput:
-    """Output of explained operations."""
-    return ExplainOutput(operations=list(operations))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.check import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss import ExperimentsOutput
-from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
+from shapewright.app.report.outputs.measure import VerificationOutput
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
 from shapewright.app.report.outputs.predict import (
     DeviceSummary,
@@ -27,7 +27,7 @@ from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
     from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.optimize.search.result import Verdict, Verification
+    from shapewright.optimize.search.result import Verdict
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
 _CSV_COLUMNS = (
@@ -217,10 +217,8 @@ class SearchOutput(Output):
     step: PredictOutput = text_only()
 
 
-def search_output(
-    result: SearchResult, verification: Verification | None = None, experiments: ExperimentsOutput | None = None
-) -> SearchOutput:
-    """Output of a search, with the measurement of its shapes and the experiments that would decide between them."""
+def search_output(result: SearchResult) -> SearchOutput:
+    """Output of a search."""
     tally, prediction = result.tally, result.baseline.prediction
     return take(
         SearchOutput,
@@ -242,8 +240,6 @@ def search_output(
             for measure, (low, high) in result.ranges.items()
         },
         space=take(SearchSpace, tally, faster_but_too_large=tally.too_large),
-        verification=None if verification is None else verification_output(verification),
-        experiments=experiments,
         step=prediction_output(prediction),
     )
 
