@@ -13,7 +13,6 @@ import pytest
 
 from shapewright.core.errors import StoreError
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
-from shapewright.measure.store import database as store_module
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 from shapewright.models import TransformerConfig
@@ -159,28 +158,12 @@ def test_two_writers_share_a_store(tmp_path: Path) -> None:
         assert sorted(row.m or 0 for row in first.rows()) == [1, 2, 3]
 
 
-def test_older_stores_are_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with an older schema is migrated once and keeps its rows."""
-    with open_store(tmp_path) as store:
-        store.add(make_row())
-    added = (*store_module.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN remark TEXT NOT NULL DEFAULT 'none'",))
-    monkeypatch.setattr(store_module, "MIGRATIONS", added)
-    for _ in range(2):
-        with Store(tmp_path / "s.sqlite") as store:
-            assert store.rows() == [make_row()]
-    connection = sqlite3.connect(tmp_path / "s.sqlite")
-
-    assert connection.execute("SELECT remark FROM runs").fetchall() == [("none",)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (len(added),)
-    connection.close()
-
-
 def spoil(path: Path, how: str) -> None:
     """Create a file that is not a usable store."""
-    if how == "newer":
+    if how in ("newer", "older"):
         Store(path).close()
         connection = sqlite3.connect(path)
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute(f"PRAGMA user_version = {99 if how == 'newer' else 1}")
         connection.close()
     elif how == "garbage":
         path.write_bytes(b"not a database" * 500)
@@ -196,7 +179,8 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("newer", "schema version 99, and this version"),
+        ("newer", "schema version 99, and this version of shapewright reads and writes 3; upgrade"),
+        ("older", "schema version 1, and this version of shapewright reads and writes 3; measure again"),
         ("garbage", "damaged or not a store"),
         ("foreign", "not a store of measurements"),
         ("folder", "unable to open"),

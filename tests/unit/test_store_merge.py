@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from shapewright.app.cli.commands.store import command
 from shapewright.core.errors import StoreError
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.store import database as store_module
 from shapewright.measure.store.database import Store, merge_stores
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 from shapewright.measure.store.summary import summarize_store
@@ -80,17 +79,16 @@ def test_full_disk_imports_all_or_nothing(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
-def test_reading_does_not_migrate_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading an older schema migrates a copy in memory, and leaves the file as it is."""
+def test_reading_does_not_change_the_file(tmp_path: Path) -> None:
+    """Reading leaves the file as it is, and needs one that exists and holds a store."""
     path = make_store(tmp_path / "a", [make_row(1)])
     before = path.read_bytes()
-    added = (*store_module.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN remark TEXT NOT NULL DEFAULT 'none'",))
-    monkeypatch.setattr(store_module, "MIGRATIONS", added)
+    (tmp_path / "empty").touch()
     with Store(path, read_only=True) as store:
-        assert store._connection.execute("SELECT remark FROM runs").fetchall() == [("none",)]
         assert store.rows() == [make_row(1)]
-        with pytest.raises(StoreError, match="no store at"):
-            Store(tmp_path / "none", read_only=True)
+    for name, words in (("none", "no store at"), ("empty", "is empty")):
+        with pytest.raises(StoreError, match=words):
+            Store(tmp_path / name, read_only=True)
 
     assert path.read_bytes() == before
 
@@ -157,7 +155,7 @@ def test_commands_print_text_and_json(tmp_path: Path) -> None:
     assert "1 rows added" in words.output
     assert json.loads(again.output)["kept"] == 1
     assert (listed["statuses"], listed["groups"][0]["rows"]) == ({OK: 2}, 2)
-    assert listed["store_schema_version"] == len(store_module.MIGRATIONS)
+    assert listed["store_schema_version"] == 3
     assert "2 rows (2 ok)" in runner.invoke(command, ["ls", str(first)]).output
 
 

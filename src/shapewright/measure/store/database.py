@@ -1,8 +1,7 @@
 """The SQLite file of a store: add, read, verify and merge measured rows.
 
 Every finished row is one committed transaction. The file is in WAL mode, so that committed rows survive a killed
-process and several benches can write concurrently. The schema has a version: older files are migrated when they are
-opened, newer ones are refused.
+process and several benches can write concurrently. The schema has a version; files of another one are refused.
 
 Two rows with the same key (device, library, operation, dtype, layout, variant and repetition) are the same measurement.
 A successful row is never replaced; a failed or wrong row is replaced by a successful one.
@@ -17,7 +16,7 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from math import isnan
@@ -26,39 +25,31 @@ from types import TracebackType
 from typing import Any, Self
 
 from shapewright.core.errors import StoreError
-from shapewright.measure.store.record import OK, STATUSES, Row, Run
+from shapewright.measure.store.record import OK, SCHEMA_VERSION, STATUSES, Row, Run
 
 # Time that a writer waits for another one. [s]
 _BUSY_TIMEOUT_S = 30.0
 
-# Step i migrates a file from schema version i to i + 1. Never change a step, only append new ones.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE runs (
-            run_id TEXT PRIMARY KEY, started_utc TEXT NOT NULL, command TEXT NOT NULL, suite TEXT NOT NULL,
-            device TEXT NOT NULL, device_facts TEXT NOT NULL, driver TEXT NOT NULL, runtime TEXT NOT NULL,
-            torch_version TEXT NOT NULL, library TEXT NOT NULL, shapewright_version TEXT NOT NULL) STRICT""",
-        """CREATE TABLE measurements (
-            key TEXT PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id), measured_utc TEXT NOT NULL,
-            suite TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, layout TEXT NOT NULL,
-            variant TEXT NOT NULL, repetition INTEGER NOT NULL, sizes TEXT NOT NULL,
-            m INTEGER, n INTEGER, k INTEGER, batch INTEGER, flops REAL NOT NULL, num_bytes REAL NOT NULL,
-            device TEXT NOT NULL, library TEXT NOT NULL, kernel TEXT NOT NULL,
-            status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'wrong')), error TEXT NOT NULL, relative_error REAL,
-            method TEXT NOT NULL, median_s REAL, min_s REAL, max_s REAL, q1_s REAL, q3_s REAL, ci_half_width_s REAL,
-            num_samples INTEGER NOT NULL, calls_per_sample INTEGER NOT NULL, launch_s REAL,
-            num_inputs INTEGER NOT NULL, is_cold INTEGER NOT NULL, state_before TEXT NOT NULL,
-            state_after TEXT NOT NULL) STRICT""",
-        "CREATE INDEX measurements_by_shape ON measurements (device, kind, dtype, m, n, k)",
-    ),
-    ("ALTER TABLE measurements ADD COLUMN figures TEXT NOT NULL DEFAULT '{}'",),
-    # The values of rows written before are taken as they are: ``Store._open`` computes their checksums.
-    (
-        "ALTER TABLE runs ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE measurements ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
-    ),
+_SCHEMA = (
+    """CREATE TABLE runs (
+        run_id TEXT PRIMARY KEY, started_utc TEXT NOT NULL, command TEXT NOT NULL, suite TEXT NOT NULL,
+        device TEXT NOT NULL, device_facts TEXT NOT NULL, driver TEXT NOT NULL, runtime TEXT NOT NULL,
+        torch_version TEXT NOT NULL, library TEXT NOT NULL, shapewright_version TEXT NOT NULL,
+        checksum TEXT NOT NULL) STRICT""",
+    """CREATE TABLE measurements (
+        key TEXT PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id), measured_utc TEXT NOT NULL,
+        suite TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, layout TEXT NOT NULL,
+        variant TEXT NOT NULL, repetition INTEGER NOT NULL, sizes TEXT NOT NULL,
+        m INTEGER, n INTEGER, k INTEGER, batch INTEGER, flops REAL NOT NULL, num_bytes REAL NOT NULL,
+        device TEXT NOT NULL, library TEXT NOT NULL, kernel TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'wrong')), error TEXT NOT NULL, relative_error REAL,
+        method TEXT NOT NULL, median_s REAL, min_s REAL, max_s REAL, q1_s REAL, q3_s REAL, ci_half_width_s REAL,
+        num_samples INTEGER NOT NULL, calls_per_sample INTEGER NOT NULL, launch_s REAL,
+        num_inputs INTEGER NOT NULL, is_cold INTEGER NOT NULL, state_before TEXT NOT NULL,
+        state_after TEXT NOT NULL, figures TEXT NOT NULL, checksum TEXT NOT NULL) STRICT""",
+    "CREATE INDEX measurements_by_shape ON measurements (device, kind, dtype, m, n, k)",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-_FIRST_WITH_CHECKSUMS = 3
 
 _DAMAGED = "the file is damaged or not a store; give another store"
 _WRITABLE_FOLDER = "give a file in an existing, writable folder"
@@ -92,10 +83,10 @@ class Store:
 
     Args:
         path: The file; it is created if it does not exist, unless it is opened read-only.
-        read_only: Leave the file unchanged; an older schema is migrated in a copy in memory.
+        read_only: Leave the file unchanged.
 
     Raises:
-        StoreError: the file is missing, not a store, damaged, or from a newer version of this package.
+        StoreError: the file is missing, not a store, damaged, or has the schema of another version of this package.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
@@ -121,39 +112,26 @@ class Store:
         tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         version = self._version()
         execute("COMMIT")
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"{self.path} has schema version {version}, and this version of shapewright supports up to "
-                f"{len(MIGRATIONS)}; upgrade shapewright or give another store"
-            )
         if (version == 0 and tables) or (version > 0 and not {"runs", "measurements"} <= tables):
             raise StoreError(f"{self.path} is an SQLite file, but not a store of measurements; give another store")
+        if version not in (0, SCHEMA_VERSION):
+            advice = "upgrade shapewright" if version > SCHEMA_VERSION else "measure again"
+            raise StoreError(
+                f"{self.path} has schema version {version}, and this version of shapewright reads and writes "
+                f"{SCHEMA_VERSION}; {advice} or give another store"
+            )
         if read_only:
-            if version == len(MIGRATIONS):
-                return
-            copy = _connect(":memory:")
-            self._connection.backup(copy)
-            self._connection.close()
-            self._connection = copy
-            execute = copy.execute
+            if version == 0:
+                raise StoreError(f"{self.path} is empty; give a file that 'shapewright bench' has written")
+            return
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
-        if version < len(MIGRATIONS):
+        if version == 0:
             with self._transaction():
-                for step in MIGRATIONS[self._version() :]:  # read again: another process may have migrated it
-                    for statement in step:
+                if self._version() == 0:  # read again: another process may have created it
+                    for statement in _SCHEMA:
                         execute(statement)
-                if version < _FIRST_WITH_CHECKSUMS:
-                    self._add_checksums(execute)
-                execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-    def _add_checksums(self, execute: Callable[..., sqlite3.Cursor]) -> None:
-        for table, names in _NAMES.items():
-            # A process that migrated the file at the same time may have added some.
-            found = execute(f"SELECT rowid, {', '.join(names)} FROM {table} WHERE checksum = ''").fetchall()
-            for number, *values in found:
-                execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", (_checksum(values), number))
 
     def __enter__(self) -> Self:
         return self
@@ -301,11 +279,6 @@ class Store:
         marks = ", ".join("?" * (len(names) + 1))
         statement = f"INSERT INTO {table} ({', '.join(names)}, checksum) VALUES ({marks}) {conflict}"
         return self._connection.execute(statement, [*values, _checksum(values)]).rowcount
-
-    @property
-    def schema_version(self) -> int:
-        """Schema version after migration."""
-        return len(MIGRATIONS)
 
     def _version(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     Measurable = Operation | LayerRun | StepRun
 
 OK, FAILED, WRONG = "ok", "failed", "wrong"
+SCHEMA_VERSION = 3
+"""Version of the tables of a store, whose columns are the fields of Row and Run."""
 STATUSES = (OK, FAILED, WRONG)
 
 _KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise | Collective | LayerRun | StepRun]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.measure.store.record import OK
+from shapewright.measure.store.record import OK, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from shapewright.measure.store.database import Store
@@ -55,7 +55,7 @@ class StoreSummary:
 
     Attributes:
         path: The file.
-        schema_version: Schema version after migration.
+        store_schema_version: Version of the store's schema.
         file_bytes: Size of the file and its write-ahead log. [byte]
         num_runs: Number of runs.
         statuses: Rows by status.
@@ -63,7 +63,7 @@ class StoreSummary:
     """
 
     path: str
-    schema_version: int
+    store_schema_version: int
     file_bytes: int
     num_runs: int
     statuses: dict[str, int]
@@ -79,7 +79,7 @@ def summarize_store(store: Store) -> StoreSummary:
     wal_path = store.path.with_name(f"{store.path.name}-wal")
     return StoreSummary(
         path=str(store.path),
-        schema_version=store.schema_version,
+        store_schema_version=SCHEMA_VERSION,
         file_bytes=sum(path.stat().st_size for path in (store.path, wal_path) if path.is_file()),
         num_runs=len(store.runs()),
         statuses=dict(Counter(row.status for row in rows)),

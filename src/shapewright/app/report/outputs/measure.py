@@ -102,7 +102,7 @@ class StoreContentsOutput(Output):
 
 def store_contents_output(contents: StoreSummary) -> StoreContentsOutput:
     """Output of the contents of a store."""
-    return take(StoreContentsOutput, contents, store_schema_version=contents.schema_version)
+    return take(StoreContentsOutput, contents)
 
 
 @dataclass(frozen=True, kw_only=True)
