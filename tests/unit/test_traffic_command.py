@@ -49,6 +49,13 @@ def test_text_json_and_page_agree(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert words in page.read_text(encoding="utf-8")
 
 
+def test_the_next_command_plans_the_mean_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    """Distributions become their means, which the closed form takes."""
+    _, text, _ = run([*RANDOM, "--arrivals", "4/s"], capsys)
+
+    assert "--isl 800 --osl 100 " in text.splitlines()[-1]
+
+
 def test_missed_limits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and what to change."""
     code, text, _ = run([*RANDOM, "--arrivals", "4/s", "--tpot-p90", "1us"], capsys)

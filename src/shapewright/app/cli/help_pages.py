@@ -193,7 +193,7 @@ def describe_next(context: click.Context) -> str:
     from shlex import quote
 
     model = " ".join((*_config_words(given), *_given_options(context, "model"))) or "CONFIG"
-    device = given.get("device") or str(given.get("devices") or "NAME").partition(",")[0]
+    device = str(given.get("device") or given.get("devices") or "NAME").partition(",")[0]
     on_device = f"--device {quote(str(device))}"
     lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
     words = {
@@ -209,9 +209,13 @@ def describe_next(context: click.Context) -> str:
 
 
 def _length_of(given: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a length that was given as one number, else a default."""
+    """Return a length that was given, the mean of a distribution, or else a default."""
     length = given.get(name)
-    return length if isinstance(length, int) else default
+    if isinstance(length, str):
+        from shapewright.optimize.serving.traffic.requests import read_lengths
+
+        return round(read_lengths(length, name).mean)
+    return length or default
 
 
 def _config_words(given: Mapping[str, Any]) -> list[str]:
