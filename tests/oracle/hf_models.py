@@ -103,6 +103,16 @@ _NEMOTRON_H: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": 72,
     "num_experts_per_tok": 2,
 }
+_T5_GATED: dict[str, Any] = {
+    "vocab_size": _VOCAB,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 176,
+    "num_layers": 3,
+    "num_heads": 4,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
 HYBRID_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **_WIDE_HEADS,
@@ -189,6 +199,10 @@ HYBRID_CONFIGS: dict[str, dict[str, Any]] = {
     "mamba": {**_COMMON, "state_size": 12},
     "falcon_mamba": {**_COMMON, "state_size": 12},
 }
+
+_SPARSE_MLA = {**_MLA, "index_n_heads": 4, "index_head_dim": 24, "index_topk": 16}
+SPARSE_CONFIGS: dict[str, dict[str, Any]] = {"deepseek_v32": _SPARSE_MLA, "glm_moe_dsa": _SPARSE_MLA}
+"""Configs with an indexer, which transformers runs in the forward pass alone."""
 
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     **HYBRID_CONFIGS,
@@ -320,6 +334,9 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "granitemoehybrid/experts": {**_GRANITE_HYBRID, **_EXPERTS},
     "bert": {**_COMMON, "intermediate_size": 176, "pad_token_id": 0},
     "roberta": {**_COMMON, "intermediate_size": 176, "pad_token_id": 1, "type_vocab_size": 1},
+    "camembert": {**_COMMON, "intermediate_size": 176, "pad_token_id": 1, "type_vocab_size": 1},
+    "xlm-roberta": {**_COMMON, "intermediate_size": 176, "pad_token_id": 1, "type_vocab_size": 1},
+    "mt5": _T5_GATED,
     "t5": {
         "vocab_size": _VOCAB,
         "d_model": 64,
@@ -329,16 +346,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "num_decoder_layers": 3,
         "num_heads": 4,
     },
-    "t5/gated": {
-        "vocab_size": _VOCAB,
-        "d_model": 64,
-        "d_kv": 24,
-        "d_ff": 176,
-        "num_layers": 3,
-        "num_heads": 4,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-    },
+    "t5/gated": _T5_GATED,
 }
 
 
@@ -349,7 +357,7 @@ def model_type_of(key: str) -> str:
 
 def tiny_config(key: str) -> dict[str, Any]:
     """Return what config.json would hold, model_type included."""
-    return {"model_type": model_type_of(key), **TINY_CONFIGS[key]}
+    return {"model_type": model_type_of(key), **{**TINY_CONFIGS, **SPARSE_CONFIGS}[key]}
 
 
 def hf_config(config: dict[str, Any]) -> PreTrainedConfig:
@@ -364,7 +372,7 @@ def hf_config(config: dict[str, Any]) -> PreTrainedConfig:
 def build_on_meta(config: dict[str, Any], attention: str = "eager", dtype: str = "float32") -> PreTrainedModel:
     """Build the model with its language head, without memory or weights.
 
-    BERT and RoBERTa are built with their masked language head and T5 as T5ForConditionalGeneration, all others as
+    BERT and its kind are built with their masked language head and T5 as T5ForConditionalGeneration, all others as
     causal language models; of a multimodal config only the text model is built.
 
     Args:
@@ -379,6 +387,8 @@ def build_on_meta(config: dict[str, Any], attention: str = "eager", dtype: str =
     builders = {
         "bert": AutoModelForMaskedLM,
         "roberta": AutoModelForMaskedLM,
+        "camembert": AutoModelForMaskedLM,
+        "xlm-roberta": AutoModelForMaskedLM,
         "t5": AutoModelForSeq2SeqLM,
         "mt5": AutoModelForSeq2SeqLM,
     }

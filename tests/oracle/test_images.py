@@ -89,6 +89,23 @@ def test_a_vision_language_model_runs_the_gemms_of_transformers(key: str) -> Non
     assert without_layout(lowered) == without_layout(traced)
 
 
+@pytest.mark.parametrize("key", [key for key in VISION_LANGUAGE if key not in _NEEDS_VALUES])
+def test_a_training_step_of_a_vision_language_model(key: str) -> None:
+    """Every GEMM of tower, projector and language model, forward and backward, with one image per sequence."""
+    config = read_model(image_config(key)).with_vision().config
+    assert config.vision is not None
+    assert config.vision.patches is not None
+    num_tokens = config.vision.patches.count_projected((SIDE, SIDE))
+    model, inputs = _prompt(key, num_tokens)
+    with record_gemms() as recorded:
+        model.train()(**inputs, use_cache=False).logits.sum().backward()
+    workload = Workload(micro_batch_size=2, seq_len=num_tokens + 7, images=1, image_size=f"{SIDE}", attention="unfused")
+    lowered, traced = count_gemms(lower(config, workload, ParallelLayout()), "forward", "backward"), recorded.gemms
+    if key in _JOINED:
+        lowered, traced = _weights_alone(lowered), _weights_alone(traced)
+    assert without_layout(lowered) == without_layout(traced)
+
+
 def _prompt(key: str, num_tokens: int) -> tuple[Any, dict[str, Any]]:
     """A tiny model with memory, since it compares token ids, and two prompts with an image each."""
     config = image_config(key)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="tracing configs needs the trace extr
 
 from hf_models import HYBRID_CONFIGS, TINY_CONFIGS, model_type_of, tiny_config
 from own_models import Choosy, Dit, Frozen, Gpt, MambaBlock, Vit
-from traced_gemms import count_flops
+from traced_gemms import count_flops, count_gemms, without_layout
 
 import shapewright
 from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
@@ -67,7 +67,7 @@ def compute_s(operations: Iterable[PricedOperation]) -> float:
 
 @pytest.mark.parametrize("key", FAMILIES)
 def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
-    """GEMMs and attention of a traced model take as long as those lowered from its config; FLOPs are equal."""
+    """Its GEMMs are those lowered from the config, one by one; GEMMs and attention take as long; FLOPs are equal."""
     found = trace_built_model(tiny_config(key), source=key, batch_size=BATCH_SIZE, seq_len=SEQ_LEN)
     attention = "unfused" if model_type_of(key) in _UNFUSED else "flash"
     workload = {"micro_batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "attention": attention}
@@ -77,6 +77,10 @@ def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
         shapewright.predict(found, device=H100),
     )
 
+    for passes in (("forward",), ("forward", "backward")):
+        assert without_layout(count_gemms(found.operations, *passes)) == without_layout(
+            count_gemms((one.operation for one in lowered.operations), *passes)
+        )
     assert compute_s(traced.operations) == pytest.approx(compute_s(lowered.operations), rel=0.02)
     assert traced.model_flops == pytest.approx(lowered.model_flops_per_s * lowered.step_time_s, rel=1e-9)
     assert found.num_parameters == lowered.parameters.total

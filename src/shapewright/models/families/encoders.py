@@ -50,9 +50,10 @@ BERT = Family(
 # Positions start after the padding row; max_position_embeddings includes the unused rows.
 ROBERTA = replace(
     BERT,
-    model_types=("roberta", "xlm-roberta", "camembert"),
+    model_types=("roberta",),
     defaults={**BERT.defaults, "vocab_size": 50265},
 )
+XLM_ROBERTA = replace(BERT, model_types=("xlm-roberta", "camembert"))
 
 
 def _derive_t5(values: ConfigValues) -> Fields:
@@ -119,4 +120,4 @@ MT5 = replace(
     | {"feed_forward_proj": "gated-gelu"},
 )
 
-FAMILIES = (BERT, ROBERTA, T5, MT5)
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, T5, MT5)
