@@ -12,7 +12,7 @@ from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
 from shapewright.lint import Finding, find_better_shapes, list_rules
 from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION
-from shapewright.lint.check import QUIET_BELOW_FRACTION, evaluate
+from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, evaluate
 from shapewright.lint.rule import Rule
 from shapewright.models import TransformerConfig
 from shapewright.prediction.scenario import Scenario

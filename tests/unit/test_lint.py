@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -22,7 +23,7 @@ from shapewright.lint import (
     get_rule,
     list_rules,
 )
-from shapewright.lint.check import evaluate, run_rules
+from shapewright.lint.evaluate import evaluate, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.models import read_model
 from shapewright.prediction.scenario import Scenario
@@ -90,6 +91,28 @@ def test_costs_add_up_to_what_the_combined_fix_saves(report: CheckReport) -> Non
     assert sum(finding.cost_fraction or 0.0 for finding in report.findings) == pytest.approx(fix.gain_fraction)
     assert (fix.step_time_before_s, fix.step_time_s) == (prediction.step_time_s, after.step_time_s)
     assert fix.step_time_s < fix.step_time_before_s
+
+
+def test_a_fix_that_pays_only_with_another_is_part_of_both() -> None:
+    """At an odd hidden size padding saves nothing, so the vocabulary is reported with the width that it needs."""
+    config = dataclasses.replace(
+        read_model("llama-3-8b").config, hidden_size=4097, embedding_size=4097, vocab_size=32003
+    )
+    scenario = Scenario.of(config, load_device("h100-sxm-80gb"), Workload(micro_batch_size=4, seq_len=2048))
+    found = check_scenario(scenario, look_around=False)
+    padded, of_width = (
+        next(finding for finding in found.findings if finding.code == code) for code in ("TC101", "TC102")
+    )
+
+    assert padded.only_with == {"hidden_size": 4096}
+    assert "only with hidden_size=4096; pad it to 32064" in padded.message
+    assert not of_width.only_with
+    assert found.combined_fix is not None
+    assert found.combined_fix.changes["vocab_size"] == 32064
+    assert found.combined_fix.gain_fraction == pytest.approx(
+        sum(finding.cost_fraction or 0.0 for finding in (padded, of_width))
+    )
+    assert "vocab_size" not in exact_changes(found)
 
 
 def test_ignored_findings_are_counted(report: CheckReport) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from shapewright.lint import Finding, list_rules
-from shapewright.lint.check import evaluate
+from shapewright.lint.evaluate import evaluate
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import get_rule
 from shapewright.prediction.scenario import Scenario

@@ -9,7 +9,7 @@ import pytest
 
 from shapewright.core.errors import LayoutError
 from shapewright.lint import get_rule
-from shapewright.lint.check import evaluate, rate_severity
+from shapewright.lint.evaluate import evaluate, rate_severity
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation
 from shapewright.prediction.scenario import Scenario

@@ -10,204 +10,25 @@ from shapewright.core.errors import ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
-from shapewright.lint.combined import CombinedFix, combine_fixes, name_changes
-from shapewright.lint.layout_fixes import NEARLY_BEST
-from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules, select_rules
+from shapewright.lint.combined import CombinedFix, combine_fixes
+from shapewright.lint.evaluate import (
+    QUIET_BELOW_FRACTION,
+    by_cost,
+    find_hidden,
+    rate_severity,
+    run_rules,
+    slowest_operation,
+)
+from shapewright.lint.rule import SEVERITIES, Finding, select_rules
 from shapewright.lowering import num_microbatches
 from shapewright.models import Model
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.images import has_tower, tower_job
 
 if TYPE_CHECKING:
-    from shapewright.lint.rule import Fix, Rule, Violation
     from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-
-QUIET_BELOW_FRACTION = 0.002
-"""Violations with a smaller predicted cost are not reported: a tenth of the run-to-run noise of a training step."""
-
-WARNING_FROM_FRACTION = 0.01
-ERROR_FROM_FRACTION = 0.10
-
-MOST_SUGGESTIONS = 3
-
-_VISIBLE_SLOWDOWN = 1.02  # smaller slowdowns of a single operation are not reported
-
-
-@dataclass(frozen=True)
-class _PricedFix:
-    suggestion: Suggestion
-    gain_fraction: float
-    before: Prediction
-    after: Prediction
-
-
-def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
-    """Cost a violation and return its finding; None where the cost is negligible."""
-    if not scenario.is_possible:
-        own = violation.field.rpartition(".")[2]
-        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own)))
-        return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
-    # Slower fixes are valid where the finding is not about time.
-    keep_slower = violation.severity == "error" or not violation.has_cost
-    own = violation.field.rpartition(".")[2]
-    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own, keep_slower=keep_slower))]
-    _sort(priced)
-    suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
-    best = priced[0] if priced else None
-    cost_fraction = max(0.0, *(found.gain_fraction for found in priced)) if best and violation.has_cost else 0.0
-    cost_fraction = min(cost_fraction, violation.max_cost_fraction)
-    severity = rate_severity(violation.severity, cost_fraction, violation.max_severity)
-    if severity is None:
-        return None
-    if best is None or cost_fraction < QUIET_BELOW_FRACTION:
-        return _finding(rule, violation, severity, suggestions=suggestions)
-    return _finding(
-        rule,
-        violation,
-        severity,
-        suggestions=suggestions,
-        slowest=_slowest_operation(best.before, best.after),
-        cost_s=cost_fraction * scenario.predict().step_time_s,
-        cost_fraction=cost_fraction,
-    )
-
-
-def rate_severity(least: str | None, cost_fraction: float, most: str | None = None) -> str | None:
-    """Return the severity of a cost, limited to ``least`` and ``most``; None where it is not reported."""
-    by_cost = None
-    if cost_fraction >= QUIET_BELOW_FRACTION:
-        by_cost = "info"
-    if cost_fraction >= WARNING_FROM_FRACTION:
-        by_cost = "warning"
-    if cost_fraction >= ERROR_FROM_FRACTION:
-        by_cost = "error"
-    found = [severity for severity in (least, by_cost) if severity]
-    if not found:
-        return None
-    severity = max(found, key=SEVERITIES.index)
-    return min(severity, most, key=SEVERITIES.index) if most else severity
-
-
-def _suggest_if_possible(fix: Fix, scenario: Scenario, own: str) -> Suggestion | None:
-    """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
-    fixed = scenario.try_replace(fix.changes)
-    if fixed is None or str(fixed.outcome) == str(scenario.outcome):
-        return None
-    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own), changes=dict(fix.changes))
-
-
-def _title(fix: Fix, scenario: Scenario, own: str) -> str:
-    """Return the title of a fix with every field that it sets; the field of the violation needs no name."""
-    named = [text.partition("=") for text in name_changes(scenario.config, fix.changes).split(", ") if text]
-    silent = [f"{name}={value}" for name, _, value in named if name != own and name not in fix.title]
-    return ", ".join([fix.title, *silent])
-
-
-def _sort(priced: list[_PricedFix]) -> None:
-    """Sort fixes by gain; among those that change the model and gain about as much, the smallest change comes first."""
-    least_ratio = min((1.0 - found.gain_fraction for found in priced), default=1.0)
-
-    def key(found: _PricedFix) -> tuple[bool, float, float]:
-        is_tied = found.suggestion.kind == "retrain" and 1.0 - found.gain_fraction <= NEARLY_BEST * least_ratio
-        return not is_tied, abs(found.suggestion.parameters_change_fraction) * is_tied, -found.gain_fraction
-
-    priced.sort(key=key)
-
-
-def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _PricedFix | None:
-    """Predict the gain of a fix; None where it is impossible, does not fit in memory, or is not faster.
-
-    Where the scenario itself does not fit, a change of layout or batch must not need more memory (405 billion
-    parameters are faster on one stage than on 16, and fit on no device), while a change of the model may.
-    """
-    before = scenario.try_replace(fix.common_changes) if fix.common_changes else scenario
-    after = scenario.try_replace({**fix.common_changes, **fix.changes})
-    if before is None or after is None or not before.is_possible or not after.is_possible:
-        return None
-    if not after.fits and (scenario.fits or (fix.kind == "runtime" and _needs_more(after, scenario))):
-        return None
-    ratio = after.time_per_token_s / before.time_per_token_s
-    parameters = before.predict().parameters, after.predict().parameters
-    gain_fraction = 1.0 - ratio
-    if fix.kind == "retrain":
-        # Time is proportional to the parameters used per token.
-        gain_fraction = 1.0 - ratio * parameters[0].active / parameters[1].active
-    if not keep_slower and (ratio > 1.0 or gain_fraction <= 0.0):
-        return None
-    suggestion = Suggestion(
-        kind=fix.kind,
-        title=_title(fix, scenario, own),
-        changes=dict(fix.changes),
-        parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
-        predicted_gain_fraction=None if keep_slower else gain_fraction,
-        compared_at=dict(fix.common_changes),
-    )
-    return _PricedFix(suggestion, gain_fraction, before.predict(), after.predict())
-
-
-def _needs_more(after: Scenario, before: Scenario) -> bool:
-    return after.predict().memory.total_bytes > before.predict().memory.total_bytes
-
-
-def _slowest_operation(before: Prediction, after: Prediction) -> str:
-    """Describe the operation that loses the most time to the violation, with its slowdown.
-
-    Empty where the fix changes stages, chunks or the batch: operations then differ in number of executions.
-    """
-    if before.tokens_per_step != after.tokens_per_step or _stages_of(before) != _stages_of(after):
-        return ""
-    fixed_s = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
-    worst_loss_s, worst = 0.0, ""
-    for priced in before.operations:
-        if priced.operation.kind == "pointwise":  # its time follows from its bytes
-            continue
-        other_s = fixed_s.get((priced.operation.name, priced.operation.pass_name))
-        if (
-            other_s
-            and priced.total_time_s - other_s > worst_loss_s
-            and priced.total_time_s > _VISIBLE_SLOWDOWN * other_s
-        ):
-            worst_loss_s = priced.total_time_s - other_s
-            worst = f"{priced.operation.name} predicted {priced.total_time_s / other_s:.2f}x slower"
-    return worst
-
-
-def _stages_of(prediction: Prediction) -> tuple[int, int]:
-    return prediction.layout.pipeline_parallel, prediction.layout.virtual_pipeline
-
-
-def _finding(
-    rule: Rule,
-    violation: Violation,
-    severity: str,
-    *,
-    suggestions: tuple[Suggestion, ...],
-    slowest: str = "",
-    cost_s: float | None = None,
-    cost_fraction: float | None = None,
-) -> Finding:
-    message = f"{violation.field.rpartition('.')[2]}={violation.actual} {violation.problem}"
-    if slowest:
-        message += f": {slowest}"
-    if suggestions:
-        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
-    return Finding(
-        code=rule.code,
-        name=rule.name,
-        severity=severity,
-        field=violation.field,
-        actual=violation.actual,
-        wanted=violation.wanted,
-        message=message,
-        cost_s=cost_s,
-        cost_fraction=cost_fraction,
-        suggestions=suggestions,
-        slowest=slowest,
-        least_severity=violation.severity,
-        most_severity=violation.max_severity,
-    )
 
 
 class HasFindings(Protocol):
@@ -276,7 +97,7 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
     else:
         prediction, refusal = outcome, None
         found, combined = _attribute(scenario, found, ignored)
-    found = sorted([*found, *of_tower], key=_sort_key, reverse=True)
+    found = sorted([*found, *of_tower], key=by_cost, reverse=True)
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
@@ -350,9 +171,19 @@ def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scena
 def _attribute(
     scenario: Scenario, findings: list[Finding], ignored: Collection[str]
 ) -> tuple[list[Finding], CombinedFix | None]:
-    """Share what the combined fix saves among the findings that are not ignored, and drop those without a share."""
+    """Share what the combined fix saves among the findings that are not ignored, and drop those without a share.
+
+    The rules are checked again with the combined fix, and violations that cost time only then are part of it.
+    """
     counted = [finding for finding in findings if finding.code not in ignored]
     combined, shares, compared = combine_fixes(scenario, counted)
+    if combined is not None:
+        known = {(finding.code, finding.field): finding.cost_s is not None for finding in findings}
+        hidden = find_hidden(scenario, combined.changes, [key for key, has_cost in known.items() if has_cost])
+        if hidden := [finding for finding in hidden if finding.code not in ignored]:
+            replaced = {(finding.code, finding.field) for finding in hidden}
+            others = [finding for finding in findings if (finding.code, finding.field) not in replaced]
+            return _attribute(scenario, [*others, *hidden], ignored)
     step_s = scenario.predict().step_time_s
     kept = [finding for finding in findings if finding.code in ignored]
     for index, finding in enumerate(counted):
@@ -366,26 +197,10 @@ def _attribute(
         cost_s, cost_fraction = (share * step_s, share) if share >= QUIET_BELOW_FRACTION else (None, None)
         message = finding.message
         if index in compared:
-            slowest = _slowest_operation(*compared[index])
+            slowest = slowest_operation(*compared[index])
             message = message.replace(f": {finding.slowest}", f": {slowest}" if slowest else "", 1)
         kept.append(replace(finding, severity=severity, message=message, cost_s=cost_s, cost_fraction=cost_fraction))
-    return sorted(kept, key=_sort_key, reverse=True), combined
-
-
-def run_rules(scenario: Scenario) -> list[Finding]:
-    """Run every rule and cost each violation alone; findings that prevent the step come first, then the costliest."""
-    found = [
-        finding
-        for rule in list_rules()
-        for violation in rule.check(scenario)
-        if (finding := evaluate(rule, violation, scenario)) is not None
-    ]
-    return sorted(found, key=_sort_key, reverse=True)
-
-
-def _sort_key(finding: Finding) -> tuple[bool, float, int]:
-    cannot_run = finding.severity == "error" and finding.cost_s is None
-    return cannot_run, finding.cost_s or 0.0, SEVERITIES.index(finding.severity)
+    return sorted(kept, key=by_cost, reverse=True), combined
 
 
 def exit_code(report: HasFindings, fail_on: str = "warning") -> int:
@@ -402,11 +217,11 @@ def exit_code(report: HasFindings, fail_on: str = "warning") -> int:
 
 
 def exact_changes(report: CheckReport) -> dict[str, Any]:
-    """Collect the field changes of the first exact suggestion of each finding."""
+    """Collect the field changes of the first exact suggestion of each finding that pays with them alone."""
     changes: dict[str, Any] = {}
     for finding in report.findings:
         exact = [suggestion for suggestion in finding.suggestions if suggestion.kind == "exact"]
-        if exact:
+        if exact and finding.only_with.keys() <= changes.keys():
             changes = {**exact[0].changes, **changes}
     return changes
 

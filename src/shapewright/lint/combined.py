@@ -135,18 +135,23 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
 
 def name_changes(config: TransformerConfig, changes: Changes) -> str:
     """Name the fields that a fix sets, without those that follow another field as they do in the model."""
+    return ", ".join(f"{name}={value}" for name, value in leading_changes(config, changes).items())
+
+
+def leading_changes(config: TransformerConfig, changes: Changes) -> dict[str, Any]:
+    """Changes without fields that keep their value, or that follow another field as they do in the model."""
     followers = {
         "v_head_dim": ("head_dim", config.v_head_dim == config.head_dim),
         "embedding_size": ("hidden_size", config.embedding_size == config.hidden_size),
         "num_kv_heads": ("num_heads", config.num_kv_heads == config.num_heads),
     }
-    shown = []
+    leading = {}
     for name, value in changes.items():
         leader, follows = followers.get(name, ("", False))
         is_same = hasattr(config, name) and getattr(config, name) == value
         if not is_same and not (follows and changes.get(leader) == value):
-            shown.append(f"{name}={value}")
-    return ", ".join(shown)
+            leading[name] = value
+    return leading
 
 
 def _own_changes(base: Scenario, findings: Sequence[Finding], index: int, costly: Sequence[int]) -> _Player:

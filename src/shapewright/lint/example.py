@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from shapewright.hardware import load_device
-from shapewright.lint.check import evaluate
+from shapewright.lint.evaluate import evaluate
 from shapewright.lint.rule import get_rule
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario

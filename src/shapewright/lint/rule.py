@@ -5,6 +5,7 @@ A registry holds the rules of ``lint.rules``: look-up by code, name or family, a
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -68,6 +69,7 @@ class Finding:
         suggestions: Suggestions, best first.
         slowest: The operation that loses the most time to the violation, as in the message; empty for none.
         is_assumed: Whether it is one of a changed layout, with which the step can run.
+        only_with: Changes of other findings without which its suggestions save nothing; empty where they save alone.
         least_severity: Minimum severity, whatever the cost; None for none.
         most_severity: Maximum severity, whatever the cost; None for none.
     """
@@ -84,6 +86,7 @@ class Finding:
     suggestions: tuple[Suggestion, ...] = ()
     slowest: str = ""
     is_assumed: bool = False
+    only_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     least_severity: str | None = None
     most_severity: str | None = None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.units import format_bytes
-from shapewright.lint.check import QUIET_BELOW_FRACTION, rate_severity
+from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
 from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
 from shapewright.lowering.builders import gemm_gradients

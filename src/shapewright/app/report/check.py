@@ -100,7 +100,7 @@ def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
         facts: list[str] = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
             saved = format_percent(suggestion.predicted_gain_fraction)
-            facts.append(f"saves {saved}{_equal_words(suggestion.compared_at)}")
+            facts.append(f"saves {saved}{_equal_words({**finding.only_with, **suggestion.compared_at})}")
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")

@@ -103,6 +103,7 @@ class FindingOutput:
     )
     cost_fraction: float | None = described("the same as a fraction of the step")
     is_assumed: bool = described("whether it is predicted with `assumed_changes`")
+    only_with: Mapping[str, Any] = described("changes of other findings without which it costs nothing; often empty")
     suggestions: list[Suggestion] = described("what to do, best first")
 
 

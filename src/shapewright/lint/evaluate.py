@@ -1,0 +1,257 @@
+"""The cost of a violation: what its best fix saves, predicted; and the severity that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shapewright.lint.combined import leading_changes, name_changes
+from shapewright.lint.layout_fixes import NEARLY_BEST
+from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
+    from shapewright.lint.rule import Fix, Rule, Violation
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.scenario import Scenario
+
+QUIET_BELOW_FRACTION = 0.002
+"""Violations with a smaller predicted cost are not reported: a tenth of the run-to-run noise of a training step."""
+
+WARNING_FROM_FRACTION = 0.01
+ERROR_FROM_FRACTION = 0.10
+
+MOST_SUGGESTIONS = 3
+
+_VISIBLE_SLOWDOWN = 1.02  # smaller slowdowns of a single operation are not reported
+
+
+@dataclass(frozen=True)
+class _PricedFix:
+    suggestion: Suggestion
+    gain_fraction: float
+    before: Prediction
+    after: Prediction
+
+
+def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
+    """Cost a violation and return its finding; None where the cost is negligible."""
+    if not scenario.is_possible:
+        own = violation.field.rpartition(".")[2]
+        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own)))
+        return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
+    # Slower fixes are valid where the finding is not about time.
+    keep_slower = violation.severity == "error" or not violation.has_cost
+    own = violation.field.rpartition(".")[2]
+    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own, keep_slower=keep_slower))]
+    _sort(priced)
+    suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
+    best = priced[0] if priced else None
+    cost_fraction = max(0.0, *(found.gain_fraction for found in priced)) if best and violation.has_cost else 0.0
+    cost_fraction = min(cost_fraction, violation.max_cost_fraction)
+    severity = rate_severity(violation.severity, cost_fraction, violation.max_severity)
+    if severity is None:
+        return None
+    if best is None or cost_fraction < QUIET_BELOW_FRACTION:
+        return _finding(rule, violation, severity, suggestions=suggestions)
+    return _finding(
+        rule,
+        violation,
+        severity,
+        suggestions=suggestions,
+        slowest=slowest_operation(best.before, best.after),
+        cost_s=cost_fraction * scenario.predict().step_time_s,
+        cost_fraction=cost_fraction,
+    )
+
+
+def rate_severity(least: str | None, cost_fraction: float, most: str | None = None) -> str | None:
+    """Return the severity of a cost, limited to ``least`` and ``most``; None where it is not reported."""
+    by_cost = None
+    if cost_fraction >= QUIET_BELOW_FRACTION:
+        by_cost = "info"
+    if cost_fraction >= WARNING_FROM_FRACTION:
+        by_cost = "warning"
+    if cost_fraction >= ERROR_FROM_FRACTION:
+        by_cost = "error"
+    found = [severity for severity in (least, by_cost) if severity]
+    if not found:
+        return None
+    severity = max(found, key=SEVERITIES.index)
+    return min(severity, most, key=SEVERITIES.index) if most else severity
+
+
+def _suggest_if_possible(fix: Fix, scenario: Scenario, own: str) -> Suggestion | None:
+    """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
+    fixed = scenario.try_replace(fix.changes)
+    if fixed is None or str(fixed.outcome) == str(scenario.outcome):
+        return None
+    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own), changes=dict(fix.changes))
+
+
+def _title(fix: Fix, scenario: Scenario, own: str) -> str:
+    """Return the title of a fix with every field that it sets; the field of the violation needs no name."""
+    named = [text.partition("=") for text in name_changes(scenario.config, fix.changes).split(", ") if text]
+    silent = [f"{name}={value}" for name, _, value in named if name != own and name not in fix.title]
+    return ", ".join([fix.title, *silent])
+
+
+def _sort(priced: list[_PricedFix]) -> None:
+    """Sort fixes by gain; among those that change the model and gain about as much, the smallest change comes first."""
+    least_ratio = min((1.0 - found.gain_fraction for found in priced), default=1.0)
+
+    def key(found: _PricedFix) -> tuple[bool, float, float]:
+        is_tied = found.suggestion.kind == "retrain" and 1.0 - found.gain_fraction <= NEARLY_BEST * least_ratio
+        return not is_tied, abs(found.suggestion.parameters_change_fraction) * is_tied, -found.gain_fraction
+
+    priced.sort(key=key)
+
+
+def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _PricedFix | None:
+    """Predict the gain of a fix; None where it is impossible, does not fit in memory, or is not faster.
+
+    Where the scenario itself does not fit, a change of layout or batch must not need more memory (405 billion
+    parameters are faster on one stage than on 16, and fit on no device), while a change of the model may.
+    """
+    before = scenario.try_replace(fix.common_changes) if fix.common_changes else scenario
+    after = scenario.try_replace({**fix.common_changes, **fix.changes})
+    if before is None or after is None or not before.is_possible or not after.is_possible:
+        return None
+    if not after.fits and (scenario.fits or (fix.kind == "runtime" and _needs_more(after, scenario))):
+        return None
+    ratio = after.time_per_token_s / before.time_per_token_s
+    parameters = before.predict().parameters, after.predict().parameters
+    gain_fraction = 1.0 - ratio
+    if fix.kind == "retrain":
+        # Time is proportional to the parameters used per token.
+        gain_fraction = 1.0 - ratio * parameters[0].active / parameters[1].active
+    if not keep_slower and (ratio > 1.0 or gain_fraction <= 0.0):
+        return None
+    suggestion = Suggestion(
+        kind=fix.kind,
+        title=_title(fix, scenario, own),
+        changes=dict(fix.changes),
+        parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
+        predicted_gain_fraction=None if keep_slower else gain_fraction,
+        compared_at=dict(fix.common_changes),
+    )
+    return _PricedFix(suggestion, gain_fraction, before.predict(), after.predict())
+
+
+def _needs_more(after: Scenario, before: Scenario) -> bool:
+    return after.predict().memory.total_bytes > before.predict().memory.total_bytes
+
+
+def slowest_operation(before: Prediction, after: Prediction) -> str:
+    """Describe the operation that loses the most time to the violation, with its slowdown.
+
+    Empty where the fix changes stages, chunks or the batch: operations then differ in number of executions.
+    """
+    if before.tokens_per_step != after.tokens_per_step or _stages_of(before) != _stages_of(after):
+        return ""
+    fixed_s = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
+    worst_loss_s, worst = 0.0, ""
+    for priced in before.operations:
+        if priced.operation.kind == "pointwise":  # its time follows from its bytes
+            continue
+        other_s = fixed_s.get((priced.operation.name, priced.operation.pass_name))
+        if (
+            other_s
+            and priced.total_time_s - other_s > worst_loss_s
+            and priced.total_time_s > _VISIBLE_SLOWDOWN * other_s
+        ):
+            worst_loss_s = priced.total_time_s - other_s
+            worst = f"{priced.operation.name} predicted {priced.total_time_s / other_s:.2f}x slower"
+    return worst
+
+
+def _stages_of(prediction: Prediction) -> tuple[int, int]:
+    return prediction.layout.pipeline_parallel, prediction.layout.virtual_pipeline
+
+
+def _finding(
+    rule: Rule,
+    violation: Violation,
+    severity: str,
+    *,
+    suggestions: tuple[Suggestion, ...],
+    slowest: str = "",
+    cost_s: float | None = None,
+    cost_fraction: float | None = None,
+) -> Finding:
+    message = f"{violation.field.rpartition('.')[2]}={violation.actual} {violation.problem}"
+    if slowest:
+        message += f": {slowest}"
+    if suggestions:
+        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=severity,
+        field=violation.field,
+        actual=violation.actual,
+        wanted=violation.wanted,
+        message=message,
+        cost_s=cost_s,
+        cost_fraction=cost_fraction,
+        suggestions=suggestions,
+        slowest=slowest,
+        least_severity=violation.severity,
+        most_severity=violation.max_severity,
+    )
+
+
+def run_rules(scenario: Scenario) -> list[Finding]:
+    """Run every rule and cost each violation alone; findings that prevent the step come first, then the costliest."""
+    found = [
+        finding
+        for rule in list_rules()
+        for violation in rule.check(scenario)
+        if (finding := evaluate(rule, violation, scenario)) is not None
+    ]
+    return sorted(found, key=by_cost, reverse=True)
+
+
+def by_cost(finding: Finding) -> tuple[bool, float, int]:
+    """Sort key: findings that prevent the step last, before them the costliest."""
+    cannot_run = finding.severity == "error" and finding.cost_s is None
+    return cannot_run, finding.cost_s or 0.0, SEVERITIES.index(finding.severity)
+
+
+def find_hidden(scenario: Scenario, changes: Mapping[str, Any], known: Collection[tuple[str, str]]) -> list[Finding]:
+    """Find violations that cost nothing until other fields are changed.
+
+    An odd hidden size hides what an odd vocabulary costs: padding pays only once both are multiples.
+
+    Args:
+        scenario: The scenario with the violations; its step can run.
+        changes: The changes of a combined fix.
+        known: Codes and fields of findings whose cost is known without the changes.
+    """
+    changed = scenario.try_replace(changes)
+    if changed is None or not changed.is_possible:
+        return []
+    found = []
+    for rule in list_rules():
+        present = {violation.field: violation.actual for violation in rule.check(scenario) if violation.has_cost}
+        for name, actual in present.items():
+            if (rule.code, name) in known or name.rpartition(".")[2] in changes:
+                continue
+            finding = _evaluate_with(changed, rule, name, actual)
+            if finding is not None:
+                advice = "; " + " or ".join(suggestion.title for suggestion in finding.suggestions)
+                words = f"{finding.message.removesuffix(advice)}, only with {name_changes(scenario.config, changes)}"
+                leading = leading_changes(scenario.config, changes)
+                found.append(replace(finding, message=words + advice, only_with=leading))
+    return found
+
+
+def _evaluate_with(changed: Scenario, rule: Rule, name: str, actual: object) -> Finding | None:
+    """The finding of a rule on a field with its old value in a changed scenario; None where it costs no time."""
+    for violation in rule.check(changed):
+        if (violation.field, violation.actual) == (name, actual):
+            finding = evaluate(rule, violation, changed)
+            return finding if finding is not None and finding.cost_s is not None else None
+    return None
