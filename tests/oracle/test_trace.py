@@ -87,6 +87,23 @@ def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
     assert found.unknown_operators == ()
 
 
+@pytest.mark.parametrize("key", ["gpt2", "llama/biased", "mixtral", "deepseek_v3"])
+def test_muon_of_a_trace_is_that_of_its_config(key: str) -> None:
+    """The same matrices are orthogonalized; embeddings, logits and vectors are left to AdamW."""
+    found = trace_built_model(tiny_config(key), source=key, batch_size=BATCH_SIZE, seq_len=SEQ_LEN)
+    workload = {"optimizer": "muon", "micro_batch_size": BATCH_SIZE, "seq_len": SEQ_LEN}
+    config = read_hf_config(tiny_config(key)).config
+    lowered, traced = (
+        count_gemms((one.operation for one in prediction.operations), "step")
+        for prediction in (
+            shapewright.predict(config, device=H100, workload=workload),
+            shapewright.predict(found, device=H100, workload={"optimizer": "muon"}),
+        )
+    )
+
+    assert traced == lowered != Counter()
+
+
 @pytest.mark.parametrize("key", OWN_MODELS)
 def test_models_that_users_write_are_traced(key: str) -> None:
     """FLOPs equal those that PyTorch counts, every operation has a module path, and nothing is unknown."""
@@ -379,8 +396,9 @@ def test_other_parts_of_a_scenario_are_refused() -> None:
     found = shapewright.trace(build(Frozen), "x=float32[4,64]")
     with pytest.raises(WorkloadError, match="layout"):
         shapewright.predict(found, device=H100, layout={"tensor_parallel": 2})
-    with pytest.raises(WorkloadError, match="muon"):
-        shapewright.predict(found, device=H100, workload={"optimizer": "muon"})
+    half = shapewright.trace(build(Frozen), "x=bfloat16[4,64]", dtype="bf16")
+    with pytest.raises(WorkloadError, match="galore is not priced"):
+        shapewright.predict(half, device=H100, workload={"optimizer": "galore"})
     with pytest.raises(ShapewrightError, match="no device"):
         shapewright.predict(found)
     with pytest.raises(TraceError, match=r"torch.nn.Module"):

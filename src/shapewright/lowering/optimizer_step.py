@@ -21,7 +21,7 @@ from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shapewright.core.numeric import Count
     from shapewright.lowering.operations import Operation
@@ -299,15 +299,20 @@ def _matrix_gemms(shard: Shard, short: Count, long: Count) -> Iterable[tuple[str
     workload = shard.workload
     optimizer = OPTIMIZERS[workload.optimizer]
     if optimizer.newton_schulz_steps:
-        yield "square", shard.dtype, short, short, long
-        yield "power", shard.dtype, short, short, short
-        yield "turn", shard.dtype, short, long, short
+        yield from orthogonalizing_gemms(shard.dtype, short, long)
         return
     rank = min(projection_rank(shard.config, workload), short)
     interval = workload.galore_interval or DEFAULT_INTERVAL
     yield "project", shard.dtype, rank, long, short
     yield "expand", shard.dtype, short, long, rank
     yield "svd", "fp32", short, long, svd_depth(short, long, interval, optimizer.svd_fraction)
+
+
+def orthogonalizing_gemms(dtype: str, short: Count, long: Count) -> Iterator[tuple[str, str, Any, Any, Any]]:
+    """Yield name, dtype, m, n and k of one step of the Newton-Schulz iteration on a matrix of sides short and long."""
+    yield "square", dtype, short, short, long
+    yield "power", dtype, short, short, short
+    yield "turn", dtype, short, long, short
 
 
 def _stride(shard: Shard, group: WeightGroup) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
@@ -10,7 +10,8 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lowering.flops import sum_flops
-from shapewright.lowering.operations import Collective, Operation, Pointwise
+from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.optimizer_step import orthogonalizing_gemms
 from shapewright.lowering.torch_trace import Trace
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
 from shapewright.prediction.composition import PricedOperation, compose_sequence
@@ -21,11 +22,14 @@ from shapewright.pricing.software import TUNED_SOFTWARE
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shapewright.hardware import Device
     from shapewright.lowering.torch_trace.trace import TracedMemory
     from shapewright.pricing.calibration.source import CalibrationSource
 
 DEFAULT_OPTIMIZER = "adamw"
+_TURN = "newton_schulz_turn"  # its result has the sides of the matrix
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -156,13 +160,19 @@ def _optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation
     name = optimizer or DEFAULT_OPTIMIZER
     dtype = trace.parameter_dtype if trace.parameter_dtype in ("fp32", "fp16", "bf16") else "bf16"
     recipe = find_recipe(name, dtype)
-    if OPTIMIZERS[name].newton_schulz_steps:
+    if OPTIMIZERS[name].projection_bytes:
         raise WorkloadError(
-            f"optimizer={name} is not priced for a trace: its orthogonalization depends on which matrices it updates; "
-            "use optimizer='adamw'",
+            f"optimizer={name} is not priced for a trace: its rank follows from the width of a model; give the model's "
+            f"config, or use optimizer='adamw'",
             field="optimizer",
         )
     weights = float(trace.num_trainable)
+    orthogonalized = list(_orthogonalization(trace)) if OPTIMIZERS[name].newton_schulz_steps else []
+    if recipe.embedding_optimizer_bytes is not None and weights:
+        matrices = sum(float(one.m * one.n * one.repeats) for one in orthogonalized if one.role == _TURN)
+        share = min(matrices / OPTIMIZERS[name].newton_schulz_steps / weights, 1.0)
+        states = share * recipe.optimizer_bytes + (1.0 - share) * recipe.embedding_optimizer_bytes
+        recipe = replace(recipe, optimizer_bytes=states)
     updates: list[Operation] = [
         Pointwise(
             name=role,
@@ -180,10 +190,42 @@ def _optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation
         )
         if weights
     ]
+    updates += orthogonalized
     # The trace has gradients as wide as the weights, as they are computed. A wider buffer that accumulates them exists
     # over the whole step.
     buffer_bytes = recipe.gradient_bytes if recipe.gradient_bytes > recipe.weight_bytes else 0.0
     return updates, name, weights * (recipe.optimizer_bytes + buffer_bytes)
+
+
+def _orthogonalization(trace: Trace) -> Iterator[Gemm]:
+    """Yield the GEMMs by which Muon orthogonalizes the update of each matrix that has a gradient.
+
+    The last linear layer is left to AdamW, as embeddings are, if it has as many weights as one of those.
+
+    Assumes: a matrix that runs twice in a step counts twice.
+    """
+    tables = {one.num_parameters for one in trace.modules if "Embedding" in one.type_name}
+    head = trace.linears[-1] if trace.linears else None
+    is_head = head is not None and head.in_features * head.out_features in tables
+    skipped = f"{head.operation_name}.wgrad" if head is not None and is_head else ""
+    steps = OPTIMIZERS["muon"].newton_schulz_steps
+    for one in trace.operations:
+        if not isinstance(one, Gemm | GroupedGemm) or one.gradient != "wgrad" or one.name == skipped:
+            continue
+        matrices = one.groups if isinstance(one, GroupedGemm) else one.batch
+        short, long = sorted((int(one.m), int(one.n)))
+        for part, dtype, m, n, k in orthogonalizing_gemms(trace.dtype, short, long):
+            yield Gemm(
+                name=f"newton_schulz.{one.name.removesuffix('.wgrad')}.{part}",
+                block="optimizer",
+                role=f"newton_schulz_{part}",
+                pass_name="step",
+                repeats=steps * matrices * one.repeats,
+                dtype=dtype,
+                m=m,
+                n=n,
+                k=k,
+            )
 
 
 def _warn(trace: Trace, device: Device, total_bytes: float) -> list[Note]:
