@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -43,7 +44,7 @@ SAME_TYPE: tuple[Any, ...] = (1, 2, 3, 5, 8, 16, 24, 31, 96, 128, 1000, 4096, 12
 TEXTS = (
     b"", b"\0", b"\xff\xfe", b"[" * 3000, b"{\"a\":" * 3000, b"9" * 400, b"nan", b"1e999", b"-1", b"\n\n", b"'''",
     b"&a *a", b"!!python/object/apply:os.system [id]", b"__import__('os')", b"$(id)", b"%s%n", b"\\", b"=",
-    b"0x10", b"1_0",
+    b"0x10", b"1_0", b"0", b"0.5", b"null", b"true", b"[1, 2]", b"{a: 1}",
 )  # fmt: skip
 
 
@@ -98,8 +99,12 @@ def spoil_bytes(content: bytes, chance: Random) -> bytes:
         place = chance.randrange(len(content) + 1)
         other = chance.randrange(len(content) + 1)
         start, stop = min(place, other), max(place, other)
-        way = chance.randrange(7)
-        if way == 0:
+        way = chance.randrange(9)
+        numbers = list(re.finditer(rb"\b\d+\b", content)) if way > 6 else []
+        if numbers:
+            start, stop = chance.choice(numbers).span()
+            content = content[:start] + chance.choice((*TEXTS, b"1", b"7", b"4096")) + content[stop:]
+        elif way == 0:
             content = content[:place]
         elif way == 1:
             content = content[:place] + chance.choice(TEXTS) + content[place:]

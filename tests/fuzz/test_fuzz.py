@@ -122,6 +122,8 @@ def test_sound_rows_of_damaged_stores_are_rescued(tmp_path: Path, capsys: pytest
         ('{"train_batch_size": ' + '{"a":' * 5000, "nests deeper than 50 levels"),
         ('# Add\n#     "x": Arguments(dim=1, 2),\n[model]\nflavor = "x"\n', "not valid Python"),
         ("n_embd: 1\n" * 20_000, "is larger than 128 KiB"),
+        ("pretrain_gpt.py --num-layers 9 --hidden-size 64 --window-size none", "a value does not fit its key"),
+        ("n_embd: 64\nn_layer: 2\npadding_multiple: 0\n", "a value does not fit its key .*zero"),
     ],
 )
 def test_broken_files_of_trainers(text: str, words: str, tmp_path: Path) -> None:

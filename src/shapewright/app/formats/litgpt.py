@@ -149,7 +149,7 @@ def read_litgpt(text: str) -> Reading:
     file = parse_yaml(text)
     inner = file.get("model_config")
     model = inner if isinstance(inner, Mapping) else file
-    values = Values({**_DEFAULTS, **model})
+    values = Values({**_DEFAULTS, **given(model)})
     fields = values.pick(_SIZES | _EXPERT_SIZES)
     kind = values.get("mlp_class_name", default="GptNeoxMLP")
     activation, is_gated = _MLP_CLASSES.get(kind, ("gelu", False))

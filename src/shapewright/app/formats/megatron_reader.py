@@ -12,6 +12,7 @@ from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.models.validate import MAX_NUM_LAYERS
 from shapewright.workload.recompute import CORE
 
 _SIZES = {
@@ -160,6 +161,8 @@ def _attention(values: Values) -> dict[str, Any]:
 def _layers(values: Values, num_layers: int) -> dict[str, Any]:
     """Fields with an entry for each layer."""
     fields: dict[str, Any] = {}
+    if num_layers > MAX_NUM_LAYERS:
+        return fields  # which the model refuses
     window = values.get("window_size")
     if window is not None:
         left = int(re.findall(r"-?\d+", str(window))[0])

@@ -147,7 +147,7 @@ def literal(node: ast.expr, depth: int = 0) -> Any:
 
 def read_zero(zero: object) -> dict[str, int]:
     """ZeRO stage of a ``zero_optimization`` section."""
-    return {"zero_stage": int(zero.get("stage", 0))} if isinstance(zero, Mapping) else {}
+    return {"zero_stage": Values(zero).number("stage", default=0)} if isinstance(zero, Mapping) else {}
 
 
 def parse_python(text: str) -> ast.Module:

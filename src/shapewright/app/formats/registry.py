@@ -22,7 +22,15 @@ from shapewright.app.formats.neox import read_neox
 from shapewright.app.formats.output_format import check_model, check_offload
 from shapewright.app.formats.reading import Reading
 from shapewright.app.formats.torchtitan import read_flavor, read_torchtitan
-from shapewright.core.errors import ConfigError, WorkloadError, close_names, short_path
+from shapewright.core.errors import (
+    ConfigError,
+    ShapewrightError,
+    WorkloadError,
+    close_names,
+    first_line,
+    short_path,
+    short_repr,
+)
 from shapewright.models.config_file import read_file
 
 if TYPE_CHECKING:
@@ -180,7 +188,7 @@ def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
         raise ConfigError(f"{short_path(file)} is larger than {MAX_JOB_BYTES // 2**10} KiB; give a config file")
     try:
         if flavor or (file.endswith(".py") and "ModelArgs(" in text):
-            return read_flavor(text, flavor[2] if flavor else "")
+            return _read_with(lambda of: read_flavor(of, flavor[2] if flavor else ""), text)
         return parse_job(text, format_name=format_name)
     except ConfigError as error:
         raise ConfigError(f"in {short_path(file)}: {error}") from None
@@ -192,4 +200,17 @@ def parse_job(text: str, *, format_name: str = "") -> Reading:
     if name not in READERS:
         known = ", ".join(READERS)
         raise ConfigError(f"the format {name or 'of the file'} is not known; known are {known}")
-    return READERS[name](text)
+    return _read_with(READERS[name], text)
+
+
+def _read_with(reader: Callable[[str], Reading], text: str) -> Reading:
+    """Read a text; values that are of another type or outside of what their format allows are errors of the file."""
+    try:
+        return reader(text)
+    except ShapewrightError:
+        raise
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        words = short_repr(first_line(error), 80)
+        raise ConfigError(
+            f"a value does not fit its key ({words}); check that numbers and lists are complete"
+        ) from None

@@ -27,7 +27,7 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     workload_error,
 )
-from shapewright.app.formats.reading import Reading, Values, literal, parse_python, round_up
+from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, round_up
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.workload.recompute import CORE
 
@@ -233,7 +233,7 @@ def read_flavor(text: str, flavor: str) -> Reading:
 
 
 def _flavor_fields(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
-    values = Values({**_DEFAULTS, **arguments})
+    values = Values({**_DEFAULTS, **given(arguments)})
     is_qwen3 = str(values.get("class", default="")).startswith("Qwen3")
     fields = values.pick(_SIZES)
     if "intermediate_size" not in fields:
