@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pytest
 import yaml
@@ -197,6 +198,56 @@ def test_steps_of_the_action(tmp_path: Path) -> None:
         assert f"--method {method} " in (runner / "gh.log").read_text().splitlines()[-1]
     assert shell("Fail above the limit", work).returncode == 1
     assert shell("Check", work, **{**inputs, "DEVICE": "no-such-device"}).returncode != 0
+
+
+@pytest.mark.skipif(shutil.which("git") is None or shutil.which("bash") is None, reason="needs git and bash")
+def test_names_of_files_are_data(tmp_path: Path) -> None:
+    """Names that a runner, a code scanner or a comment would act on stay names, and a symbolic link is passed over."""
+    work, runner = tmp_path / "work", tmp_path / "runner"
+    work.mkdir()
+    git(work, "init", "--quiet")
+    names = (b"::error::x", b"a\n::error::y", b"not utf-8 \xff", b"javascript:alert(1)", b"100%41#?")
+    for name in names:
+        os.mkdir(os.path.join(os.fsencode(work), name))  # noqa: PTH102, PTH118
+        path = os.path.join(os.fsencode(work), name, b"config.json")  # noqa: PTH118
+        Path(os.fsdecode(path)).write_text(json.dumps(BAD), encoding="utf-8")
+    (work / "link").mkdir()
+    (work / "link" / "config.json").symlink_to("/etc/hostname")
+    write(work, **{"@someone": '{"model_type": "@someone/everyone ![](http://x/y.png)"}'})
+    git(work, "add", "--all")
+    git(work, "commit", "--quiet", "--message", "head")
+    inputs = {"DEVICE": "h100-sxm-80gb", "FAIL_ABOVE": "2%", "OPTIONS": "", "PATTERNS": "**/config.json\n"}
+    checked = shell("Check", work, BASE="0" * 40, **inputs)
+    lines = checked.stdout.splitlines()
+
+    assert checked.returncode == 0, checked.stderr
+    stop = lines[0].removeprefix("::stop-commands::")
+    assert len(stop) == 32
+    assert lines[-1] == f"::{stop}::"
+    assert not any(line.startswith("::error::y") for line in lines)
+    log = json.loads((runner / "shapewright.sarif").read_text(encoding="utf-8"))
+    uris = [artifact["location"]["uri"] for artifact in log["runs"][0]["artifacts"]]
+    assert sorted(map(unquote_to_bytes, uris)) == sorted(name + b"/config.json" for name in names)
+    assert all(urlsplit(uri).scheme == "" for uri in uris)
+    comment = (runner / "shapewright.md").read_text(encoding="utf-8")
+    assert "`@someone/config.json` | | | `" in comment
+    assert "hostname" not in checked.stdout + comment
+
+
+def test_install_runs_nothing_of_the_checkout(tmp_path: Path) -> None:
+    """Modules beside the checked files, which a pull request may bring, are not imported by the install step."""
+    for name in ("venv", "pip", "json"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n", encoding="utf-8")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    (programs / "python3").chmod(0o755)
+    command = STEPS["Install"]["run"].replace("-m pip install", "-m pip --version")
+    paths = {"PATH": f"{programs}:{os.environ['PATH']}", "RUNNER_TEMP": str(tmp_path / "r"), "SOURCE": str(ROOT)}
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**child_environment(), **paths}, check=False)
+
+    assert (tmp_path / "r" / "shapewright" / "bin" / "python").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_action_takes_inputs_from_the_environment() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.integrations.sarif import to_sarif
 from shapewright.app.report.check import finding_words
-from shapewright.core.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError, plain_text
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lint import CheckReport, check_scenario, name_changes
 from shapewright.models import locate_fields
@@ -102,13 +102,14 @@ def _check_file(path: str, build: Callable[[str], Scenario], ignore: Sequence[st
 
 def describe_file(checked: CheckedFile) -> list[str]:
     """Lines of one file for a terminal."""
+    path = plain_text(checked.path)
     if not checked.is_model:
-        return [f"{checked.path}: describes no model"]
+        return [f"{path}: describes no model"]
     if checked.report is None:
-        return [f"{checked.path}: {checked.problem}"]
+        return [f"{path}: {checked.problem}"]
     prediction = checked.report.prediction
     step = f"cannot run: {checked.report.refusal}" if prediction is None else format_seconds(prediction.step_time_s)
-    lines = [f"{checked.path}: {step}{'' if checked.findings else ', no findings'}"]
+    lines = [f"{path}: {step}{'' if checked.findings else ', no findings'}"]
     for finding in checked.findings:
         words = finding_words(finding)
         cost = f" [{words['cost']}]" if words["cost"] else ""
@@ -168,7 +169,7 @@ def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
     prediction = checked.report.prediction if checked.report is not None else None
     if checked.report is None or prediction is None:
         reason = checked.problem or str(checked.report.refusal if checked.report else "")
-        return f"| {sign}`{_cell(checked.path)}` | | | {_cell(reason)} |"
+        return f"| {sign}`{_cell(checked.path)}` | | | `{_cell(reason)}` |"
     cost = format_percent(checked.cost_fraction) if checked.cost_fraction else ""
     return (
         f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | "
@@ -178,4 +179,4 @@ def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
 
 def _cell(text: str) -> str:
     """Text that cannot end a table cell, a code span or a tag."""
-    return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;").replace("\n", " ")
+    return plain_text(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

@@ -28,14 +28,14 @@ def to_sarif(report: CheckReport, artifact: str, lines: Mapping[str, int] | None
 
     Args:
         report: The report.
-        artifact: Path, URL or name of the checked config.
+        artifact: Path, hub id or name of the checked config.
         lines: Line of each field of the model in the config; findings of other fields are placed at line 1.
 
     Source: OASIS, Static Analysis Results Interchange Format 2.1.0, sections 3.13 (log), 3.14 (run), 3.19 (tool
     component), 3.27 (result), 3.27.17 (partial fingerprints), 3.30 (region), 3.49
     (rule).
     """
-    artifact_uri = quote(artifact, safe="/:?#&=%@+~")
+    artifact_uri = quote(artifact, safe="/@+~", errors="surrogateescape")
     rules = list_rules()
     index_of = {rule.code: index for index, rule in enumerate(rules)}
     driver = {

@@ -110,13 +110,11 @@ def command(
         nothing = " (no exact suggestion to apply)" if fixed == scenario.config else ""
         click.echo(f"wrote {output}{nothing}", err=True)
     if form == "sarif":
-        from urllib.parse import quote
-
         from shapewright.app.integrations.sarif import to_sarif
         from shapewright.models import locate_fields
 
         source = config if isinstance(config, str) else scenario.model.source
-        print_json(to_sarif(report, quote(source), locate_fields(scenario.model, source)))
+        print_json(to_sarif(report, source, locate_fields(scenario.model, source)))
     else:
         from shapewright.app.report.check import print_check
         from shapewright.app.report.outputs.check import check_output
