@@ -91,6 +91,20 @@ def test_a_shape_that_cannot_run_has_no_numbers(open_page: Callable[..., Any]) -
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
 
 
+def test_a_link_to_a_shape_that_cannot_run_fills_the_form(open_page: Callable[..., Any]) -> None:
+    """The form shows the requested values, and for the others those of the preset, so that one can be mended."""
+    page = open_page("preset=gpt3-2.7b&device=h100-sxm-80gb&m.num_heads=31&w.dtype=%22fp16%22", errors=["422"])
+    expect(page.locator("#problem")).to_contain_text("try num_heads=32")
+    expect(page.locator("#model-num_heads")).to_have_value("31")
+    expect(page.locator("#model-hidden_size")).to_have_value("2560")
+    expect(page.locator("#model-vocab_size")).to_have_value("50257")
+    expect(page.locator("#workload-dtype")).to_have_value("fp16")
+    expect(page.locator("#preset")).to_have_value("gpt3-2.7b")
+    expect(page.locator("#device")).to_have_value("h100-sxm-80gb")
+    page.locator("#advice .apply", has_text="num heads 32").click()
+    settle(page, words_of("gpt3-2.7b", device="h100-sxm-80gb", workload={"dtype": "fp16"}))
+
+
 def test_remedies_are_buttons(open_page: Callable[..., Any]) -> None:
     """What makes a job fit is named by the page's fields, the shortest time first, and applied by a click."""
     page = open_page(NOT_FITTING)

@@ -301,5 +301,5 @@ def _note_on_shape(scenario: Scenario) -> tuple[Note, ...]:
     if not odd:
         return ()
     named = ", ".join(f"{violation.field.rpartition('.')[2]}={violation.actual}" for violation in odd)
-    text = f"the shape has dimensions that are not aligned ({named}): 'shapewright check' says what they cost"
+    text = f"the shape has dimensions that are not aligned ({named}): check says what they cost"
     return (Note(text, "shape"),)

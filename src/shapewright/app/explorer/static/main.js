@@ -38,7 +38,7 @@ const update = latestOnly(async (wanted) => {
   } catch (error) {
     answer = null;
     showProblem(error);
-    showRequested();
+    await showRequested(() => post("/predict", { job: { ...wanted, overrides: {}, workload: {}, layout: {} } }).catch(() => null));
     updateCards({ job: wanted, answer }, ["findings"]); // the findings often have a fix for a job that cannot run
     return;
   }

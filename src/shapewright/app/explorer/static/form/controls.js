@@ -14,6 +14,7 @@ const MAX_STOPS = 512;
 const controls = [];
 let swept = new Set();
 let shown = null; // config of the last answer
+let answered = null; // the last answer
 let slid = () => {};
 
 /** Call a function at every move of a slider. */
@@ -147,26 +148,41 @@ function sliderValues(name, values, middle) {
 
 /** Show the values of the answer in the form, except in a field that is being edited. */
 export function showControls(answer) {
-  const now = state();
+  answered = answer;
   shown = answer.config;
-  const model = JSON.stringify(now.config) + now.preset;
-  const isFresh = model !== rangeModel;
-  rangeModel = model;
+  showFields(answer);
+}
+
+/** Show the requested values of a job without an answer, over the last answer for its model, or that of base(). */
+export async function showRequested(base) {
+  if (rangeModel !== modelKey()) answered = await base();
+  const { config = {}, workload = {}, layout = {}, device = { name: state().device } } = answered ?? {};
+  showFields({ config, workload, layout, device, text: { followed: {} } });
+}
+
+const modelKey = () => JSON.stringify(state().config) + state().preset;
+
+function showFields(answer) {
+  const now = state();
+  const isFresh = modelKey() !== rangeModel;
+  rangeModel = modelKey();
   const preset = byId("preset");
   if (preset.value !== now.preset) preset.value = now.preset ?? "";
   preset.querySelector("option[value='']")?.remove();
   if (!now.preset) preset.prepend(h("option", { value: "", selected: true }, now.config ? "pasted config" : "fields only"));
-  if (byId("device").value !== answer.device.name) byId("device").value = answer.device.name;
+  const device = [...byId("device").options].some((one) => one.value === now.device) ? now.device : answer.device.name;
+  if (byId("device").value !== device) byId("device").value = device;
   for (const name of NODES) byId(name).value = now[name] ?? "";
   byId("uncalibrated").checked = now.uncalibrated;
-  showSoftware();
+  byId("software").value = now.software;
+  byId("software").parentElement.hidden = !isTraining();
   const all = { model: answer.config, workload: answer.workload, layout: answer.layout };
   for (const control of controls) {
     const { field, group, input, slider } = control;
     const given = now[GROUPS[group]][field.name];
     const isGiven = given !== undefined;
     // The requested value takes precedence: the answer may be older than the latest change.
-    const value = typeof given === "number" ? given : all[group][field.name];
+    const value = isGiven ? given : all[group][field.name] ?? null;
     if (EXPERTS.has(field.name)) control.element.hidden = !answer.config.num_experts && !isGiven;
     control.reset.hidden = !isGiven;
     control.element.classList.toggle("given", isGiven);
@@ -187,25 +203,6 @@ export function showControls(answer) {
       slider.setAttribute("aria-valuetext", String(value));
       slider.disabled = control.stops.length < 2;
     }
-  }
-}
-
-function showSoftware() {
-  byId("software").value = state().software;
-  byId("software").parentElement.hidden = !isTraining();
-}
-
-/** Show the requested values in the form when there is no answer. */
-export function showRequested() {
-  const now = state();
-  if (now.preset && [...byId("preset").options].some((one) => one.value === now.preset)) byId("preset").value = now.preset;
-  if ([...byId("device").options].some((one) => one.value === now.device)) byId("device").value = now.device;
-  showSoftware();
-  for (const { field, group, input, reset, element } of controls) {
-    const given = now[GROUPS[group]][field.name];
-    reset.hidden = given === undefined;
-    element.classList.toggle("given", given !== undefined);
-    if (given !== undefined && input.type === "number") input.value = given;
   }
 }
 
