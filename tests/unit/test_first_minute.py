@@ -17,6 +17,7 @@ from click.shell_completion import ShellComplete
 
 import shapewright
 from command_line import COMMANDS, run
+from fuzz.hostile import sound_store
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.main import cli
 from shapewright.core.notebook import NotebookDisplay
@@ -359,7 +360,8 @@ def test_plan_of_a_bad_shape_points_to_check(capsys: pytest.CaptureFixture[str])
     """A plan cannot make up for an odd width, and says which command can."""
     _, out, _ = run(["plan", *_ODD, "--gpus", "8", "--global-batch", "64"], capsys)
     assert "hidden_size=4097" in out
-    assert "'shapewright check' says what they cost" in out
+    assert "check says what they cost" in out
+    assert out.splitlines()[-1].startswith("next: shapewright check llama-3-8b --hidden-size 4097 ")
 
 
 @pytest.mark.parametrize("path", ["predict", "check", "memory"])
@@ -391,21 +393,45 @@ def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixtur
         assert (parsed["layout__tensor_parallel"], parsed["workload__dtype"]) == (2, "fp16")
 
 
-@pytest.mark.parametrize("path", ["check", "predict", "params", "devices", "rule", "batch"])
-def test_outputs_end_with_the_next_command(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check llama-3-8b --hidden-size 4097 --device h100-sxm-80gb",
+        "check-files {config} --device h100-sxm-80gb",
+        "predict gpt2 --device h100-sxm-80gb",
+        "search gpt2 --device h100-sxm-80gb --top 1",
+        "search gpt2 --device h100-sxm-80gb --top 1 --explain 1",
+        "report gpt2 --device h100-sxm-80gb --no-search -o {folder}/review.html",
+        "params gpt2",
+        "devices",
+        "devices show h100-sxm-80gb",
+        "rule",
+        "batch --global-batch 96",
+        "store ls {store}",
+        "store show {store}",
+        "store verify {store}",
+        "store export {store} {folder}/tables --format csv",
+        "store merge {folder}/all.sqlite {store}",
+        "store rescue {folder}/new.sqlite {store}",
+        "accuracy {store}",
+        "plot roofline --device h100-sxm-80gb -o {folder}/roofline.html",
+    ],
+)
+def test_outputs_end_with_the_next_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last line of a text output is a command that exists; JSON has none."""
-    arguments = {
-        "check": ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"],
-        "predict": ["gpt2", "--device", "h100-sxm-80gb"],
-        "params": ["gpt2"],
-        "batch": ["--global-batch", "96"],
-    }
-    _, out, _ = run([path, *arguments.get(path, [])], capsys)
-    last = out.splitlines()[-1]
-    assert last.startswith("next: shapewright ")
-    assert last.split()[2] in COMMANDS
-    _, out, _ = run([path, *arguments.get(path, []), "--json"], capsys)
-    assert "next: " not in out
+    store, config = tmp_path / "own store.sqlite", tmp_path / "config.json"
+    store.write_bytes(sound_store())
+    config.write_text('{"model_type": "gpt2", "vocab_size": 50257}', encoding="utf-8")
+    words = [word.format(store=store, config=config, folder=tmp_path) for word in command.split()]
+    _, out, _ = run(words, capsys)
+    first, second, *following = shlex.split(out.splitlines()[-1])
+    assert (first, second) == ("next:", "shapewright")
+    assert following[0] in COMMANDS or " ".join(following[:2]) in COMMANDS
+    if any(word.endswith(".sqlite") for word in following):
+        assert any(Path(word).exists() for word in following)
+    if words[0] in ("check", "predict", "search", "params", "devices", "batch", "rule", "accuracy"):
+        _, out, _ = run([*words, "--json"], capsys)
+        assert "next: " not in out
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,19 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-class GroupedCommand(click.Command):
+class GuidedCommand(click.Command):
+    """A command that names the next useful one where it printed text."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, then print the next one."""
+        code = super().invoke(ctx)
+        line = describe_next(ctx)
+        if line:
+            echo(line)
+        return code
+
+
+class GroupedCommand(GuidedCommand):
     """A command with a short help page, and one of all options under headings."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -63,14 +75,6 @@ class GroupedCommand(click.Command):
             ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=words
         )
         return [*super().get_params(ctx), option]
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and name the next useful one where it printed text."""
-        code = super().invoke(ctx)
-        line = describe_next(ctx)
-        if line:
-            echo(line)
-        return code
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write general options first, then each group; CONFIG is explained in the text above."""
@@ -156,6 +160,7 @@ def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
 _NEXT = {
     "predict": "check {job}",
     "check": "search {job}",
+    "check-files": "check {files} --device {device}",
     "memory": "plan {model_job} --gpus 8 --global-batch 64",
     "compare": "plan {model_job} --gpus 8 --global-batch 64",
     "mfu": "check {job}",
@@ -166,18 +171,30 @@ _NEXT = {
     "params": "memory {model} --device NAME",
     "batch": "plan CONFIG --device NAME --gpus 8 --global-batch 64",
     "search": "report {job} -o review.html",
+    "report": "search {job}",
     "devices": "devices show h100-sxm-80gb",
+    "devices show": "predict CONFIG --device {name}",
     "models": "check llama-3-8b --device NAME",
     "rule": "check CONFIG --device NAME",
     "accuracy": "calibrate --store STORE -o calibration.json",
     "bench": "calibrate --store {store} -o calibration.json",
+    "proxy": "calibrate --losses {store} -o losses.json",
     "calibrate": "predict CONFIG --device NAME --calibration {output}",
+    "calibrate --losses": "search CONFIG --device NAME --loss-law {output}",
+    "plot": "bench smoke --store {store}",
+    "store ls": "accuracy {path}",
+    "store show": "accuracy {path}",
+    "store export": "accuracy {folder}",
+    "store merge": "store verify {path}",
+    "store rescue": "store verify {path}",
+    "store import": "store verify {path}",
 }
 # Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
 _SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
 _SERVING = ("workload", "layout", "num_devices", "formats", "server", "node_size")
 # Parameters whose output is not a text for a person, or is a file.
-_OTHER_OUTPUT = ("as_json", "as_csv", "oneline", "format_name")
+_OTHER_OUTPUT = ("as_json", "as_csv", "oneline")
+_FORMATS_FILES = ("search", "store export")  # of these commands --format is that of a file beside the text
 
 
 def describe_next(context: click.Context) -> str:
@@ -187,14 +204,17 @@ def describe_next(context: click.Context) -> str:
         context: Context of the command that ran.
     """
     given = context.params
-    template = _NEXT.get(context.info_name or "")
+    command = context.command_path.removeprefix("shapewright ") + (" --losses" if given.get("losses_path") else "")
+    template = _NEXT.get(command)
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
+        return ""
+    if given.get("format_name") and command not in _FORMATS_FILES:
         return ""
     from shlex import quote
 
     model = " ".join((*_config_words(given), *_given_options(context, "model"))) or "CONFIG"
-    device = str(given.get("device") or given.get("devices") or "NAME").partition(",")[0]
-    on_device = f"--device {quote(str(device))}"
+    device = quote(str(given.get("device") or given.get("devices") or "NAME").partition(",")[0])
+    on_device = f"--device {device}"
     lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
     words = {
         "model": model,
@@ -203,6 +223,8 @@ def describe_next(context: click.Context) -> str:
         "model_job": f"{model} {on_device}",
         "serving_job": " ".join((model, on_device, lengths, *_given_options(context, *_SERVING))),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
+        "files": quote(given["files"][0]) if given.get("files") else "CONFIG",
+        **{name: quote(str(given[name])) for name in ("path", "folder", "name") if given.get(name)},
         "output": quote(str(given.get("output") or "FILE")),
     }
     return f"next: shapewright {template.format_map(words)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,14 +112,12 @@ def summary_lines(summary: BenchOutput) -> Iterator[str]:
 
 
 def _calibration_lines(summary: BenchOutput) -> Iterator[str]:
-    """Errors on GEMMs before they were measured, and what to do with the rows."""
+    """Errors on GEMMs before they were measured."""
     rounds = summary.calibration_rounds
     for dtype in dict.fromkeys(each.dtype for each in rounds):
         own = [each for each in rounds if each.dtype == dtype]
         errors = ", ".join(f"{format_percent(each.mean_error)} after {each.num_rows}" for each in own[-_SHOWN_ROUNDS:])
         yield f"{dtype} GEMMs, predicted before they were measured: {errors} rows"
-    if rounds:
-        yield f"next: shapewright calibrate --store {shlex.quote(summary.store)} -o calibration.json"
 
 
 def step_line(rows: Sequence[BenchRow]) -> str:

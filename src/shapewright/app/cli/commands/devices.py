@@ -6,7 +6,7 @@ import click
 
 from shapewright.app.cli.console import print_output
 from shapewright.app.cli.defaults import add_note
-from shapewright.app.cli.help_pages import describe_next
+from shapewright.app.cli.help_pages import GuidedCommand, describe_next
 
 
 class DevicesGroup(click.Group):
@@ -42,7 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
     return 0
 
 
-@command.command("show", epilog="\b\nExamples:\n  shapewright devices show h100-sxm-80gb")
+@command.command("show", cls=GuidedCommand, epilog="\b\nExamples:\n  shapewright devices show h100-sxm-80gb")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def show(name: str, as_json: bool) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from shapewright.app.cli.console import echo, make_console, print_json, print_output, status_line
+from shapewright.app.cli.help_pages import GuidedCommand
 
 
 @click.group(
@@ -20,11 +23,12 @@ def command() -> None:
 
 
 @command.command(
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store ls measured.sqlite
   shapewright store ls measured.sqlite --json
-"""
+""",
 )
 @click.argument("path", metavar="PATH")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -42,11 +46,12 @@ def ls(path: str, as_json: bool) -> int:
 
 
 @command.command(
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store show measured.sqlite
   shapewright store show measured.sqlite --json
-"""
+""",
 )
 @click.argument("path", metavar="PATH")
 @click.option("--json", "as_json", is_flag=True, help="print JSON with every column")
@@ -84,14 +89,17 @@ def verify(path: str) -> int:
         echo(problem)
     if not problems:
         click.echo(f"{num_rows} rows, all sound")
+    following = "rescue NEW {}" if problems else "export {} ./tables"
+    echo(f"next: shapewright store {following.format(shlex.quote(path))}")
     return 1 if problems else 0
 
 
 @command.command(
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store export measured.sqlite ./tables --format csv
-"""
+""",
 )
 @click.argument("path", metavar="PATH")
 @click.argument("folder", metavar="DIR")
@@ -114,10 +122,11 @@ def export(path: str, folder: str, format_name: str) -> int:
 
 
 @command.command(
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store merge all.sqlite measured.sqlite
-"""
+""",
 )
 @click.argument("path", metavar="PATH")
 @click.argument("sources", metavar="OTHER...", nargs=-1, required=True)
@@ -135,10 +144,11 @@ def merge(path: str, sources: tuple[str, ...], as_json: bool) -> int:
 
 
 @command.command(
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store rescue new.sqlite measured.sqlite
-"""
+""",
 )
 @click.argument("path", metavar="PATH")
 @click.argument("damaged", metavar="DAMAGED")
@@ -157,6 +167,7 @@ def rescue(path: str, damaged: str, as_json: bool) -> int:
 
 @command.command(
     "import",
+    cls=GuidedCommand,
     epilog="""\b
 Examples:
   shapewright store import measured.sqlite ./measured/gemm.parquet ./measured/paper_gemm.csv
@@ -176,7 +187,6 @@ def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype:
     paper_gemm, paper_layers, mamf), logs of EleutherAI/cookbook (its letters are renamed) and of mamf-finder, records
     of measuring campaigns (.jsonl, parquet), and 'store export' of measurements. Parquet needs the fit extra.
     """
-    import shlex
     import sys
 
     from shapewright.measure.store.imports import Overrides, import_files
