@@ -89,7 +89,7 @@ def measure(name: str, params: str, device: str) -> dict[str, Any]:
 
 
 def predict_one(params: str, device: str) -> dict[str, float]:
-    """Time one prediction: of a vocabulary not seen before, and of one whose prices are all known."""
+    """Time one prediction: of a new vocabulary, and of one whose prices are all cached."""
     from dataclasses import replace
 
     from shapewright.core.units import parse_count

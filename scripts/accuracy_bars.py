@@ -124,7 +124,7 @@ def _kernel_bars(attention: list[dict[str, Any]]) -> list[Bar]:
         Bar(
             "MoE block", "held-out expert layouts, by device (in parentheses: formulas alone, 5-fold)",
             "12 %", "8 %",
-            f"{span(unseen_experts().values())} ({span(held_out('moe').values())})",
+            f"{span(held_out_experts().values())} ({span(held_out('moe').values())})",
         ),
     ]  # fmt: skip
 
@@ -207,7 +207,7 @@ def held_out(operation: str) -> dict[str, float]:
     return {name: total / rows for name, (total, rows) in sums.items()}
 
 
-def unseen_experts() -> dict[str, float]:
+def held_out_experts() -> dict[str, float]:
     """Mean error of expert blocks on held-out layouts, learned corrections included, by device."""
     found = {}
     for record in measured_records("moe"):

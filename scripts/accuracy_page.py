@@ -39,7 +39,7 @@ DEVICE_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def accuracy_page() -> str:
-    """The whole page."""
+    """Generate docs/accuracy.md."""
     return join_parts(
         [
             "# Accuracy",

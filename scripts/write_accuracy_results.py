@@ -47,7 +47,7 @@ SEEN_TABLES = {"collectives": "device", "pointwise": "part"}
 UNSEEN_TABLES = ("attention_prefill", "attention_decode", "moe")
 
 
-def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
+def error_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
     """Mean error of all rows of a table by measured time; parts of models are grouped by operation."""
     sums: dict[str, dict[float, list[float]]] = {}
     for row in evaluate_folder(data, tables=[table], by=[word, "size"]).rows:
@@ -73,7 +73,7 @@ def draw_residuals(data: Path) -> None:
             name: (f"{name.replace('_', ' ')}: {held_out}", size_curves(data, name, "device")) for name in UNSEEN_TABLES
         },
         **{
-            name: (f"{name}: all rows, mean error by measured time", seen_curves(name, word, data))
+            name: (f"{name}: all rows, mean error by measured time", error_curves(name, word, data))
             for name, word in SEEN_TABLES.items()
         },
         "gemm_alignment": (

@@ -204,7 +204,7 @@ def compare(old: dict[str, list[float | None]], new: dict[str, list[float | None
 
 
 def describe(movements: list[Movement], since: str) -> str:
-    """The movements as lines of text."""
+    """Changes of predicted times as lines of text."""
     lines = [f"predictions against the grid of {since}:"]
     for each in movements:
         words = f"{each.part:14s} {each.cells:6,d} cells, {each.moved:6,d} moved"
@@ -232,7 +232,7 @@ def write_grid(grid: dict[str, list[float | None]]) -> None:
 
 
 def main() -> int:
-    """Print the movement; write the grid, or say whether it has to be renewed."""
+    """Print the movement; write the grid, or check whether it has to be renewed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a part moved too far")
     check = parser.parse_args().check

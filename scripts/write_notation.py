@@ -1,4 +1,4 @@
-"""Write docs/notation.md from the notes that the public fields carry; with --check, only say whether it is stale."""
+"""Write docs/notation.md from the documentation of public fields; with --check, only report whether it is stale."""
 
 from __future__ import annotations
 

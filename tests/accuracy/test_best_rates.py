@@ -51,7 +51,7 @@ def test_factors_equal_the_current_rules(name: str, script: ModuleType, best: di
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_best_rate_corrects_an_older_record(name: str, script: ModuleType, best: dict[str, Any]) -> None:
-    """MI250X's record, lent to a device that was measured: error of all its GEMMs with its best rate known.
+    """MI250X's record, borrowed by a measured device: error of all its GEMMs with its best rate known.
 
     The usual ratio is that of the other devices, so that nothing of the judged one but its best GEMM is known.
     """

@@ -40,7 +40,7 @@ def script() -> ModuleType:
 
 @cache
 def price_held_out(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk, ...]:
-    """Rows of held-out layouts that some kernel's fit could have seen, priced as the package prices them."""
+    """Rows of held-out layouts that are in the training rows of some kernel, priced as the package prices them."""
     table = script.read_table(measured_file("moe.parquet").parent)
     layouts = table.drop_duplicates([*script.LAYOUT, "kernel", "device"]).groupby(["device", "kernel"]).size()
     fitted = layouts[layouts >= script.FEWEST_LAYOUTS].index

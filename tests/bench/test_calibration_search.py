@@ -61,5 +61,5 @@ def test_it_ends_at_the_target_and_resumes(tmp_path: Path) -> None:
 
 
 def test_no_budget_measures_nothing(tmp_path: Path) -> None:
-    """Without time there are no rows and no rounds."""
+    """A budget of zero measures no rows and runs no rounds."""
     assert measured(tmp_path, target_error=0.1, budget_s=0.0) == (0, [])

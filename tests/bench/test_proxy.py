@@ -273,7 +273,7 @@ def test_bad_text_and_models_are_refused(text: ByteText, tmp_path: Path) -> None
 
 
 def test_damaged_checkpoint_is_refused(text: ByteText, tmp_path: Path) -> None:
-    """A checkpoint that cannot be read is an error that says what to do, never a silent restart."""
+    """An unreadable checkpoint is an error with advice, never a silent restart."""
     path = tmp_path / "state.npz"
     path.write_bytes(b"no archive")
 

@@ -160,7 +160,7 @@ OTHER_JSON_COMMANDS = {"accuracy", "bench", "calibrate", "devices", "proxy", "st
 
 
 def words_of(text: str) -> set[str]:
-    """Words of a page that stand in code type."""
+    """Words of a page in code type."""
     return set(re.findall(r"`(\w+)`", text))
 
 
@@ -202,7 +202,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_readme_is_short_and_in_order() -> None:
-    """What the tool answers comes before how accurate it is, and what it says beside tables and code is soon read."""
+    """What the tool answers comes before how accurate it is, and the text without tables and code is short."""
     text = README.read_text(encoding="utf-8")
     prose = re.sub(r"```.*?```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
 
@@ -251,7 +251,7 @@ def test_gallery_shows_todays_numbers() -> None:
 
 
 def test_gallery_is_small_and_whole() -> None:
-    """Every figure of the script is in the gallery, no figure lies about unseen, and together they stay small."""
+    """The gallery shows every figure of the script, each file is on a page, and the folder stays small."""
     script: Any = load_script("draw_figures")
     figures = {path.stem: path for path in (ROOT / "docs" / "figures").glob("*.svg")}
     pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -263,7 +263,7 @@ def test_gallery_is_small_and_whole() -> None:
 
 
 def test_changelog_has_each_group_once() -> None:
-    """Changes of a version stand under Added, Changed and Fixed, each once; a list that a merge repeats is seen."""
+    """Each version has its headings at most once and in order, and no entry twice, as after a bad merge."""
     for version in text_of("CHANGELOG.md").split("\n## ")[1:]:
         groups = re.findall(r"^### (\w+)$", version, re.MULTILINE)
         entries = re.findall(r"^- .{40,}$", version, re.MULTILINE)

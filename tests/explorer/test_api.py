@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_commands(
 
 
 def test_text_is_that_of_the_command(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
-    """Title, verdict and every cell of the operations table stand in what predict --all prints."""
+    """Title, verdict and every cell of the operations table are part of the output of predict --all."""
     out = say(["predict", *GPT3_FLAGS, "--all"], capsys)
     text = ask(client, "predict", job=GPT3)["text"]
     lines = [line.split() for line in out.splitlines()]

@@ -63,7 +63,7 @@ def post(address: tuple[str, int], path: str) -> bytes:
 
 
 def work_until_stopped(_scenario: Any) -> Any:
-    """An answer that never comes, as long as nobody stops it."""
+    """Work without end, until it is stopped."""
     stop_s = time.monotonic() + 60.0
     while time.monotonic() < stop_s:
         check_deadline()
@@ -101,7 +101,7 @@ def test_internal_errors_have_the_headers(client: TestClient, monkeypatch: pytes
 def test_an_answer_has_a_time_limit(
     lane: str, path: str, name: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work beyond the limit of its lane ends with an error that says so, and the next request is answered."""
+    """Work beyond the time limit of its lane ends with an error, and the next request is answered."""
     monkeypatch.setattr(answers, name, work_until_stopped)
     app: Any = client.app
     monkeypatch.setattr(getattr(app.state, lane), "limit_s", 0.2)
@@ -157,7 +157,7 @@ def test_errors_of_the_loop_are_logged_once(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
-def test_few_files_block_nobody() -> None:
+def test_few_file_descriptors_block_no_client() -> None:
     """With 128 files and 200 connections the server answers, logs little, and stops when it is interrupted."""
     command = [
         "sh",

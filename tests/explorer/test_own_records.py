@@ -88,7 +88,7 @@ def test_page_names_the_calibrated_device(client: TestClient) -> None:
 
 
 def test_a_device_that_no_file_describes_can_be_chosen(tmp_path: Path) -> None:
-    """It stands at the end of the list, and is priced as its calibration describes it."""
+    """It is last in the list, and priced by its calibration."""
     path = write_late_calibration(tmp_path / "mine.json", 10.0, replace(H100, name="my-gpu", title="Mine", aliases=()))
     with TestClient(create_app(devices=DeviceLookup(str(path))), base_url=ADDRESS) as client:
         listed = client.get("/api/v1").json()["devices"]

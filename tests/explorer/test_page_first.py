@@ -50,7 +50,7 @@ def test_pages_have_addresses(open_page: Callable[..., Any]) -> None:
 
 
 def test_heads_keep_their_width(open_page: Callable[..., Any]) -> None:
-    """The slider of the hidden size keeps the heads, says what follows it, and its dimension is the chart's."""
+    """The slider of the hidden size keeps the heads, shows the fields that follow, and sets the chart's dimension."""
     page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb&v.dim=%22vocab_size%22")
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     page.locator("[data-field=hidden_size] input[type=range]").focus()
@@ -147,8 +147,8 @@ def test_legends_are_whole_and_colours_differ(card: str, open_page: Callable[...
         assert len(set(colors)) == len(colors)
 
 
-def test_a_wide_table_says_that_it_goes_on(open_page: Callable[..., Any]) -> None:
-    """On a phone a line says that columns are out of sight, until the table is scrolled to its end."""
+def test_a_wide_table_announces_hidden_columns(open_page: Callable[..., Any]) -> None:
+    """On a phone a line announces hidden columns, until the table is scrolled to its end."""
     page = open_page(viewport=NARROW)
     card = see(page, "operations")
     expect(card.locator(".more-columns")).to_be_visible()

@@ -37,7 +37,7 @@ def test_local_maxima_can_be_applied(open_page: Callable[..., Any]) -> None:
 
 
 def test_a_fix_is_applied(open_page: Callable[..., Any]) -> None:
-    """The button of a finding changes the model, the finding goes, and the step gets shorter against A."""
+    """The button of a finding changes the model, removes the finding, and shortens the step relative to A."""
     page = open_page()
     page.click("#pin")
     card = see(page, "findings")

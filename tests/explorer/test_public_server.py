@@ -95,7 +95,7 @@ def test_searches_have_a_budget() -> None:
     limits = []
 
     class Spied:
-        """Stands for the queue."""
+        """Records calls of the queue."""
 
         def __init__(self, max_run_s: float, *, calibration: str) -> None:
             limits.append((max_run_s, calibration))

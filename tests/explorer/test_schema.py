@@ -37,7 +37,7 @@ def documents(client: TestClient) -> Any:
 
 
 def test_the_document_describes_every_answer(documents: Any) -> None:
-    """Each question names its problems, and the document says nothing of paths that serve the page."""
+    """Each request lists its errors, and paths that serve the page are not documented."""
     questions = [operation for methods in documents["paths"].values() for operation in methods.values()]
 
     assert all(path.startswith("/api/v1") for path in documents["paths"])

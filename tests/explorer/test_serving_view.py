@@ -72,7 +72,7 @@ def test_bad_questions_are_problems(client: TestClient, changes: dict[str, Any],
 
 
 def test_what_cannot_be_launched_is_still_planned(client: TestClient) -> None:
-    """A model that the engine does not know has a plan and the reason; limits that nothing keeps have no curves."""
+    """A model that the engine does not support has a plan and the reason; limits that cannot be met have no curves."""
     unknown = client.post(
         ADDRESS, json={"job": {**JOB, "preset": "gpt2"}, "prompt_len": 100, "engine": "trtllm"}
     ).json()

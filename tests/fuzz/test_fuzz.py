@@ -127,7 +127,7 @@ def test_sound_rows_of_damaged_stores_are_rescued(tmp_path: Path, capsys: pytest
     ],
 )
 def test_broken_files_of_trainers(text: str, words: str, tmp_path: Path) -> None:
-    """Parts of another type, deep nesting, broken calls in comments and very long files are errors that say so."""
+    """Values of another type, deep nesting, broken calls in comments and very long files are errors with a reason."""
     path = tmp_path / "job.txt"
     path.write_text(text, encoding="utf-8")
 

@@ -93,7 +93,7 @@ def test_files_of_trainers_are_checked(
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as somebody, without the settings of whoever runs the test."""
+    """Run git with a fixed identity, without the user's settings."""
     known = {f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     command = ["git", "-c", "init.defaultBranch=main", *arguments]

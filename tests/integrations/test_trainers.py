@@ -68,7 +68,7 @@ def test_transformers_trainer_logs_the_comparison(tmp_path: Path, caplog: pytest
     seen: list[dict[str, float]] = []
 
     class Reporter(transformers.TrainerCallback):
-        """Stands for W&B or TensorBoard."""
+        """Stand-in for W&B or TensorBoard."""
 
         def on_log(self, *_arguments: Any, logs: Any = None, **_: Any) -> None:
             seen.append(dict(logs))

@@ -351,7 +351,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def model_type_of(key: str) -> str:
-    """Model type of a key of TINY_CONFIGS: what stands before the slash."""
+    """Model type of a key of TINY_CONFIGS: the part before the slash."""
     return key.partition("/")[0]
 
 

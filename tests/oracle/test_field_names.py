@@ -97,7 +97,7 @@ def test_unequal_stacks_are_refused() -> None:
 
 
 def test_multi_query_of_starcoder() -> None:
-    """StarCoder's 48 query heads share one key-value head, whatever else the config says."""
+    """StarCoder's 48 query heads share one key-value head, regardless of other keys."""
     config = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "multi_query": True}
     shared = read_hf_config(config).config
 
@@ -180,6 +180,6 @@ def test_the_width_of_mamba_is_read() -> None:
 
 
 def test_a_gate_that_contradicts_its_name_is_refused() -> None:
-    """T5 names its MLP twice; transformers builds what is_gated_act says."""
+    """T5 describes its MLP twice; transformers follows is_gated_act."""
     with pytest.raises(ConfigError, match="is_gated_act=True contradicts feed_forward_proj='relu'"):
         read_hf_config({"model_type": "t5", "feed_forward_proj": "relu", "is_gated_act": True})

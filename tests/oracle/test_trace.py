@@ -175,7 +175,7 @@ def test_frozen_weights_have_no_gradient() -> None:
     assert whole.optimizer_bytes == 8.0 * trained  # two fp32 moments
 
 
-def test_checkpointing_is_seen() -> None:
+def test_checkpointing_is_traced() -> None:
     """Checkpointed layers run again in the backward pass, and less is kept for it."""
     plain = shapewright.trace(build(Gpt), "tokens=int64[2,32]")
     module = build(Gpt)

@@ -99,7 +99,7 @@ def predict(*arguments: str) -> list[str]:
     ],
 )
 def test_failures_are_one_line(target: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever fails is said in one line, with the user's own line where there is one, and exit code 2."""
+    """Each failure is one line, with the user's source line if there is one, and exit code 2."""
     code, out, err = run(predict(target, "--inputs", "x=float32[8,64]"), capsys)
 
     assert (code, out) == (2, "")
@@ -120,7 +120,7 @@ def test_a_traceback_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.usefixtures("folder")
 def test_an_endless_loop_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the time limit the child is ended, and the line says where it was."""
+    """After the time limit the child is ended, and the message names the line that ran."""
     # Long enough to import torch on a busy machine.
     code, _, err = run(predict("model.py:Endless", "--inputs", "x=float32[8,64]", "--time-limit", "40"), capsys)
 

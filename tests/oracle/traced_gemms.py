@@ -97,7 +97,7 @@ def _batched_flops(first: Sequence[int], second: Sequence[int], *_: Any, **__: A
 
 
 def count_flops(*, has_convolutions: bool = True) -> FlopCounterMode:
-    """PyTorch's counter of FLOPs; its formula of the gradient of a convolution does not know groups."""
+    """PyTorch's counter of FLOPs, on request without convolutions: it counts gradients of grouped ones wrongly."""
     formulas: dict[Any, Any] = {aten._grouped_mm: _grouped_flops, aten.bmm: _batched_flops}
     if not has_convolutions:
         formulas |= dict.fromkeys((aten.convolution, aten.convolution_backward), lambda *_, **__: 0)

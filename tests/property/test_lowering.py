@@ -315,7 +315,7 @@ workloads = st.builds(
 
 
 @given(any_configs, windows, stacks, workloads, layouts, st.sampled_from((1, 4, 6, 8)))
-def test_whatever_is_accepted_is_whole(
+def test_accepted_configs_lower_to_whole_operations(
     config: TransformerConfig,
     pattern: tuple[int, ...],
     stack: str,

@@ -62,7 +62,7 @@ def test_extreme_attention_does_not_overflow(as_array: bool) -> None:
 
 
 def count_by_mask(query_len: int, kv_len: int, window: int, causal: bool) -> int:
-    """Count the pairs of an explicit mask whose last query stands at the last key."""
+    """Count the pairs of an explicit mask whose last query is aligned with the last key."""
     query = np.arange(query_len)[:, None] + kv_len - query_len
     key = np.arange(kv_len)[None, :]
     seen = np.ones((query_len, kv_len), dtype=bool)

@@ -183,7 +183,7 @@ def test_more_work_is_not_faster(device: str, *, uncalibrated: bool) -> None:
 @settings(max_examples=60)
 @given(st.sampled_from(list_presets()), st.randoms(use_true_random=False))
 def test_order_of_keys_changes_nothing(name: str, random: Random) -> None:
-    """A config says the same in any order."""
+    """The order of keys in a config does not matter."""
     values = dict(load_preset(name).config)
     keys = list(values)
     random.shuffle(keys)

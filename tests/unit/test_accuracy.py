@@ -200,6 +200,6 @@ def test_regret_of_choosing_heads(tmp_path: Path) -> None:
     assert (found.regret_groups, found.regret_median, found.regret_p90) == (1, pytest.approx(1.0), pytest.approx(1.0))
 
 
-def test_every_table_has_its_file_s_name() -> None:
-    """--table takes the name of the file without its ending."""
+def test_tables_are_named_as_their_files() -> None:
+    """--table takes the name of a file without its suffix."""
     assert {Path(table.file_name).stem for table in TABLES.values()} == set(TABLES)

@@ -154,8 +154,8 @@ def test_numpys_numbers_are_numbers() -> None:
     assert [type(row.values["micro_batch_size"]) for row in swept.rows] == [int, int]
 
 
-def test_one_device_may_stand_without_a_list() -> None:
-    """A name where several may stand is one name, not its letters."""
+def test_one_device_may_be_given_without_a_list() -> None:
+    """A single name in place of a list is one name, not its letters."""
     assert [row.device.name for row in shapewright.compare("gpt2", devices="l40s").rows] == ["l40s"]
 
 

@@ -166,8 +166,8 @@ def find_circle(arrows: dict[Path, set[Path]]) -> list[Path]:
     return next((found for path in sorted(arrows) if (found := visit(path, []))), [])
 
 
-def test_no_files_need_each_other() -> None:
-    """Files can be read one after the other: none imports what imports it, not even for its types."""
+def test_imports_have_no_cycles() -> None:
+    """Imports have no cycles, not even for types."""
     assert find_circle({path: imported_files(path) for path in python_files()}) == []
 
 
@@ -217,7 +217,7 @@ def public_names(source: str) -> Iterator[str]:
 
 
 def unit_less_names(source: str) -> list[str]:
-    """List public names that end in a quantity where the unit should stand."""
+    """List public names that end in a quantity instead of a unit."""
     names = {name.lower() for name in public_names(source) if not name.startswith("_")}
     return sorted(name for name in names if UNIT_LESS_END.search(name) and not SPELLED_AS_UPSTREAM.search(name))
 

@@ -53,7 +53,7 @@ def test_unknown_names_have_no_facts() -> None:
 
 
 def _names_in_code(path: Path) -> set[str]:
-    """Architecture names that stand as whole strings in code, docstrings aside."""
+    """Architecture names that are string constants in code, docstrings aside."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in _TELLTALE_NAMES}
 

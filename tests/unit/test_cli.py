@@ -1,4 +1,4 @@
-"""The command line as a person and a script meet it: options, examples, exit codes, what goes where."""
+"""The command line: options, examples, exit codes, standard output and standard error."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_full_disk_is_one_line() -> None:
 
 
 def test_interrupt_prints_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever stops a command sees that it stopped, no traceback; the exit code is the shell's 130."""
+    """An interrupted command prints that it stopped, without a traceback, and exits with 130."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -88,7 +88,7 @@ def test_bounds_are_shares_of_the_step(workload: dict[str, object], layout: dict
 
 
 def test_device_that_cannot_run_is_a_row() -> None:
-    """fp8 on an A100, and a device without a rate: the reason stands in the row, the others are predicted."""
+    """fp8 on an A100, and a device without a rate: the row has the reason, the others are predicted."""
     found = compared(devices=("a100-sxm-80gb", "cerebras-wse-3", "h100-sxm-80gb"), workload={**JOB, "dtype": "fp8"})
     refused = {row.device.name: str(row.refusal) for row in found.rows if row.prediction is None}
 

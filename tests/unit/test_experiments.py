@@ -97,8 +97,8 @@ def test_questions_share_the_runs_of_the_baseline() -> None:
     assert plan.gpu_hours == pytest.approx(sum(run.gpu_hours for run in plan.experiments))
 
 
-def test_more_cost_settles_more() -> None:
-    """A larger budget never lowers the chance to settle, and what stays open is said."""
+def test_larger_budgets_decide_more() -> None:
+    """A larger budget never lowers the chance to decide, and undecided changes are reported."""
     poor, rich = (proposed(DEEPER, full_gpu_hours=hours) for hours in (1.0, 1e6))
 
     assert poor.questions[0].chance_settled <= rich.questions[0].chance_settled

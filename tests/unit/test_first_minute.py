@@ -1,4 +1,4 @@
-"""What a new user meets in the first minute: odd shapes that can be asked about, searched and checked."""
+"""A new user's first commands: odd shapes in predict, search and check, and what they print."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_right_field_is_blamed() -> None:
 
 
 def test_suggestions_show_every_field_they_set() -> None:
-    """A suggestion names each field of its changes that differs, and does what it says it does."""
+    """A suggestion names each field that it changes, and applying it gives the stated result."""
     scenario = shapewright.build_scenario(None, "h100-sxm-80gb", overrides=_UNALIGNED)
     for finding in unaligned().findings:
         for suggestion in finding.suggestions:
@@ -132,7 +132,7 @@ def test_suggestions_show_every_field_they_set() -> None:
 
 
 def test_combined_fix_is_predicted_and_faster() -> None:
-    """The combined fix takes the time it says, less than before, and costs add up to what it saves."""
+    """The combined fix is predicted with its stated time, less than before, and costs add up to what it saves."""
     report = unaligned()
     fix = report.combined_fix
     assert fix is not None
@@ -214,7 +214,7 @@ def _project(folder: Path, settings: str) -> Path:
     return inner
 
 
-def test_device_of_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_device_of_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """SHAPEWRIGHT_DEVICE is the device where none is given, and the output says so; a wrong one is named."""
     monkeypatch.setenv("SHAPEWRIGHT_DEVICE", "h200-sxm-141gb")
     code, out, _ = run(["predict", "gpt2"], capsys)
@@ -357,7 +357,7 @@ def test_predictions_as_csv(sweep: list[str], num_rows: int, capsys: pytest.Capt
 
 
 def test_plan_of_a_bad_shape_points_to_check(capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan cannot make up for an odd width, and says which command can."""
+    """A plan does not change an odd width, and points to check."""
     _, out, _ = run(["plan", *_ODD, "--gpus", "8", "--global-batch", "64"], capsys)
     assert "hidden_size=4097" in out
     assert "check says what they cost" in out

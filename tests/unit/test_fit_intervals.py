@@ -35,7 +35,7 @@ def test_format_interval_covers_its_rows() -> None:
 
 
 def test_stretch_covers_rows_that_scatter_more() -> None:
-    """Unseen rows with twice the scatter stretch the form of fitted rows by two, and 90 % of others like them fit."""
+    """Held-out rows with twice the scatter stretch the fitted interval by two; it covers 90 % of others like them."""
     form = fitted_interval(*rows(20_000, 0.05))
     unseen, others = rows(5_000, 0.1, seed=1), rows(5_000, 0.1, seed=2)
     factors = stretch_factors(stretch_scores(form, *unseen), unseen[0])

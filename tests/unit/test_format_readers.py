@@ -245,7 +245,7 @@ def test_files_that_people_have(
 
 
 def test_unread_keys_are_named() -> None:
-    """What has no place in a prediction is listed, not dropped in silence."""
+    """Keys that predictions do not use are listed, not dropped silently."""
     assert "lr" in parse_job(MEGATRON_SCRIPT).unread
     assert "optimizer" in parse_job(NEOX).unread
     assert {"out_dir", "wandb_log"} <= set(parse_job(NANOGPT).unread)
@@ -300,7 +300,7 @@ def test_flavors_are_data(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_runs(text: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
-    """DeepSpeed, both kinds of Accelerate, vLLM and SGLang say workload and layout, and no model."""
+    """Files of DeepSpeed, Accelerate, vLLM and SGLang have workload and layout, and no model."""
     found = parse_job(text)
 
     assert (found.fields, dict(found.workload), dict(found.layout)) == ({}, workload, layout)

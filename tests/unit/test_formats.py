@@ -37,7 +37,7 @@ def read_neox(text: str) -> dict[str, Any]:
 
 
 def read_flavor(text: str) -> dict[str, Any]:
-    """Read the arguments of the flavor that stands in torchtitan's comment."""
+    """Read the arguments of the flavor in torchtitan's comment."""
     line = next(line for line in text.splitlines() if "ModelArgs(" in line)
     call = ast.parse(line.partition(": ")[2].rstrip(",")).body[0]
     assert isinstance(call, ast.Expr)
@@ -351,7 +351,7 @@ def test_deepspeed_shares_the_batch() -> None:
 
 
 def test_accelerate_spreads_by_fsdp() -> None:
-    """ZeRO stage 3 gathers weights again for the backward pass, stage 2 keeps them; the batch stands in comments."""
+    """ZeRO stage 3 gathers weights again for the backward pass, stage 2 keeps them; the batch is in comments."""
     workload = Workload(micro_batch_size=2, global_batch_size=64, recompute="full")
     for stage, reshards in ((2, "false"), (3, "true")):
         layout = ParallelLayout(data_parallel=8, zero_stage=stage)

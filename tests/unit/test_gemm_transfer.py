@@ -109,7 +109,7 @@ def test_a_format_comes_from_who_has_it() -> None:
 
 
 def test_no_cast_costs_without_another_record_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without another record of 8 bits the wider kernels stand as they are."""
+    """Without another record of 8 bits the wider kernels are used unchanged."""
     monkeypatch.setattr("shapewright.pricing.gemm.transfer.list_records", lambda _: ())
     own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "fp8")
 

@@ -83,7 +83,7 @@ def test_parts_overlap_and_starts_do_not() -> None:
     ],
 )
 def test_the_most_similar_kernel_prices(labels: tuple[str, ...], expected: str, *, is_same: bool) -> None:
-    """Another version of a library goes before another library, and an unknown kernel takes one of its operation."""
+    """Another version of a library is preferred to another library; an unknown kernel takes one of its operation."""
     record = record_of("vllm 1.0|kernel|fa", "vllm 2.0|kernel|fa", "vllm 2.0|module|fa")
     match = match_kernel(record, labels)
 
@@ -129,7 +129,7 @@ def test_empty_cells_take_their_neighbors() -> None:
     assert logs[0] == pytest.approx(0.37, abs=0.02)
 
 
-def test_fit_recovers_weights_and_judges_unseen_layouts() -> None:
+def test_fit_recovers_weights_and_judges_held_out_layouts() -> None:
     """Times made of known weights are fitted exactly, and need no table."""
     heads, keys = grid()
     work = work_of(heads, keys)
@@ -141,7 +141,7 @@ def test_fit_recovers_weights_and_judges_unseen_layouts() -> None:
     assert fit.weights["gemm"] == pytest.approx(1.7, rel=0.05)
 
 
-def test_fit_takes_a_table_where_unseen_layouts_gain() -> None:
+def test_fit_takes_a_table_where_held_out_layouts_gain() -> None:
     """A factor that depends on the keys alone is learned for heads that were left out."""
     heads, keys = grid()
     work = work_of(heads, keys)

@@ -43,7 +43,7 @@ EXPERTS = GroupedGemm(name="x", m=256, n=3072, k=4096, groups=64)
     ],
 )
 def test_nearest_library(library: str, known: list[str], expected: str) -> None:
-    """The same library in its nearest version that is not newer stands for one; another library never does."""
+    """A missing version is replaced by the nearest that is not newer; another library never replaces it."""
     assert nearest_library(library, known) == expected
 
 

@@ -91,7 +91,7 @@ def test_unfused_attention_copies_heads_before_the_output_projection() -> None:
 
 
 def test_stage_with_fewer_windows_is_the_busiest() -> None:
-    """Two layers that see 16 tokens stand before two that see all: a pipeline waits for the latter."""
+    """Two layers with a window of 16 tokens precede two without: a pipeline waits for the latter."""
     config = replace(TransformerConfig(**SMALL), num_layers=4, attention_windows=(16, 16, 0, 0))
     operations = lower(config, TRAINING, ParallelLayout(pipeline_parallel=2))
     windows = [(one.window_size, one.repeats) for one in named(operations, "attention.fused")]

@@ -32,7 +32,7 @@ LLAMA_3_8B_EMBEDDINGS = 2 * 128_256 * 4096 + 4096  # and the final norm
     ],
 )
 def test_optimizers_in_mixed_precision(name: str, bytes_per_parameter: int) -> None:
-    """Weight, gradient, master and states, by the tables of ml-engineering and the optimizers' papers."""
+    """Bytes per parameter of weight, gradient, master copy and states, by ml-engineering and the optimizers' papers."""
     found = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", optimizer=name).busiest
     total_bytes = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
     assert total_bytes == bytes_per_parameter * LLAMA_3_8B_PARAMETERS

@@ -164,7 +164,7 @@ def test_bad_law_files_are_refused(change: dict[str, Any], message: str, tmp_pat
 def test_bad_calls_are_refused(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line that says what to give, exit code 2."""
+    """One line with advice, exit code 2."""
     code, out, err = run(["calibrate", "-o", str(tmp_path / "law.json"), *arguments], capsys)
 
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -54,7 +54,7 @@ def metadata(wheel: zipfile.ZipFile) -> Metadata:
 
 
 def test_metadata_is_complete(metadata: Metadata) -> None:
-    """What an index shows is there, and it knows every classifier."""
+    """The metadata that an index shows is present, and every classifier is valid."""
     assert (metadata.name, str(metadata.version)) == ("shapewright", shapewright.__version__)
     assert metadata.summary
     assert metadata.keywords
@@ -101,7 +101,7 @@ def test_core_needs_three_packages(wheel: zipfile.ZipFile) -> None:
 
 
 def test_release_check_covers_every_extra() -> None:
-    """Make release installs each extra alone and knows how to use it."""
+    """The release check installs each extra alone and runs a command that needs it."""
     script = runpy.run_path(str(ROOT / "scripts" / "check_release.py"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

@@ -123,7 +123,7 @@ def test_passes_of_a_prediction_hold_all_of_its_time(schedule: str, chunks: int)
 
 
 def test_ragged_microbatches_cannot_be_interleaved() -> None:
-    """Interleaving goes through micro-batches in groups of as many as there are stages."""
+    """Interleaving needs micro-batches in groups of the number of stages."""
     with pytest.raises(LayoutError, match="10 micro-batches cannot be interleaved over pipeline_parallel=4"):
         simulate_pipeline(ParallelLayout(pipeline_parallel=4, virtual_pipeline=2), 10, PassTimes(1.0, 2.0))
 

@@ -186,7 +186,7 @@ def test_unknown_links_are_an_error(missing: str, ranks: int, advice: str) -> No
 
 
 def test_unknown_operation_is_an_error() -> None:
-    """An operation that no table holds and nothing stands in for."""
+    """An operation without a table or a substitute is an error."""
     with pytest.raises(CalibrationError, match="has no 'reduce_scatter'; it has all_gather, all_reduce"):
         price("reduce_scatter", 1e6, 2)
 

@@ -56,8 +56,8 @@ def test_small_gemms_are_bound_by_kernel_start() -> None:
     assert price("norm", 512.0, 512.0).bound_by == "latency"
 
 
-def test_gate_is_seen_by_its_reads() -> None:
-    """An activation that reads twice what it writes has a gate, and its own constants."""
+def test_gate_is_recognized_by_its_reads() -> None:
+    """An activation that reads twice what it writes is gated, with constants of its own."""
     plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
 
     assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)

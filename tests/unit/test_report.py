@@ -1,4 +1,4 @@
-"""Tables and JSON: what they hold, and that they fit."""
+"""Text tables and JSON of results: contents and width."""
 
 from __future__ import annotations
 

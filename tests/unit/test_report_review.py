@@ -33,7 +33,7 @@ def shown_text(page: str) -> str:
 
 
 def test_report_agrees_with_predict_check_and_search(tmp_path: Path) -> None:
-    """Step, findings and the best shape stand on the page with the digits that the commands print."""
+    """Step, findings and the best shape are on the page with the digits that the commands print."""
     target = tmp_path / "review.html"
     assert run("report", *QUESTION, "-o", str(target)) == 0
     text = shown_text(target.read_text(encoding="utf-8"))

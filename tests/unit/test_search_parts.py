@@ -109,7 +109,7 @@ def test_width_dependent_operations_are_computed_per_width() -> None:
 
 
 def test_head_independent_operations_are_equal_in_all_rows() -> None:
-    """A sum over depth alone has one row, which stands for all entries of heads."""
+    """A sum over depth alone has one row, shared by all entries of heads."""
     grid = grid_of(hidden_size=[64, 128], num_heads=[1, 2], num_layers=[2, 3, 4])
     total = sum_of(grid, (Tape().variable("num_layers", 1) * 3).node)
 
@@ -117,7 +117,7 @@ def test_head_independent_operations_are_equal_in_all_rows() -> None:
     assert dense[:, 0, :, 0, 0].tolist() == [[6, 9, 12], [6, 9, 12]]
 
 
-def test_grids_are_cut_where_a_branch_goes_another_way() -> None:
+def test_grids_are_cut_where_a_branch_changes() -> None:
     """The parts cover the grid, and each guard is constant on each part."""
     grid = grid_of(hidden_size=[64, 65, 66, 68], num_heads=[1, 1, 1, 1], num_layers=[2, 3])
     tape = Tape()
@@ -142,7 +142,7 @@ def table_of(rows: list[tuple[float, float, float, float]], changes: list[int] |
 
 
 def test_front_keeps_undominated_points() -> None:
-    """A row goes where another is as good in all four respects; one that is best in a single respect stays."""
+    """A row is removed if another is as good in all four respects; the best in any respect remains."""
     table = table_of(
         [
             (1.00, 1e9, 100.0, 1e10),  # fastest

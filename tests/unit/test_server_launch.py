@@ -233,7 +233,7 @@ def test_adapters_are_in_the_lines_of_every_engine() -> None:
 
 
 def test_fleet_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines say how many instances the load needs with the spare one, and JSON holds them."""
+    """Launch lines state the number of instances for the load, with the spare one; JSON has them too."""
     job = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--tp", "1"]
     job += ["--tpot", "20ms", "--load", "30/s", "--formats", "none"]
     code, out, _ = run_command([*job, "--format", "sglang", "--json"], capsys)
@@ -269,8 +269,8 @@ def test_models_from_folders_are_launched_from_them(tmp_path: Path) -> None:
         ("llama-3-8b", {"tpot_limit_s": 1e-6}, "vllm", "no point keeps the limits"),
     ],
 )
-def test_what_an_engine_does_not_know_is_an_error(model: str, given: dict[str, Any], engine: str, words: str) -> None:
-    """Models, formats and caches that an engine does not know are errors that name it and its version."""
+def test_unsupported_by_an_engine_is_an_error(model: str, given: dict[str, Any], engine: str, words: str) -> None:
+    """Models, formats and caches that an engine does not support are errors that name it and its version."""
     lengths: dict[str, Any] = {"prompt_len": 100, "output_len": 20, "formats": [], "layout": {"tensor_parallel": 1}}
     plan = shapewright.serve_plan(model, device="h100-sxm-80gb", **lengths, **given)
     with pytest.raises((ConfigError, WorkloadError), match=re.escape(words)):

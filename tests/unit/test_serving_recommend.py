@@ -147,7 +147,7 @@ def test_a_spare_is_given_up_before_the_load() -> None:
 
 
 def test_a_load_beyond_the_devices_names_the_largest() -> None:
-    """The error says what the devices carry, and how many would be enough."""
+    """The error gives the largest load of the devices, and how many would be enough."""
     point = make_point(0.01, 4.0, num_devices=2)
     request = replace(REQUEST, requests_per_s=20.0, num_devices=5)
     with pytest.raises(WorkloadError, match=r"more than 5 devices carry: at most 6.4 .*give num_devices 14") as caught:

@@ -132,7 +132,7 @@ def test_a_host_that_waits_costs_small_batches_most() -> None:
     assert slowdown(1) > slowdown(4) > 1.0
 
 
-def test_a_host_that_launches_experts_alone() -> None:
+def test_host_cost_of_routed_rows_alone() -> None:
     """Where attention and router are captured in graphs, the host cost applies to operations on routed rows only."""
     question = build_scenario("mixtral-8x7b", H100, layout={"data_parallel": 8, "expert_parallel": 8})
 

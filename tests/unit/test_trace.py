@@ -224,7 +224,7 @@ def test_a_trace_of_torch_runs_the_predicted_gemms(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_recomputation_is_seen_as_it_is_applied(tmp_path: Path) -> None:
-    """Checkpointed layers run their forward operators again; these are apart from the predicted ones."""
+    """Checkpointed layers run their forward operators again, which are counted apart from predicted ones."""
     profile_cpu(tmp_path / "checkpointed.json", checkpoint=True)
     found = compare(tmp_path / "checkpointed.json", dtype="fp32", attention="flash")
     gemms = [group for group in found.groups if group.kind == "gemm"]

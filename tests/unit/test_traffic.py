@@ -121,7 +121,7 @@ def test_shared_prefix_is_computed_once() -> None:
 
 
 def test_unused_prefix_gives_way() -> None:
-    """A prefix that nobody uses is dropped when another request needs its blocks, and computed again."""
+    """An unused prefix is evicted when another request needs its blocks, and computed again."""
     traffic = make_traffic([0.0, 50.0, 100.0], [16, 40, 16], [2, 2, 2], prefix=[0, -1, 0], prefix_len=[16, 0, 16])
     outcome = simulate(traffic, constant_streams(num_blocks=11))
 

@@ -25,7 +25,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 
 
 def test_text_json_and_page_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Percentiles grow, goodput and limits are those asked for, and the three forms show the same run."""
+    """Percentiles grow, goodput and limits are those requested, and the three forms show the same run."""
     page = tmp_path / "traffic.html"
     arguments = [*RANDOM, "--arrivals", "4/s,8/s", "--ttft-p90", "500ms", "--tpot-p90", "50ms"]
     code, text, _ = run([*arguments, "--html", str(page)], capsys)

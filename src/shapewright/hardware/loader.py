@@ -211,7 +211,7 @@ def find_measured_device(name: str) -> Device:
 
 
 def note_on_board(name: str) -> str:
-    """Say which board a name stands for that several devices share; empty for other names and for files.
+    """Describe the board that an ambiguous name is resolved to; empty for other names and for files.
 
     >>> note_on_board("h100"), note_on_board("h100-sxm-80gb")
     ('h100 is taken for h100-sxm-80gb; there are also h100-nvl-94gb, h100-pcie-80gb, h100-sxm-96gb', '')

@@ -56,7 +56,7 @@ Item = TypeVar("Item")
 
 
 def check_and_resolve(config: Any) -> dict[str, Any]:
-    """Check every field, and replace zeros that stand for a default.
+    """Check every field, and replace zeros by the default that they select.
 
     Returns:
         Checked field values, with the defaults filled in.

@@ -189,5 +189,5 @@ class ScenarioResult:
 
     @property
     def workload(self) -> Workload:
-        """The workload of the scenario; results that choose fields of it say which."""
+        """The workload of the scenario, before results choose fields that it leaves open."""
         return self.scenario.workload

@@ -36,7 +36,7 @@ class RecomputeModule:
         return _matches(self.operations, block, role)
 
     def drops_tensor(self, block: str, role: str) -> bool:
-        """Whether a saved tensor need not be kept."""
+        """Whether recomputation drops a saved tensor."""
         return _matches(self.tensors, block, role)
 
 

@@ -163,13 +163,13 @@ def named_device(name: str) -> Device:
     if board:
         add_note(board, "device")
     if not path:
-        return as_asked(load_device(name))
+        return with_pricing_options(load_device(name))
     from shapewright.pricing.calibration.file import calibrated_device
 
-    return as_asked(calibrated_device(name, path))
+    return with_pricing_options(calibrated_device(name, path))
 
 
-def as_asked(device: Device) -> Device:
+def with_pricing_options(device: Device) -> Device:
     """Apply --node-size, --network-gbit-per-s, --uncalibrated and --physics-only to a device."""
     return in_given_nodes(device).with_pricing(
         uncalibrated=_is_given(_UNCALIBRATED), physics_only=_is_given(_PHYSICS_ONLY)
@@ -208,4 +208,4 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         raise CalibrationError(
             f"calibration file {path} is of {own}, which is not among the compared devices; add it to --devices"
         )
-    return [as_asked(device) for device in found]
+    return [with_pricing_options(device) for device in found]

@@ -1,4 +1,4 @@
-"""Reading: what a file of another project says, and the helpers that its readers share."""
+"""Result of reading a file of another project, and helpers that its readers share."""
 
 from __future__ import annotations
 

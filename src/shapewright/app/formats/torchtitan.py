@@ -255,7 +255,7 @@ def _flavor_fields(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def read_torchtitan(text: str) -> Reading:
-    """Read a job config in TOML; its flavor stands in a comment at its top, or is given as FILE.py::FLAVOR.
+    """Read a job config in TOML; its flavor is in a comment at its top, or given as FILE.py::FLAVOR.
 
     Raises:
         ConfigError: the file is not valid TOML.

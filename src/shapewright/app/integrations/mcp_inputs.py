@@ -52,7 +52,7 @@ class Fields(BaseModel):
 
 
 def _be_brief(schema: dict[str, Any]) -> None:
-    """Leave out of a field's schema what its name and the text say."""
+    """Remove from a field's schema what its name and description repeat."""
     schema.pop("title", None)
     schema.pop("default", None)
 

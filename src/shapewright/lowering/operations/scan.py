@@ -73,7 +73,7 @@ class Scan(OperationBase):
 
     @property
     def flops(self) -> Numeric:
-        """FLOPs of the recurrent form: each product of a token with the state; backward twice as many. [flop]
+        """FLOPs of the recurrent form: each multiplication of a token with the state; backward twice as many. [flop]
 
         >>> Scan(name="x", rule="mamba2", batch_size=1, seq_len=3, num_k_heads=1, num_v_heads=2, k_head_dim=4,
         ...      v_head_dim=8).flops

@@ -157,7 +157,7 @@ class Recorder:
         *,
         is_fusible: bool = False,
     ) -> None:
-        """Record an operation that stands for operators that were not dispatched, such as fused attention."""
+        """Record an operation in place of operators that were not dispatched, such as fused attention."""
         path, pass_name, node = self._place()
         work = self._narrowed(work, node, is_backward=pass_name == "backward")
         call = Call(operator, path, pass_name, "backward" if pass_name == "backward" else "", work)

@@ -178,7 +178,7 @@ def _mean_error(predicted: Array, measured: Array) -> float:
 
 
 def _describe_choice(report: dict[str, Any]) -> str:
-    """Say which form was taken and why, and what more rows would bring."""
+    """Describe the chosen form, the reason, and what more rows would allow."""
     errors = dict(report["forms"])
     chosen, half = report["form"], report["with_half_of_the_shapes"]
     error = errors.pop(chosen)

@@ -42,7 +42,7 @@ _MOST_STEPS, _SMALL_STEP = 100, 1e-6
 
 
 def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
-    """Fit the law to losses of one recipe that the package does not know.
+    """Fit the law to losses of a recipe of the user's own.
 
     Args:
         law: The law whose coefficients and covariance are the prior, the reference.

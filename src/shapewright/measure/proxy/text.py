@@ -90,7 +90,7 @@ class ByteText:
 
 
 def read_text(paths: Sequence[str | Path]) -> ByteText:
-    """Read files as one text, in the order given; folders stand for the files in them, sorted.
+    """Read files as one text, in the order given; folders are replaced by their files, sorted.
 
     Raises:
         BenchError: a file cannot be read, or there is no text.

@@ -56,7 +56,7 @@ def model_family(run: PublishedRun) -> str:
 
 
 def source_or_width(run: PublishedRun) -> str:
-    """Return the hidden size of BLOOM's experiments, and the source of other runs."""
+    """Group key of a published run: the hidden size for BLOOM's experiments, otherwise the source."""
     return str(run.config.hidden_size) if run.source.startswith("BLOOM") else run.source.split(" ")[0]
 
 

@@ -54,7 +54,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """An undecided change of shape, and what experiments would say about it.
+    """An undecided change of shape, and how much experiments would reduce its uncertainty.
 
     Attributes:
         rank: Place of the shape among the contenders, from 1.

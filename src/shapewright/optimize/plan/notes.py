@@ -62,7 +62,7 @@ _MOST_DOUBLINGS = 12
 
 
 def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
-    """Raise an error that says why no plan is left, if none is.
+    """Raise an error with the reason if no plan is left.
 
     Raises:
         LayoutError: nothing divides, or nothing fits.

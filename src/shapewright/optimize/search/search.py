@@ -179,7 +179,7 @@ def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> O
 
 
 def _describe_run(goal: Goal, search: DeviceSearch) -> tuple[str, ...]:
-    """Return notes on the run that shapes are compared over, and on what the loss law does not know about it."""
+    """Return notes on the run that shapes are compared over, and on what the loss law does not cover."""
     tokens = search.train_tokens
     if tokens is None:
         return (f"the loss law describes decoders: losses of {search.own.config.title} are not compared",)

@@ -77,7 +77,7 @@ def contexts_of_passes(config: TransformerConfig, mean_context: int, tokens: int
 
 
 def mean_seen(window: int, context_len: int, num_contexts: int, *, is_chunked: bool) -> int:
-    """Return the mean number of tokens that one new token sees over contexts, itself included, rounded up.
+    """Return the mean number of tokens that one new token attends to over contexts, itself included, rounded up.
 
     Args:
         window: Its window, above 0.
@@ -94,7 +94,7 @@ def mean_seen(window: int, context_len: int, num_contexts: int, *, is_chunked: b
 
 
 def _sum_seen(window: int, num_tokens: int, *, is_chunked: bool) -> int:
-    """Return the sum of what the tokens of a sequence see: 1 + 2 + ... + window, then again or window for each."""
+    """Return the attended tokens summed over a sequence: 1 + 2 + ... + window, then window for each further token."""
     num_chunks, rest = divmod(num_tokens, window)
     triangle = window * (window + 1) // 2
     if is_chunked:

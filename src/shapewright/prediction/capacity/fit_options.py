@@ -187,7 +187,7 @@ def _same_devices(scenario: Scenario) -> Iterator[dict[str, Any]]:
             splits.append((tensor, pipeline, layout.data_parallel // factor, layout.context_parallel))
     for split, changes in product(splits, _workload_changes(scenario)):
         for stage in _zero_stages(scenario, split):
-            yield _only_new(scenario, split, stage) | changes
+            yield _changed_fields(scenario, split, stage) | changes
 
 
 def _more_devices(
@@ -200,11 +200,11 @@ def _more_devices(
     for split in splits:
         stages = _zero_stages(scenario, split)
         # The last entries are the strongest: where they are not sufficient, no other combination is.
-        strongest = _changed(scenario, _only_new(scenario, split, stages[-1]) | job_changes[-1])
+        strongest = _changed(scenario, _changed_fields(scenario, split, stages[-1]) | job_changes[-1])
         if strongest is not None and _needed_bytes(strongest) > scenario.device.memory_bytes:
             continue
         for changes, stage in product(job_changes, stages):
-            yield prod(split), _only_new(scenario, split, stage) | changes
+            yield prod(split), _changed_fields(scenario, split, stage) | changes
 
 
 def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
@@ -228,7 +228,7 @@ def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
             if layout.num_devices < prod(split) <= MOST_DEVICES and is_whole_allocation(prod(split), scenario.device)
         ]
         for split in reversed(family):
-            changes = _only_new(scenario, split, _zero_stages(scenario, split)[-1]) | strongest
+            changes = _changed_fields(scenario, split, _zero_stages(scenario, split)[-1]) | strongest
             after = _changed(scenario, changes)
             if after is None:
                 continue
@@ -247,7 +247,7 @@ def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
     return sorted(kept, key=lambda split: (prod(split), split)), closest
 
 
-def _only_new(scenario: Scenario, split: _Split, zero_stage: int) -> dict[str, Any]:
+def _changed_fields(scenario: Scenario, split: _Split, zero_stage: int) -> dict[str, Any]:
     """Return the fields of a split that differ from the present layout."""
     values = dict(zip(_LAYOUT_FIELDS, (*split, zero_stage), strict=True))
     return {name: value for name, value in values.items() if value != getattr(scenario.layout, name)}

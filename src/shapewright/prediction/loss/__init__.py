@@ -1,4 +1,4 @@
-"""Loss by shape: a law of training loss over parameters, tokens and shape, and what it says about time to a loss."""
+"""Loss by shape: a law of training loss over parameters, tokens and shape, and the time to a loss that follows."""
 
 from shapewright.prediction.loss.effect import (
     LossEffect,

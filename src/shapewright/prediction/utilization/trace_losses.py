@@ -225,7 +225,7 @@ def _add_prediction(groups: dict[Key, _Group], entry: PricedOperation) -> None:
 
 
 def gemm_key(batch: int, m: int, n: int, k: int) -> Key:
-    """Key of a GEMM: a product and its transpose are the same work.
+    """Key of a GEMM: a GEMM and its transpose have the same key.
 
     >>> gemm_key(1, 8, 4, 2) == gemm_key(1, 4, 8, 2), gemm_key(1, 8, 4, 2) == gemm_key(1, 8, 2, 4)
     (True, False)

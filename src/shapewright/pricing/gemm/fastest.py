@@ -150,7 +150,7 @@ def fastest_s(
     *,
     compiled: bool = False,
 ) -> PerGemm:
-    """Time of the fastest kernel of each shape, without finding out which it is. [s], shape [shapes]
+    """Time of the fastest kernel of each shape, without selecting it. [s], shape [shapes]
 
     Args:
         gemms: Sizes.

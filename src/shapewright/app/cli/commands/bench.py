@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json
-from shapewright.app.cli.device_options import as_asked, calibration_option, given_calibration, named_device
+from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import FloatParam
 from shapewright.core.ray_cluster import ENGINES
@@ -272,7 +272,7 @@ def _predicted_device(name: str | None) -> Device | None:
         return None
     from shapewright.pricing.calibration.file import calibrated_device, read_calibration
 
-    return as_asked(calibrated_device(read_calibration(path).device.name, path))
+    return with_pricing_options(calibrated_device(read_calibration(path).device.name, path))
 
 
 def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bool) -> Device | None:

@@ -271,7 +271,7 @@ _CLIFF_FRACTION = 0.02
 
 
 def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> SweepVerdict:
-    """Say whether a value near the current one makes a model of this size that is faster.
+    """Judge whether a value near the current one is faster at equal model size.
 
     Args:
         sweep: Predictions over a field.

@@ -59,7 +59,7 @@ def find_engine(name: str) -> Engine:
 
 
 def check_served(engine: Engine, scenario: Scenario) -> None:
-    """Check that an engine knows a model, before a plan is made for it.
+    """Check that an engine supports a model, before a plan is made for it.
 
     Raises:
         ConfigError: it does not, or the model is not described by a config.json.

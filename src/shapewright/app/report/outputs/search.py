@@ -348,7 +348,7 @@ FIELD_LETTERS = {
 
 
 class ChangedShape(Protocol):
-    """An output that says how a shape differs from a baseline."""
+    """An output of a shape that differs from a baseline."""
 
     @property
     def config(self) -> TransformerConfig:

@@ -74,7 +74,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
 
 def adds_two_branches(model: str) -> bool:
-    """Whether a model's residual addition stands for two, by its name.
+    """Whether a model's residual addition represents two, by its name.
 
     >>> adds_two_branches("phi-2"), adds_two_branches("Llama-2-7b-hf")
     (True, False)

@@ -183,7 +183,7 @@ def _without_cores(one: Pass) -> Pass:
 
 
 def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
-    """Return a pass over prompt tokens: one prompt after a context, or several short ones if few tokens are seen."""
+    """Return a pass over prompt tokens: one prompt after a context, or several short ones with few attended tokens."""
     num_prompts = max(1, round(num_tokens / (2 * mean_seen)))
     length = max(1, num_tokens // num_prompts)
     cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))

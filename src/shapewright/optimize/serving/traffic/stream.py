@@ -104,7 +104,7 @@ def remove_item(before: Counts, after: Counts, item: int) -> None:
 
 
 def release_prefix(work: Work, prefix: int) -> int:
-    """Count one user of a prefix less; return the blocks that nobody uses any more."""
+    """Decrement the reference count of a prefix; return the blocks that are now unused."""
     work.users[prefix] -= 1
     if work.users[prefix] == 0 and work.resident[prefix] > 0:
         append_item(work.older, work.newer, len(work.users) - 1, prefix)
@@ -113,7 +113,7 @@ def release_prefix(work: Work, prefix: int) -> int:
 
 
 def evict_blocks(work: Work, again: list[int], num_lost: int, num_blocks: int) -> tuple[int, int]:
-    """Drop what nobody uses, oldest first, until enough blocks are free: preempted sequences, then prefixes.
+    """Evict unused blocks, oldest first, until enough are free: preempted sequences, then prefixes.
 
     Args:
         work: Memory of the simulation.
