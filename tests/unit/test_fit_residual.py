@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from shapewright.hardware import load_device
+from shapewright.measure.refit import record_files
+from shapewright.measure.refit.gemm.residual import write_record
 from shapewright.measure.refit.gemm.trees import (
     NUM_RUNNERS_UP,
     OWN_TREES,
@@ -124,3 +128,36 @@ def test_a_section_is_priced_at_all_knots() -> None:
     assert section.physics_s.shape == (len(KNOTS),)
     assert np.isfinite(section.seen).all()
     assert middle.seen[0].tolist() == [0.0, 8.0, 8.0, 1.0, 1.0]
+
+
+class _Constant:
+    """A learner whose every correction is one step."""
+
+    dtype = "bf16"
+
+    def libraries(self, device: str) -> list[str]:
+        """One library."""
+        return [f"{device} server"]
+
+    def report(self, device: str, library: str) -> tuple[np.ndarray, dict[str, float], dict[str, object]]:
+        """Steps, an interval, and held-out errors."""
+        return np.ones(1, np.int8), {"low": 0.9 if library else 0.8}, {"held_out": {"rows": len(device)}}
+
+
+def test_tables_are_added_to_a_record_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before writes records anew, without learned tables or intervals."""
+    monkeypatch.setattr(record_files, "RECORDS", tmp_path)
+    record_files.save_record("gemm", "some", {"provenance": {"sections": {"bf16": {"libraries": {}}}}})
+    axes = {letter: np.array([1]) for letter in "mnk"}
+    np.savez(tmp_path / "gemm" / "some.npz", **axes)
+
+    write_record("some", axes, [_Constant()], "a command")  # type: ignore[list-item]
+
+    written = record_files.read_record("gemm", "some")
+    assert written["residual"]["interval"] == {
+        "dtypes": {"bf16": {"low": 0.8}},
+        "libraries": {"some server": {"bf16": {"low": 0.9}}},
+    }
+    assert written["provenance"]["sections"]["bf16"]["libraries"] == {"some server": {"rows": 4}}
+    with np.load(tmp_path / "gemm" / "some.npz") as tables:
+        assert {"residual:bf16", "residual:bf16 of some server"} <= set(tables.files)

@@ -212,7 +212,8 @@ def write_record(name: str, axes: Mapping[str, Array], learners: Sequence[Learne
     path = record_path("gemm", name).with_suffix(".npz")
     with np.load(path) as stored:
         tables = {section: stored[section] for section in stored.files if section not in axes}
-    intervals = content["residual"]["interval"]
+    # A record that the step before wrote anew has no tables yet.
+    intervals = content.get("residual", {}).get("interval", {"dtypes": {}, "libraries": {}})
     for learner in learners:
         origin = content["provenance"]["sections"][learner.dtype]
         for library in ("", *learner.libraries(name)):
