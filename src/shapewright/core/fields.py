@@ -6,10 +6,14 @@ written once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 _METADATA_KEY = "doc"
+_SHOWN = "is_shown"
+
+Getter = TypeVar("Getter", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,15 @@ def documented_fields(cls: type) -> tuple[tuple[Field[Any], FieldDoc], ...]:
             (spec, spec.metadata[_METADATA_KEY]) for spec in fields(cls) if _METADATA_KEY in spec.metadata
         )
     return _CACHE[cls]
+
+
+def shown(getter: Getter) -> Getter:
+    """Mark the function of a property that outputs contain like a field; its docstring describes it."""
+    setattr(getter, _SHOWN, True)
+    return getter
+
+
+def shown_properties(cls: type) -> dict[str, Callable[..., Any]]:
+    """Functions of the properties of a dataclass that outputs contain, by name, in order."""
+    found = {name: value.fget for name, value in vars(cls).items() if isinstance(value, property)}
+    return {name: getter for name, getter in found.items() if getter is not None and hasattr(getter, _SHOWN)}

@@ -21,7 +21,7 @@ from shapewright.measure.bench.run import make_run
 from shapewright.measure.bench.suites.layers import list_model_cases
 from shapewright.measure.bench.worker import WorkerDiedError
 from shapewright.measure.store.record import OK
-from shapewright.optimize.search.result import Verification, VerifiedShape
+from shapewright.optimize.search.result import ModuleTimes, Verification, VerifiedShape
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import DeviceFacts
@@ -187,8 +187,8 @@ def _times_by_module(
     rounds: Sequence[Mapping[str, float]],
     known: set[str],
     work_ratio: float,
-) -> dict[str, tuple[float, float]]:
-    """Measured times of the baseline and the shape by part of the model, for equal work. [s]"""
+) -> dict[str, ModuleTimes]:
+    """Measured times of the baseline and the shape by part of the model, for equal work."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for side, listed in enumerate(both_cases):
         for case in listed.cases:
@@ -198,4 +198,4 @@ def _times_by_module(
                 operation = case.operation
                 assert isinstance(operation, OperationBase), operation
                 sums[operation.module_path[0]][side] += time_s * (work_ratio if side else 1.0)
-    return {module: (before_s, after_s) for module, (before_s, after_s) in sums.items()}
+    return {module: ModuleTimes(baseline_s=before_s, shape_s=after_s) for module, (before_s, after_s) in sums.items()}

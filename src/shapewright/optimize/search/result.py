@@ -109,19 +109,31 @@ def _busiest_gemm(entries: Iterable[PricedOperation]) -> GemmPrice | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModuleTimes:
+    """Measured times of one part of the model, for equal work.
+
+    Attributes:
+        baseline_s: Time of the baseline. [s]
+        shape_s: Time of the shape. [s]
+    """
+
+    baseline_s: float
+    shape_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedShape:
     """One candidate measured against the baseline.
 
     Attributes:
         rank: Its rank in the search.
-        predicted: Predicted speedup of the whole step, on the device of the search.
-        predicted_of_measured: Predicted speedup of the operations that were measured.
-        measured: Measured speedup of those operations, median of the rounds.
+        predicted: Predicted speed-up of the whole step, on the device of the search.
+        predicted_of_measured: Predicted speed-up of the operations that were measured.
+        measured: Measured speed-up of those operations, median of the rounds.
         measured_low: Lowest of the rounds.
         measured_high: Highest of the rounds.
         covered_fraction: Share of the predicted step that the measured operations take; the lower of both shapes.
-        modules: By part of the model, such as ``attention``, measured time of the baseline and of the candidate, for
-            equal work. [s]
+        modules: Measured times by part of the model, such as ``attention``, for equal work.
     """
 
     rank: int
@@ -131,7 +143,7 @@ class VerifiedShape:
     measured_low: float
     measured_high: float
     covered_fraction: float
-    modules: Mapping[str, tuple[float, float]]
+    modules: Mapping[str, ModuleTimes]
 
 
 @dataclass(frozen=True, kw_only=True)

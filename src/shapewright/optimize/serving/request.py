@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
+from shapewright.core.fields import shown
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.prediction.training_run import check_price
 from shapewright.pricing.servers import CURRENT_SERVER, Server
@@ -64,6 +65,7 @@ class Speculation:
         return self.num_draft_tokens + 1
 
     @property
+    @shown
     def tokens_per_pass(self) -> float:
         """Expected tokens that one pass adds to a sequence."""
         return expected_tokens_per_pass(self.num_draft_tokens, self.acceptance_fraction)
@@ -107,6 +109,7 @@ class ServingFormat:
     kv_cache_dtype: str
 
     @property
+    @shown
     def name(self) -> str:
         """Formats of GEMMs, weights and cache; those that equal the first are left out at the end.
 

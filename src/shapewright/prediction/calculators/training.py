@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.core.fields import shown
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.lowering.flops import count_rule_of_thumb_flops, estimate_training_s
@@ -227,11 +228,13 @@ class TrainingBudget:
     usd: float | None = None
 
     @property
+    @shown
     def training_days(self) -> float | None:
         """Duration in days."""
         return None if self.training_s is None else self.training_s / _SECONDS_PER_DAY
 
     @property
+    @shown
     def tokens_per_parameter(self) -> float:
         """Tokens per parameter; Chinchilla has 20."""
         return self.num_tokens / self.num_parameters

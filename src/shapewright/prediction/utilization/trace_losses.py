@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.fields import shown
 from shapewright.core.units import format_seconds
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.memory import estimate_memory
@@ -91,6 +92,7 @@ class MatchedGroup:
     in_fp32: bool
 
     @property
+    @shown
     def lost_s(self) -> float:
         """Time beyond the prediction; negative where the kernels are faster. [s]"""
         return self.measured_s - self.predicted_s

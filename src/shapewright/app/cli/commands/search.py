@@ -296,7 +296,6 @@ def command(
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
     from shapewright.app.api import search
-    from shapewright.app.report.outputs.measure import verification_output
     from shapewright.app.report.outputs.search import search_output
 
     if device is not None and devices is not None:
@@ -337,7 +336,7 @@ def command(
         click.echo(f"wrote {html}", err=True)
     if verify is not None:
         measured = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S)
-        found = replace(found, verification=verification_output(measured))
+        found = replace(found, verification=measured)
     if experiments:
         found = replace(found, experiments=write_experiments(result, experiments))
     show_result(result, found, explain=explain, as_json=as_json, as_csv=as_csv)

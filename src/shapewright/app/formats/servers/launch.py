@@ -33,7 +33,7 @@ class Launch:
     """Commands that start one engine.
 
     Attributes:
-        engine: Name of the engine, one of ENGINES.
+        engine: ``vllm``, ``sglang`` or ``trtllm``.
         version: Version that the flags are of.
         text: The commands as a shell script, with a trailing newline.
         warnings: What the engine does differently from what the plan assumes.

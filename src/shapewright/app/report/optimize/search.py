@@ -17,8 +17,8 @@ from shapewright.optimize.search import OBJECTIVES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.measure import VerificationOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
+    from shapewright.optimize.search.result import Verification
     from shapewright.prediction.training_run import RunCost
 
 
@@ -219,7 +219,7 @@ _VERIFIED_COLUMNS = (
 )
 
 
-def print_verification(found: VerificationOutput, console: Console) -> None:
+def print_verification(found: Verification, console: Console) -> None:
     """Print measured and predicted speed-ups, and the parts of the first shape."""
     console.print(f"Measured on {found.device} ({found.library}), {found.num_rounds} alternating rounds", style="bold")
     print_table(columns_of(found.shapes, _VERIFIED_COLUMNS), console)

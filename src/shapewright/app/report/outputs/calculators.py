@@ -10,11 +10,11 @@ from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig, count_parameters
 from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters
-from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
+from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER, TrainingBudget
 
 if TYPE_CHECKING:
     from shapewright.models import Model
-    from shapewright.prediction.calculators import FlopsPerToken, TrainingBudget
+    from shapewright.prediction.calculators import FlopsPerToken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +53,6 @@ class TokenFlops:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetOutput:
-    """FLOPs, time and cost of a training run. Keys are null where their inputs were not given."""
-
-    num_parameters: float = described("parameters that one token uses")
-    num_tokens: float = described("tokens trained on")
-    flops: float = described("FLOPs of the run, recomputation included")
-    num_devices: int | None = described("devices of the run")
-    flops_per_s_per_device: float | None = described("achieved FLOP/s per device")
-    training_s: float | None = described("duration")
-    usd: float | None = described("cost of the run")
-    training_days: float | None = described("duration in days")
-    tokens_per_parameter: float = described("tokens per parameter")
-
-
-@dataclass(frozen=True, kw_only=True)
 class FlopsOutput(Output):
     """FLOPs of one token, and the budget of a training run."""
 
@@ -77,7 +62,7 @@ class FlopsOutput(Output):
     per_token: list[Term] = described("forward FLOPs of layers, attention and logits, their sum, and three times it")
     conventions: dict[str, TokenFlops] = described("training FLOPs by convention")
     chinchilla_tokens: float = described("20 tokens per parameter that one token uses")
-    budget: BudgetOutput | None = described("the training run; null without `--train-tokens`")
+    budget: TrainingBudget | None = described("the training run; null without `--train-tokens`")
     source: str
     notes: list[str]
 
@@ -98,7 +83,7 @@ def flops_output(found: FlopsPerToken, budget: TrainingBudget | None, model: Mod
             for name, flops in found.conventions.items()
         },
         chinchilla_tokens=CHINCHILLA_TOKENS_PER_PARAMETER * count_parameters(found.config).active,
-        budget=None if budget is None else take(BudgetOutput, budget),
+        budget=budget,
         source=model.source,
         notes=model.notes,
     )

@@ -11,6 +11,7 @@ from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job
 from shapewright.models import TransformerConfig
 from shapewright.prediction.utilization import describe_peak
 from shapewright.prediction.utilization.explain import ReachableStep
+from shapewright.prediction.utilization.trace_losses import MatchedGroup
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -71,21 +72,6 @@ class ReachableOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceGroupOutput:
-    """Kernels of one kind and size, against the predicted operations that they run; times are of one step."""
-
-    name: str = described("predicted operations, or operators where none is predicted")
-    kind: str = described("`gemm`, `grouped_gemm`, `attention`, `pointwise`, `collective` or `other`")
-    measured_s: float = described("time of the kernels")
-    predicted_s: float = described("predicted time of the operations")
-    lost_s: float = described("`measured_s` minus `predicted_s`")
-    num_measured: float = described("kernels, or operators of a CPU")
-    num_predicted: int = described("predicted executions; 0 where nothing is predicted")
-    kernel: str = described("name of the longest kernel")
-    in_fp32: bool = described("whether inputs have 32 bits although fewer were predicted")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TraceLossOutput:
     """One way in which the traced step loses time."""
 
@@ -111,7 +97,7 @@ class TraceOutput:
     matched_fraction: float = described("share of the kernels' time that was matched to predicted operations")
     is_cpu: bool = described("whether it holds operators of a CPU instead of kernels")
     device_name: str = described("device as the trace names it; empty where it does not")
-    groups: list[TraceGroupOutput] = described("kernels with their predictions, those that lose most first")
+    groups: list[MatchedGroup] = described("kernels with their predictions, those that lose most first")
     losses: list[TraceLossOutput] = described("losses, the largest gain first")
     best_fix: TraceLossOutput | None = described("the loss whose fix gains most; null where nothing is lost")
 
@@ -193,7 +179,7 @@ def _trace(found: TraceComparison | None) -> TraceOutput | None:
         found.trace,
         found,
         file=found.trace.path.name,
-        groups=[take(TraceGroupOutput, group) for group in found.groups],
+        groups=list(found.groups),
         losses=losses,
         best_fix=next((loss for loss in losses if best is not None and loss.name == best.name), None),
     )

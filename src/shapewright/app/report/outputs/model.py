@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from shapewright.core.fields import doc_field, documented_fields
+from shapewright.core.fields import doc_field, documented_fields, shown_properties
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
@@ -117,8 +117,8 @@ class _Entry(NamedTuple):
 
     name: str
     key: str
-    is_optional: bool
-    is_flat: bool
+    is_optional: bool = False
+    is_flat: bool = False
 
 
 @cache
@@ -132,7 +132,7 @@ def _entries(cls: type) -> tuple[_Entry, ...]:
         )
         for spec in fields(cls)
         if not spec.metadata.get(_IS_TEXT_ONLY)
-    )
+    ) + tuple(_Entry(name, name) for name in shown_properties(cls))
 
 
 def plain(value: Any) -> Any:
@@ -180,6 +180,11 @@ def describe_fields(cls: type) -> tuple[FieldDescription, ...]:
     # Library classes import these names for annotations alone.
     types = get_type_hints(cls, localns={"Any": Any, "Mapping": Mapping, "Sequence": Sequence})
     texts = _SHARED_KEYS | _docstring_texts(cls) | {spec.name: doc.help for spec, doc in documented_fields(cls)}
+    for name, getter in shown_properties(cls).items():
+        types[name], texts[name] = (
+            get_type_hints(getter)["return"],
+            _as_meaning((inspect.getdoc(getter) or "").partition("\n\n")[0]),
+        )
     return tuple(
         FieldDescription(key, types[name], texts.get(name, ""), is_optional, is_flat)
         for name, key, is_optional, is_flat in _entries(cls)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.check import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss import ExperimentsOutput
-from shapewright.app.report.outputs.measure import VerificationOutput
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
 from shapewright.app.report.outputs.predict import (
     DeviceSummary,
@@ -20,7 +19,7 @@ from shapewright.app.report.outputs.predict import (
 )
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
-from shapewright.optimize.search.result import Gain
+from shapewright.optimize.search.result import Gain, Verification
 from shapewright.optimize.search.verdict import VERDICTS
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
 from shapewright.workload import ParallelLayout, Workload
@@ -212,7 +211,7 @@ class SearchOutput(Output):
     elapsed_s: float
     is_complete: bool
     notes: list[str]
-    verification: VerificationOutput | None = optional("measurement of the best shapes; with `--verify` only")
+    verification: Verification | None = optional("measurement of the best shapes; with `--verify` only")
     experiments: ExperimentsOutput | None = optional("small models that would decide; with `--experiments` only")
     step: PredictOutput = text_only()
 

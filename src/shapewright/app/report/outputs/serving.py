@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.app.formats.servers.launch import Launch
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.recommend import Fleet, find_limits
+from shapewright.optimize.serving.request import ServingFormat, Speculation
 
 if TYPE_CHECKING:
-    from shapewright.app.formats.servers import Launch
     from shapewright.optimize.serving import OperatingPoint, ServingPlan, ServingRequest
     from shapewright.optimize.serving.recommend import PointLimits
     from shapewright.workload import ParallelLayout
@@ -56,26 +57,6 @@ class ServerOutput:
     host_per_sequence_s: float = described("time that the host adds to a pass for each decoding sequence")
     prefill_host_s: float = described("time that the host adds to a pass with prompts, besides that of every pass")
     sources: dict[str, str] = described("sources of these values, by field")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeculationOutput:
-    """Speculative decoding."""
-
-    num_draft_tokens: int = described("draft tokens per pass")
-    acceptance_fraction: float = described("probability that a draft token is accepted")
-    draft_cost_fraction: float = described("time of one draft step over that of one decode step")
-    tokens_per_pass: float = described("expected tokens per pass")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormatOutput:
-    """Element formats of the model."""
-
-    name: str = described("name of the combination")
-    dtype: str = described("format of GEMMs")
-    weight_dtype: str = described("format of stored weights")
-    kv_cache_dtype: str = described("format of the KV cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +130,6 @@ class InstanceCapacityOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOutput:
-    """Commands that start the recommended point in one engine."""
-
-    engine: str = described("`vllm`, `sglang` or `trtllm`")
-    version: str = described("version that the flags are of")
-    text: str = described("the commands as a shell script")
-    warnings: tuple[str, ...] = described("what the engine does differently from what the plan assumes")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServePlanOutput(Output):
     """Ways to serve a model, and the recommended one."""
 
@@ -166,18 +137,18 @@ class ServePlanOutput(Output):
     config: TransformerConfig
     request: ServingRequestOutput = described("lengths, limits and devices")
     server: ServerOutput = described("inference engine whose kernels, host and defaults are priced")
-    speculation: SpeculationOutput | None = described("speculative decoding; null without it")
+    speculation: Speculation | None = described("speculative decoding; null without it")
     adapters: Adapters | None = described("LoRA adapters; null without")
     attention: str = described("kind of attention")
     expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
-    formats: list[FormatOutput] = described("element formats, that of the request first")
+    formats: list[ServingFormat] = described("element formats, that of the request first")
     keeps_limits: bool = described("whether any way to serve keeps both limits; the exit code is 1 if not")
     recommended: OperatingPointOutput | None = described(
         "the recommended point in the first format: with a load, that with fewest devices; otherwise, with a limit of "
         "the time per token, `best`, without one the knee; null if none keeps the limits"
     )
     recommended_reason: str = described("why it is recommended; empty without one")
-    launch: LaunchOutput | None = described("commands that start the recommended point; null without `--format`")
+    launch: Launch | None = described("commands that start the recommended point; null without `--format`")
     fleet: Fleet | None = described("instances of the recommended point for the load; null without a load")
     best: OperatingPointOutput | None = described(
         "most tokens/s of the devices in the first format; null if none keeps the limits"
@@ -232,15 +203,15 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
             sources=dict(found.request.server.sources),
             expert_kernel=dict(found.request.server.expert_kernel),
         ),
-        speculation=None if speculation is None else take(SpeculationOutput, speculation),
+        speculation=speculation,
         adapters=found.request.adapters,
         attention=found.workload.attention,
         expert_kernel=found.workload.expert_kernel,
-        formats=[take(FormatOutput, one) for one in found.formats],
+        formats=list(found.formats),
         keeps_limits=best[names[0]] is not None,
         recommended=write(recommendation.point if recommendation else None),
         recommended_reason=recommendation.reason if recommendation else "",
-        launch=None if launch is None else take(LaunchOutput, launch),
+        launch=launch,
         fleet=recommendation.fleet if recommendation else None,
         best=write(best[names[0]]),
         best_by_mode={mode: write(point) for mode, point in best_by_mode.items()},

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, summarize_device
 from shapewright.app.report.outputs.serving import (
-    FormatOutput,
     InstanceLayout,
     instances_words,
 )
 from shapewright.models import TransformerConfig
+from shapewright.optimize.serving.request import ServingFormat
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.figures import Percentiles
@@ -140,7 +140,7 @@ class TrafficOutput(Output):
     devices: list[DeviceSummary] = described("devices with simulated servers")
     config: TransformerConfig
     request: TrafficRequestOutput = described("what was simulated")
-    format: FormatOutput = described("element formats")
+    format: ServingFormat = described("element formats")
     keeps_limits: bool = described("whether any server holds a rate and keeps the limits; the exit code is 1 if not")
     best: int | None = described(
         "place in `runs` of the one that keeps the limits at the highest rate, with fewest devices; null if none does"
@@ -174,7 +174,7 @@ def traffic_output(found: TrafficPlan) -> TrafficOutput:
             burstiness=getattr(source, "burstiness", None),
             usd_per_hour=request.usd_per_hour,
         ),
-        format=take(FormatOutput, found.format),
+        format=found.format,
         keeps_limits=best is not None,
         best=None if best is None else found.runs.index(best),
         servers=[_server(one) for one in found.servers],
