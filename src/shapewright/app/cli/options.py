@@ -114,13 +114,14 @@ def job_options(command: Command) -> Command:
     return _add_fields(command, {})
 
 
-def field_options(wanted: Mapping[str, Collection[str]]) -> Callable[[Command], Command]:
-    """Add CONFIG, --uncalibrated and fields to a command.
+def field_options(wanted: Mapping[str, Collection[str]], *, needs_device: bool = True) -> Callable[[Command], Command]:
+    """Add CONFIG and fields to a command.
 
     Args:
         wanted: Names of the fields to take of a group; a group that it leaves out gives all of its fields.
+        needs_device: Whether to add --uncalibrated and --layout-from too.
     """
-    return lambda command: _add_fields(command, wanted)
+    return lambda command: _add_fields(command, wanted, needs_device=needs_device)
 
 
 def model_options(command: Command) -> Command:

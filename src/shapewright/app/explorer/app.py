@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio.to_thread
-from fastapi import FastAPI, Path, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shapewright import __version__
-from shapewright.app.explorer.assets import load_assets, serve_asset
+from shapewright.app.explorer.assets import TRACED_PAGE, load_assets, serve_asset
 from shapewright.app.explorer.device_lookup import DeviceLookup
 from shapewright.app.explorer.guard import Guard
 from shapewright.app.explorer.lanes import NUM_FAST_THREADS, make_lanes
@@ -48,6 +48,7 @@ from shapewright.app.explorer.requests import (
 from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
 from shapewright.app.explorer.views import answers, catalogue, figures, plans, serving
 from shapewright.app.explorer.views.answers import Answer
+from shapewright.app.explorer.views.traced import TracedModule, answer_trace
 
 API = "/api/v1"
 # The report has inline scripts, so the browser must save it rather than show it under this origin.
@@ -70,6 +71,7 @@ def create_app(
     devices: DeviceLookup | None = None,
     public_names: Collection[str] = (),
     frame_origins: Collection[str] = (),
+    traced: TracedModule | None = None,
 ) -> FastAPI:
     """Create the application.
 
@@ -81,6 +83,7 @@ def create_app(
         devices: Devices that requests can name; None for those of the package.
         public_names: Host names of a public server, which needs no token and has short searches.
         frame_origins: Origins whose pages may show the page in a frame.
+        traced: A traced module, which has a page of its own.
     """
     devices = devices or DeviceLookup()
     searches = queue or SearchQueue(PUBLIC_RUN_S if public_names else MAX_RUN_S, calibration=devices.calibration)
@@ -111,7 +114,9 @@ def create_app(
     _add_file_routes(app, devices)
     _add_catalogue_routes(app, devices)
     _add_search_routes(app, searches, devices)
-    _add_page_routes(app)
+    if traced is not None:
+        _add_trace_route(app, traced, devices)
+    _add_page_routes(app, has_trace=traced is not None)
     describe_problems(app)
     app.add_middleware(Guard, host=host, token=token, public_names=public_names, frame_origins=frame_origins)
     return app
@@ -325,9 +330,29 @@ def _add_search_routes(app: FastAPI, searches: SearchQueue, devices: DeviceLooku
         return _json(run.to_json())
 
 
-def _add_page_routes(app: FastAPI) -> None:
+def _add_trace_route(app: FastAPI, traced: TracedModule, devices: DeviceLookup) -> None:
+    """Route of the module that was traced before the server started; requests cannot trace."""
+
+    @app.get(
+        f"{API}/trace",
+        summary="Step, findings and memory of the traced module",
+        responses={**PROBLEMS, **QUEUE_FULL, 200: {"description": "The answer.", "content": OBJECT}},
+        response_class=Response,
+        tags=["predictions"],
+    )
+    async def trace(request: Request, device: str = Query(max_length=200)) -> Response:
+        return _json(
+            await app.state.slow.run(
+                request, lambda: answer_trace(traced.trace, devices.find(device), traced.optimizer)
+            )
+        )
+
+
+def _add_page_routes(app: FastAPI, *, has_trace: bool) -> None:
     """Routes of the page's files, each with a fixed path."""
     for path, asset in load_assets().items():
+        if path == TRACED_PAGE and not has_trace:
+            continue
 
         async def show(request: Request, asset: Any = asset) -> Response:
             return serve_asset(asset, request)

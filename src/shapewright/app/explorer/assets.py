@@ -26,6 +26,9 @@ _TYPES = {
 # The plotting library and its drawing functions, shared with the reports.
 _SHARED = ("echarts.min.js", "charts.js", "echarts-LICENSE.txt", "echarts-NOTICE.txt", "echarts-LICENSE-d3.txt")
 
+TRACED_PAGE = "/traced"
+"""Path of the page of a traced module, which only a server with one has."""
+
 
 @dataclass(frozen=True)
 class Asset:
@@ -53,6 +56,7 @@ def load_assets() -> dict[str, Asset]:
     for name in _SHARED:
         found[f"/static/{name}"] = _read(shared / name)
     found["/"] = found.pop("/static/index.html")
+    found[TRACED_PAGE] = found.pop("/static/traced.html")
     return found
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from shapewright.app.explorer.views.traced import TracedModule
+
 _BACKLOG = 512  # pending connections
 _STOP_LIMIT_S = 6.0
 
@@ -55,7 +57,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def page_address(host: str, port: int, token: str | None) -> str:
+def page_address(host: str, port: int, token: str | None, page: str = "") -> str:
     """URL of the page, with the token, which the server exchanges for a cookie.
 
     >>> page_address("127.0.0.1", 8265, None), page_address("::1", 80, None)
@@ -63,7 +65,8 @@ def page_address(host: str, port: int, token: str | None) -> str:
     """
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    query = f"{'&' if '?' in page else '?'}token={token}" if token else ""
+    return f"http://{shown}:{port}/{page}{query}"
 
 
 def serve(
@@ -76,6 +79,8 @@ def serve(
     calibration: str = "",
     public_names: Sequence[str] = (),
     frame_origins: Sequence[str] = (),
+    traced: TracedModule | None = None,
+    first_device: str = "",
 ) -> None:
     """Serve until interrupted.
 
@@ -88,17 +93,22 @@ def serve(
         calibration: Path of a calibration file whose device is priced with its records; empty for none.
         public_names: Host names under which everyone may use the server, without a token; it then reads no files.
         frame_origins: Origins whose pages may show the page in a frame.
+        traced: A traced module, whose page is opened instead of that of presets.
+        first_device: Device that this page shows first.
 
     Raises:
         ShapewrightError: the address is not available, the store or calibration file cannot be read, or a public server
-            is given files.
+            is given files or a module.
     """
     import uvicorn
 
-    if public_names and (store_path or calibration):
-        raise ShapewrightError("a public server shows no files of its machine; omit the store and the calibration")
+    if public_names and (store_path or calibration or traced):
+        raise ShapewrightError(
+            "a public server shows no files of its machine; omit the store, the calibration and the module"
+        )
 
     from shapewright.app.explorer.app import create_app
+    from shapewright.app.explorer.assets import TRACED_PAGE
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.measured import read_measurements
     from shapewright.app.explorer.protocol import LimitedProtocol, max_connections
@@ -107,7 +117,8 @@ def serve(
     devices = DeviceLookup(calibration)
     token = None if public_names else make_token(host)
     listener = open_socket(host, port)
-    address = page_address(host, listener.getsockname()[1], token)
+    page = f"{TRACED_PAGE[1:]}?device={first_device}" if traced else ""
+    address = page_address(host, listener.getsockname()[1], token, page)
     app = create_app(
         host=host,
         token=token,
@@ -115,6 +126,7 @@ def serve(
         devices=devices,
         public_names=public_names,
         frame_origins=frame_origins,
+        traced=traced,
     )
     say(f"Shapewright explorer at {address}")
     if measured is not None:

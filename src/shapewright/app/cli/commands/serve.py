@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import field_options
+from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import MissingExtraError
 
 _EPILOG = """\b
@@ -13,10 +17,18 @@ Examples:
   shapewright serve --port 9000 --no-browser
   shapewright serve --host 0.0.0.0
   shapewright serve --store measured.sqlite --calibration mine.json
+  shapewright serve my_model.py:build --inputs "tokens=int64[4,2048]" --dtype bf16
 """
+
+# Fields of a traced module.
+_TRACED = ("phase", "dtype", "optimizer", "micro_batch_size", "seq_len")
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
+@field_options({"model": (), "workload": _TRACED, "layout": ()}, needs_device=False)
+@trace_options
+@trace_config_option
+@click.option("--device", default="h100-sxm-80gb", metavar="NAME", help="device that the page of a module shows first")
 @click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="port; 0: a free one")
 @click.option("--no-browser", is_flag=True, help="only print the address")
 @click.option(
@@ -45,6 +57,8 @@ Examples:
     help="site that may show the page in a frame, such as https://huggingface.co",
 )
 def command(
+    config: str | None,
+    device: str,
     port: int,
     no_browser: bool,
     host: str,
@@ -52,12 +66,14 @@ def command(
     calibration: str,
     public_names: tuple[str, ...],
     frame_origins: tuple[str, ...],
+    **given: Any,
 ) -> int:
     """Open the explorer in the browser: shapes, waves, memory, plans; with a JSON API.
 
     Sliders for every field, predicted at each move; local maxima to click, findings to apply, a search to run. It
-    listens on this machine only, reads no files but store and calibration, and sends nothing anywhere. Needs the serve
-    extra (FastAPI, uvicorn).
+    listens on this machine only, reads no files but store and calibration, and sends nothing anywhere. CONFIG is a
+    PyTorch module to trace (FILE.py:CALLABLE, or --trace), which gets a page of its own. Needs the serve extra
+    (FastAPI, uvicorn).
     """
     try:
         import fastapi  # noqa: F401
@@ -67,7 +83,13 @@ def command(
             "the explorer needs FastAPI and uvicorn, which are not installed; pip install 'shapewright[serve]'"
         ) from None
     from shapewright.app.explorer.serve import serve
+    from shapewright.app.explorer.views.traced import TracedModule
 
+    job = pop_traced_job(config, device, given)
+    if job is None and (config is not None or any(value is not None for value in given.values())):
+        raise click.UsageError(
+            "the page chooses model and workload; give FILE.py:CALLABLE with --inputs, or --trace, for a module"
+        )
     serve(
         host,
         port,
@@ -77,5 +99,7 @@ def command(
         calibration=calibration,
         public_names=public_names,
         frame_origins=frame_origins,
+        traced=TracedModule(job.trace, job.optimizer) if job is not None else None,
+        first_device=job.device.name if job is not None else "",
     )
     return 0
