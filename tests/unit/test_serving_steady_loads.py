@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from served import make_instance
+from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.closed_form import LoadTimes, queued
 from shapewright.optimize.serving.point import Instance
@@ -64,6 +65,14 @@ def test_tighter_limits_carry_less() -> None:
     assert limited(1e3, 0.01).tpot_s <= 0.01 * (1.0 + 1e-9)
     assert limited(0.1, 1e3).output_tokens_per_s < 0.9 * most
     assert limited(0.1, 1e3, copies=64).output_tokens_per_s > limited(0.1, 1e3).output_tokens_per_s
+
+
+def test_limits_that_a_request_alone_breaks_are_refused() -> None:
+    """No load is made up where even an idle instance is too slow for one of the limits."""
+    with pytest.raises(WorkloadError, match=r"a request alone takes .* use more devices or looser limits"):
+        limited(0.001, 1e3)
+    with pytest.raises(WorkloadError, match="per further token"):
+        limited(1e3, 0.001)
 
 
 def test_disaggregated_instances_are_limited_by_the_slower_kind() -> None:

@@ -4,7 +4,7 @@ Legend as in closed_form; m O is the longest answer.
 
     open loop at rate r               ends at N / r + m O T_d(B / m), or as queued; B = (N / end) O T(B)
     its median first token            when N / 2 - B others ended or N / 2 were prefilled, less its arrival at N / (2 r)
-    99 % of first tokens within t     1 - rho = 4.6 S / (2 t), S the time between prompts at full load
+    99 % of first tokens within t     rho exp(-2 (1 - rho) t / S) = 0.01, S the time between prompts at full load
     disaggregated                     a closed network of queues that prefill and of delays that decode
 
 Assumes: as closed_form.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.closed_form import (
     Load,
     LoadTimes,
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
 
     from shapewright.optimize.serving.point import Instance
 
-QUANTILE_99 = 4.6
-"""-ln(1 - 0.99)."""
+_LATE_SHARE = 0.01
+"""Share of requests that may break a limit."""
+_SHARES = np.linspace(_LATE_SHARE, 1.0, 1000)
+"""Shares of the largest load; with the first of them no more requests wait at all than may be late."""
+_LIMITED_BATCHES = 32
+"""Batches of which the best within limits is taken."""
+_MOST_BUSY = 0.95
+"""Utilization above which the queue of a finite run is that of its backlog; random arrivals add no more."""
 _MEAN_VALUE_STEPS = 60
 _OPEN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Batches whose passes are priced for an open loop; others are interpolated."""
@@ -49,6 +56,7 @@ class _Sizes(NamedTuple):
         shapes: Passes that decode them, then those that prefill one prompt as well, then those of ``crowd``.
         crowd: The same requests if all wait from the start; its passes prefill as many prompts as they may.
         passes: Prefill passes of one prompt.
+        prompt: Tokens of a prompt that are not in the cache.
         answer: Tokens of an answer.
         mixes: Whether passes prefill and decode together.
     """
@@ -57,6 +65,7 @@ class _Sizes(NamedTuple):
     shapes: tuple[PassShape, ...]
     crowd: Load
     passes: float
+    prompt: int
     answer: int
     mixes: bool
 
@@ -66,7 +75,9 @@ class _Sizes(NamedTuple):
         decode_s, mixed_s = np.array(times_s[:count]), np.array(times_s[count : 2 * count])
         whole_s, _, full_s = times_s[2 * count : 2 * count + 3]
         full = self.crowd.shapes[2]
-        prompt_s = max(full_s - (whole_s if self.mixes else 0.0), 0.0) / full.prompts * self.passes
+        prompt_s = (
+            max(full_s - (whole_s if self.mixes else 0.0), 0.0) / (full.prompts * full.prefill_tokens) * self.prompt
+        )
         extra_s = mixed_s - decode_s if self.mixes else mixed_s
         # A request in O passes of B sequences brings its prefill along: one prompt in a pass, or several.
         share = np.array(self.sizes) * self.passes / self.answer
@@ -101,7 +112,15 @@ def _passes_of_sizes(instance: Instance, num_requests: float, longest: float = 1
     mixed = [mix(part, shape) if server.mixes_prefill else part for shape in decodes]
     crowd = queued(instance, num_requests, longest=longest)
     passes = request.new_len / (part.prompts * part.prefill_tokens)
-    return _Sizes(sizes, (*decodes, *mixed, *crowd.shapes), crowd, passes, request.output_len, server.mixes_prefill)
+    return _Sizes(
+        sizes,
+        (*decodes, *mixed, *crowd.shapes),
+        crowd,
+        passes,
+        request.new_len,
+        request.output_len,
+        server.mixes_prefill,
+    )
 
 
 def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: float = 1.0) -> Load:
@@ -130,7 +149,7 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
         # The request in the middle starts when enough others ended and all before it are prefilled.
         ended_s = max(half - sizes[-1], 0.0) * answer * float(times.mean_s[-1]) / sizes[-1]
         queue_s = max(ended_s, half * times.prompt_s) - half * streams / rate
-        random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, 0.95))
+        random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, _MOST_BUSY))
         token_s = float(np.interp(batch, sizes, times.mean_s))
         return LoadTimes(num_requests * answer / end_s, service_s + max(queue_s, random_s), token_s)
 
@@ -149,8 +168,9 @@ def within_limits(
 ) -> Load:
     """Return the largest load of one of several equal instances that keeps limits on the 99 % quantile.
 
-    The batch is the largest whose mean pass keeps the limit per token. Prompts wait in one queue before all copies; in
-    heavy traffic P(wait > t) = exp(-2 (1 - rho) t / S), S the time between prompts at full load.
+    The batch is the one that serves most of those whose mean pass keeps the limit per token, and whose prefill leaves
+    time to wait. Prompts wait in one queue before all copies: P(wait > t) = rho exp(-2 (1 - rho) t / S), S the time
+    between prompts at full load and rho the share of it that arrives.
 
     Args:
         instance: The instance; its request gives the lengths.
@@ -162,21 +182,30 @@ def within_limits(
     Source: L. Kleinrock, Queueing Systems, volume 2 (1976), section 2.1, for a fixed service time.
 
     Raises:
-        WorkloadError: not even one sequence fits.
+        WorkloadError: not even one sequence fits; when priced, not even one request alone keeps the limits.
     """
     answer, streams = instance.request.output_len, instance.num_streams
     by_size = _passes_of_sizes(instance, num_requests)
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
         times = by_size.times(times_s)
-        batch = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_size.sizes))
-        token_s = float(np.interp(batch, by_size.sizes, times.mean_s))
-        rate = min(batch * streams / token_s, times.most_tokens_per_s)
-        service_s = float(np.interp(batch, by_size.sizes, times.mixed_s)) * by_size.passes
-        left_s = max(ttft_limit_s - service_s, 0.1 * ttft_limit_s)
-        idle = QUANTILE_99 * answer / (rate * copies) / (2.0 * left_s)
-        load = max(1.0 - idle, 1.0 / (1.0 + idle) ** 2)
-        return LoadTimes(rate * load, service_s + left_s / QUANTILE_99, token_s)
+        alone_s = float(times.mixed_s[0]) * by_size.passes
+        if alone_s >= ttft_limit_s or times.mean_s[0] > tpot_limit_s:
+            raise WorkloadError(
+                f"a request alone takes {alone_s:.3g} s to its first token and {times.mean_s[0]:.3g} s per further "
+                f"token, limits are {ttft_limit_s:g} and {tpot_limit_s:g} s; use more devices or looser limits"
+            )
+        best = LoadTimes(0.0, 0.0, 0.0)
+        most = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_size.sizes))
+        for batch in np.geomspace(1.0, most, _LIMITED_BATCHES):
+            token_s, mixed_s = (float(np.interp(batch, by_size.sizes, each)) for each in (times.mean_s, times.mixed_s))
+            rate, service_s = min(batch * streams / token_s, times.most_tokens_per_s), mixed_s * by_size.passes
+            between_s = answer / (rate * copies)
+            waits = _SHARES * np.exp(-2.0 * (1.0 - _SHARES) * (ttft_limit_s - service_s) / between_s)
+            share = float(_SHARES[waits <= _LATE_SHARE].max(initial=0.0)) if service_s < ttft_limit_s else 0.0
+            if rate * share > best.output_tokens_per_s:
+                best = LoadTimes(rate * share, service_s + waiting_s(between_s, share), token_s)
+        return best
 
     return Load(by_size.shapes, combine, by_size.sizes[-1] * streams)
 

@@ -55,7 +55,8 @@ _TASKS = {
     "deepseek-v3": _Task(800, 3880, {"server": (2.0, 0.08)}),
 }
 INTERVAL = {"dense": (0.6, 1.4), "moe": (0.35, 1.1)}
-"""5 % and 95 % quantile of measured / predicted throughput of 90 rows, none of which is fitted."""
+"""5 % and 95 % quantile of measured / predicted throughput of 90 rows. No row is fitted, but the quantiles are those of
+the rows that they are judged on."""
 _REQUESTS_PER_DEVICE = 3000.0
 """Enough for a steady state, as runs of ten minutes are."""
 _MOST_DEVICES = 8
