@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from shapewright.core.errors import MeasuredFileError
+from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
-from shapewright.measure.accuracy.tables.serving.rows import FORMAT, server_of
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.tables.serving.rows import FORMAT, read_served, server_of
 
 COLUMNS = (*FORMAT.labels, *FORMAT.numbers, *FORMAT.optional)
 USUAL = {
@@ -26,11 +29,17 @@ USUAL = {
 }
 
 
+def write(folder: Path, *rows: dict[str, object]) -> Path:
+    """A table of rows with changed columns; values that hold a comma are quoted."""
+    lines = [",".join(str({**USUAL, **row}.get(name, "")) for name in COLUMNS) for row in rows]
+    path = folder / "serving_throughput.csv"
+    path.write_text("\n".join([",".join(COLUMNS), *lines, ""]), encoding="utf-8")
+    return path
+
+
 def evaluate(folder: Path, **changes: object) -> dict[str, Accuracy]:
-    """Errors by table of one row with changed columns; values that hold a comma are quoted."""
-    row = {**USUAL, **changes}
-    cells = ",".join(str(row.get(name, "")) for name in COLUMNS)
-    (folder / "serving_throughput.csv").write_text(f"{','.join(COLUMNS)}\n{cells}\n", encoding="utf-8")
+    """Errors by table of one row with changed columns."""
+    write(folder, changes)
     return {each.table: each for each in evaluate_folder(folder, tables=("serving_throughput",), by=("library",)).rows}
 
 
@@ -85,3 +94,22 @@ def test_sharegpt_has_known_lengths(tmp_path: Path) -> None:
     assert "serving_throughput/time_per_token" in priced
     with pytest.raises(MeasuredFileError, match="input_len or output_len is not stated"):
         evaluate(tmp_path, **row, input_kind="other")
+
+
+def test_prompts_of_the_run_before_are_cached(tmp_path: Path) -> None:
+    """One source sends the same prompts again at twice the concurrency; a cache that cannot hold them has none."""
+    run = {
+        "source": "InferenceX token_position_decode_slo (experimental)",
+        "framework_version": "nightly 2026-02",
+        "metric": "online_concurrency",
+    }
+    rows = [
+        {**run, "input_len": length, "concurrency": level, "num_requests": 10 * level}
+        for length in (1000, 100_000)
+        for level in (4, 8)
+    ]
+    other = {**rows[1], "source": "another"}
+    table = read_columns(write(tmp_path, *rows, other), FORMAT, Counter())
+
+    cached = [row.instance.request.cached_len for row in read_served(table, Context())]
+    assert cached == [0, 325, 0, 0, 0]

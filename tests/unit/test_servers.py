@@ -54,6 +54,24 @@ def test_kernels_of_the_server_replace_slower_ones_only() -> None:
     assert with_fraction(0.01) == price.time_s
 
 
+def test_slow_experts_hold_up_prompts_but_not_graphs() -> None:
+    """Beyond its CUDA graphs a server may take its time for the weights of experts, however few the tokens."""
+    instance = make_instance("mixtral-8x7b", tensor_parallel=4)
+    slow = replace(CURRENT_SERVER, prompt_experts_fraction=0.01)
+    weights_bytes = 32 * 8 * 3 * 4096 * 14336 / 4 * 2
+
+    def pass_s(server: Server, shape: PassShape) -> float:
+        changed = replace(instance, request=replace(instance.request, server=server))
+        return predict_passes(changed, [shape])[0].middle_s
+
+    prompt, decode = PassShape(prefill_tokens=4096), PassShape(64, 1000)
+    bandwidth = instance.scenario.device.memory_bandwidth_bytes_per_s
+    assert pass_s(slow, decode) == pass_s(CURRENT_SERVER, decode)
+    assert pass_s(slow, prompt) - pass_s(CURRENT_SERVER, prompt) == pytest.approx(
+        weights_bytes / (0.01 * bandwidth), rel=0.05
+    )
+
+
 def test_the_host_adds_its_time_to_a_pass() -> None:
     """Fixed and per decoding sequence; without a graph at least the launches of all kernels."""
     slow = replace(CURRENT_SERVER, host_s=1e-3, host_per_sequence_s=1e-5)

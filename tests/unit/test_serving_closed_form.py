@@ -9,7 +9,7 @@ import pytest
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
-from shapewright.optimize.serving.closed_form import most_decoding, queued, static_batch
+from shapewright.optimize.serving.closed_form import most_decoding, prefill_part, queued, static_batch
 from shapewright.optimize.serving.point import Instance
 from shapewright.pricing.servers import CURRENT_SERVER, load_server
 
@@ -44,6 +44,15 @@ def test_more_in_flight_serves_more_at_more_time_per_token() -> None:
 
     assert [one.output_tokens_per_s for one in times] == sorted(one.output_tokens_per_s for one in times)
     assert [one.tpot_s for one in times] == sorted(one.tpot_s for one in times)
+
+
+def test_pieces_of_prompts_fill_a_pass() -> None:
+    """Chunked prefill fills its budget of 2,500 tokens with pieces of three prompts; otherwise two whole ones fit."""
+    cut, whole = (prefill_part(instance(chunked_prefill=chunked), 2500, 100) for chunked in (True, False))
+
+    assert (cut.prompts, cut.prefill_tokens, cut.prefill_context) == (3, 833, 83)
+    assert (whole.prompts, whole.prefill_tokens, whole.prefill_context) == (2, 1000, 0)
+    assert prefill_part(instance(), 2500, 1).prefill_tokens == 1000
 
 
 def test_long_answers_hold_up_the_end() -> None:

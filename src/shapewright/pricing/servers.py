@@ -91,6 +91,8 @@ class Server:
         host_per_sequence_s: The same for each decoding sequence. [s]
         prefill_host_s: The same for each pass with a prompt, besides host_s. [s]
         launch_s: Time that the host needs to launch a kernel without CUDA graphs. [s]
+        prompt_experts_fraction: Fraction of the memory's bandwidth at which passes with more tokens than any CUDA graph
+            go through the weights of experts, where the kernels of records are faster; 0 for theirs.
         kernels: Differences from the records by class of kernel, see kernel_class.
         interval: 5 % and 95 % quantile of measured / predicted throughput of held-out (model, device) pairs, for
             ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; missing where no row of
@@ -122,6 +124,7 @@ class Server:
     host_per_sequence_s: float = 0.0
     prefill_host_s: float = 0.0
     launch_s: float = 0.0
+    prompt_experts_fraction: float = 0.0
     kernels: Mapping[str, KernelFit] = field(default_factory=dict)
     interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +142,7 @@ class Server:
     def changes_prices(self, device: Device) -> bool:
         """Whether it changes the time of any operation on a device: PCIe matters where no link joins all of a node."""
         is_linked = has_link(device) and (device.link_group_size or device.node_size) >= device.node_size
-        if self.time_factor != 1.0 or self.most_grouped_heads:
+        if self.time_factor != 1.0 or self.most_grouped_heads or self.prompt_experts_fraction:
             return True
         return any(not (is_linked and name.endswith(".pcie")) for name in self.kernels)
 
@@ -156,11 +159,19 @@ class Server:
         fit, reads = self.kernels.get(kernel_class(operation, device), _AS_PRICED), self.cache_reads(operation)
         if fit.fraction and isinstance(operation, Collective) and operation.is_served:
             (price,) = price_operations([operation.changed(is_served=False)], device)
-        if not price.time_s or (fit is _AS_PRICED and self.time_factor == reads == 1.0):
+        slow = self.prompt_experts_fraction
+        weights_s = self.weights_s(operation, device) / slow if slow else 0.0
+        if not price.time_s or (fit is _AS_PRICED and self.time_factor == reads == 1.0 and not weights_s):
             return price
-        time_s = max(fit.adjusted_s(price), float(price.roofline_s)) * reads * self.time_factor
+        time_s = max(fit.adjusted_s(price), float(price.roofline_s), weights_s) * reads * self.time_factor
         scale = time_s / float(price.time_s)
         return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
+
+    def weights_s(self, operation: Operation, device: Device) -> float:
+        """Return the time to read the weights of experts in a pass too large for a CUDA graph, otherwise 0. [s]"""
+        if not isinstance(operation, GroupedGemm) or int(operation.tokens or 0) <= self.most_graph_sequences:
+            return 0.0
+        return float(operation.changed(m=0).num_bytes) / device.memory_bandwidth_bytes_per_s
 
     def cache_reads(self, operation: Operation) -> float:
         """Return how often a decode kernel reads the keys and values of a group of query heads."""

@@ -122,12 +122,10 @@ ENGINES = (
         servers=("vllm-0.6", "vllm-0.10", "vllm-0.16"),
         quantities=LOADED,
         priors={
-            "prefill_host_s": 0.05,
-            "prefill_host_s@vllm-0.16": 0.3,
+            "prefill_host_s": 0.01,
+            "prefill_host_s@vllm-0.16": 0.05,
+            "prompt_experts_fraction@vllm-0.16": 0.02,
             "time_factor@vllm-0.6": 1.1,
-            "time_factor@vllm-0.10": 1.0,
-            "factor.experts.fp8.hopper@vllm-0.16": 1.5,
-            "factor.experts.bf16.hopper@vllm-0.16": 1.5,
             "factor.experts.bf16:fp4.xe2": 0.5,
         },
         given={**OWN_ALL_REDUCE, "host_s": 1e-3},
@@ -161,7 +159,7 @@ class Prices:
         self.rows: list[tuple[ServedRow, str]] = []
         self._classes: dict[tuple[str, str], int] = {}
         self._spans: list[tuple[int, int]] = []
-        columns: list[list[Array]] = [[], [], [], [], []]
+        columns: list[list[Array]] = [[], [], [], [], [], []]
         self._servers: list[str] = []
         sequences: list[int] = []
         graphs: list[bool] = []
@@ -182,7 +180,9 @@ class Prices:
                     self._servers.append(row.server.name)
                 self._spans.append((first, len(sequences)))
                 self.rows.append((row, quantity))
-        self._time_s, self._bound_s, self._repeats, kinds, passes_of = (np.concatenate(one) for one in columns)
+        self._time_s, self._bound_s, self._repeats, kinds, self._weights_s, passes_of = (
+            np.concatenate(one) for one in columns
+        )
         self._kinds, self._passes = kinds.astype(int), passes_of.astype(int)
         self._sequences, self._is_graph = np.array(sequences, dtype=float), np.array(graphs)
         self._has_prompts = np.array(prompts)
@@ -199,7 +199,7 @@ class Prices:
         self.is_fitted = weights > 0.0
         self.weights = weights / weights[self.is_fitted].mean()
 
-    def _price(self, row: ServedRow, shape: Any) -> tuple[Array, Array, Array, Array]:
+    def _price(self, row: ServedRow, shape: Any) -> tuple[Array, ...]:
         device, stages = row.instance.scenario.device, row.instance.layout.pipeline_parallel
         operations = [
             one.changed(is_served=False) if isinstance(one, Collective) else one
@@ -213,7 +213,8 @@ class Prices:
         ]
         reads = repeats * [row.server.cache_reads(one) for one in operations]
         time_s, bound_s = (np.array([float(getattr(one, name)) for one in prices]) for name in ("time_s", "roofline_s"))
-        return time_s * reads, bound_s * reads, repeats, np.array(kinds)
+        weights_s = np.array([row.server.weights_s(one, device) for one in operations])
+        return time_s * reads, bound_s * reads, repeats, np.array(kinds), weights_s
 
     def log_ratios(self, parameters: Mapping[str, float]) -> Array:
         """Return ln(predicted / measured) of each row."""
@@ -242,7 +243,9 @@ class Prices:
         fraction = of_class("fraction", np.inf)
         own_s = of_class("start_s", 0.0) * self._repeats + self._bound_s / fraction
         time_s = np.where(np.isinf(fraction), self._time_s, np.minimum(self._time_s, own_s)) * of_class("factor", 1.0)
-        sums: Any = np.bincount(self._passes, np.maximum(time_s, self._bound_s), minlength=len(self._servers))
+        weights_s = self._weights_s / of_server("prompt_experts_fraction", np.inf)[self._passes]
+        bound_s = np.maximum(self._bound_s, weights_s * self._repeats)
+        sums: Any = np.bincount(self._passes, np.maximum(time_s, bound_s), minlength=len(self._servers))
         device_s = sums * of_server("time_factor", 1.0)
         launches_s = np.where(self._is_graph, 0.0, of_server("launch_s", 0.0) * self._kernels)
         added_s = of_server("host_s", 0.0) + of_server("host_per_sequence_s", 0.0) * self._sequences

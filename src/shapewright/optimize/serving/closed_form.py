@@ -37,6 +37,10 @@ STALLED_SHARE = 0.5
 """Share of the prefill of a closed loop that decoding requests wait for; requests that arrived with them get the rest
 before their first token. Fitted (docs/decisions/0021)."""
 
+GROUP_POWER = 0.5
+"""Prompts of a pass in a closed loop of C requests: C to this power. Between all, if they end together, and one, if
+each ends alone: requests that share a pass end together, but the first of them to return starts the next pass."""
+
 
 class LoadTimes(NamedTuple):
     """What a load gets from an instance.
@@ -117,7 +121,7 @@ def queued(instance: Instance, num_requests: float, concurrency: float | None = 
     full = floor(requests / batch + 1e-9) if longest == 1.0 else requests / batch - 1.0
     rest = max(requests - full * batch, 0.0) if longest == 1.0 else batch / longest
     context = request.prompt_len + answer // 2
-    part = prefill_part(instance, tokens, requests)
+    part = prefill_part(instance, tokens, (concurrency / streams) ** GROUP_POWER if concurrency else requests)
     # Passes hold whole prompts, or pieces of one: as many of them as prompt tokens need.
     scale = tokens / (part.prompts * part.prefill_tokens)
     whole, half = PassShape(_round(batch), context), PassShape(_round(batch / 2), context)
@@ -193,11 +197,12 @@ def pass_tokens(instance: Instance) -> int:
 
 
 def prefill_part(instance: Instance, tokens: int, requests: float) -> PassShape:
-    """Return a prefill pass: whole prompts up to the budget, or the middle piece of one."""
-    prompt = instance.request.new_len
-    if prompt <= tokens:
-        return PassShape(0, 0, prompt, instance.request.cached_len, max(int(min(tokens // prompt, requests)), 1))
-    return PassShape(0, 0, tokens, instance.request.cached_len + (prompt - tokens) // 2, 1)
+    """Return a prefill pass of some requests at most: whole prompts up to the budget, or pieces that fill it."""
+    request = instance.request
+    most = ceil(tokens / request.new_len) if request.server.chunked_prefill else tokens // request.new_len
+    prompts = max(min(most, int(requests)), 1)
+    piece = min(tokens // prompts, request.new_len)
+    return PassShape(0, 0, piece, request.cached_len + (request.new_len - piece) // 2, prompts)
 
 
 def mix(part: PassShape, decode: PassShape) -> PassShape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT = Format(
     numbers={"num_gpus": 1},
     labels=(
+        "source",
         "framework",
         "framework_version",
         "model_id",
@@ -103,6 +104,12 @@ _OTHER_REQUESTS = 1500
 _QUEUED = ("offline_max_throughput", "offline_batch")
 _SHAREGPT = (220.0, 195.0)
 """Mean tokens of prompt and answer of ShareGPT under SGLang's benchmark script, as another run of it states."""
+_REPEATED_PROMPTS = "InferenceX token_position_decode_slo"
+"""Source whose runs follow each other on one server, in rising concurrency, and begin with the prompts of the run
+before: its script draws them from one seed, and vLLM keeps prefixes."""
+_REPEATED_SHARE = 0.65
+"""Share of such a prompt that repeats: its text becomes fewer tokens, and the rest is drawn anew. From MiniMax-M2.5,
+whose repeated prompts take 0.33 to 0.4 of the time of new ones."""
 _SPLIT = re.compile(r"(\d+) prefill \+ (\d+) decode workers")
 
 
@@ -135,10 +142,12 @@ def read_served(columns: Columns, context: Context) -> Iterator[ServedRow]:
     assumed: Counter[str] = Counter()
     for (name,), rows in columns.groups("device"):
         device = context.find_device(name, rows.num_rows)
+        repeated = _repeated_prompts(rows)
         for place in range(rows.num_rows if device else 0):
             assert device is not None
             words = {key: column[place] for key, column in rows.labels.items()}
             numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
+            numbers["repeated_prompts"] = repeated[place]
             try:
                 yield _read_row(words, numbers, context.with_pricing(device), assumed)
             except ShapewrightError as error:
@@ -148,6 +157,22 @@ def read_served(columns: Columns, context: Context) -> Iterator[ServedRow]:
         context.note(
             "serving_throughput: assumed: " + "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
         )
+
+
+def _repeated_prompts(rows: Columns) -> list[float]:
+    """Return the prompts of each row that the server knows from the run before, at the next lower concurrency."""
+    names = ("tp", "ep", "attention_dp", "input_len", "output_len")
+    keys = [
+        (rows.labels["model_id"][place], *(str(rows.numbers[name][place]) for name in names))
+        if rows.labels["source"][place].startswith(_REPEATED_PROMPTS)
+        else ()
+        for place in range(rows.num_rows)
+    ]
+    runs = list(zip(keys, rows.numbers["concurrency"], rows.numbers["num_requests"], strict=True))
+    return [
+        max((float(count) for each, level, count in runs if each == key and level < own), default=0.0) if key else 0.0
+        for key, own, _ in runs
+    ]
 
 
 def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Device, assumed: Counter[str]) -> ServedRow:
@@ -181,6 +206,12 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
     if np.isnan(count):
         assumed["state no number of requests: as TensorRT-LLM's pages for those lengths"] += 1
         count = _REQUESTS.get((round(lengths[0]), round(lengths[1])), _OTHER_REQUESTS)
+    repeated = numbers["repeated_prompts"]
+    if repeated and repeated * instance.request.total_len <= instance.cache_tokens(server.pass_tokens):
+        # A replica has seen the prompts that were sent to it.
+        share = _REPEATED_SHARE * repeated / count / instance.layout.data_parallel
+        request = replace(instance.request, cached_len=int(share * instance.request.prompt_len))
+        instance = replace(instance, request=request)
     if split:
         load = disaggregated(instance, int(split.group(1)), int(split.group(2)), numbers["concurrency"])
     else:
