@@ -1,0 +1,143 @@
+"""Defaults of the command line: device, settings of a repository, standard input, colours, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+import shapewright
+from command_line import run
+from shapewright.app.cli.defaults import read_settings
+from shapewright.app.cli.main import cli
+
+
+def _project(folder: Path, settings: str) -> Path:
+    """Make a repository with these settings in its pyproject.toml, and return a folder inside it."""
+    (folder / ".git").mkdir()
+    (folder / "pyproject.toml").write_text(f"[tool.shapewright]\n{settings}\n", encoding="utf-8")
+    inner = folder / "models"
+    inner.mkdir()
+    return inner
+
+
+def test_default_device_of_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SHAPEWRIGHT_DEVICE is the device where none is given, and the output says so; a wrong one is named."""
+    monkeypatch.setenv("SHAPEWRIGHT_DEVICE", "h200-sxm-141gb")
+    code, out, _ = run(["predict", "gpt2"], capsys)
+    assert (code, "note: device h200-sxm-141gb: SHAPEWRIGHT_DEVICE" in out) == (0, True)
+
+    _, out, _ = run(["predict", "gpt2", "--device", "a100-sxm-40gb", "--json"], capsys)
+    assert json.loads(out)["device"]["name"] == "a100-sxm-40gb"
+
+    monkeypatch.setenv("SHAPEWRIGHT_DEVICE", "h2000")
+    code, _, err = run(["predict", "gpt2"], capsys)
+    assert (code, err.startswith("shapewright: SHAPEWRIGHT_DEVICE: unknown device 'h2000'")) == (2, True)
+
+
+def test_settings_of_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device, layout and ignored rules come from the pyproject.toml of the repository; flags override them."""
+    monkeypatch.delenv("SHAPEWRIGHT_DEVICE", raising=False)
+    settings = 'device = "h200-sxm-141gb"\nlayout = { tp = 2 }\nignore = ["TC101"]'
+    monkeypatch.chdir(_project(tmp_path, settings))
+    _, out, _ = run(["check", "gpt2", "--json"], capsys)
+    report = json.loads(out)
+    assert (report["device"]["name"], report["layout"]["tensor_parallel"]) == ("h200-sxm-141gb", 2)
+    assert report["num_suppressed"] == 1
+    assert any("tensor_parallel=2: [tool.shapewright] of" in note for note in report["notes"])
+
+    _, out, _ = run(["check", "gpt2", "--tp", "1", "--json"], capsys)
+    assert json.loads(out)["layout"]["tensor_parallel"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [("devices = 3", "'devices'"), ("layout = { width = 2 }", "'width'"), ("device = 3", "device=3")],
+)
+def test_wrong_settings_are_named(
+    settings: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown or malformed setting is an error in one line."""
+    monkeypatch.chdir(_project(tmp_path, settings))
+    code, _, err = run(["predict", "gpt2", "--device", "h100-sxm-80gb"], capsys)
+    assert (code, err.count("\n"), word in err) == (2, 1, True)
+
+
+def test_settings_outside_of_the_repository_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pyproject.toml above the root of the repository, or above a folder outside of one, is left alone."""
+    (tmp_path / "pyproject.toml").write_text('[tool.shapewright]\ndevice = "a100-sxm-40gb"\n', encoding="utf-8")
+    inner = tmp_path / "repository"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    assert read_settings().device is None
+    (inner / ".git").mkdir()
+    assert read_settings().device is None
+    assert read_settings(tmp_path).device == "a100-sxm-40gb"
+
+
+def test_the_present_gpu_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU that nvidia-smi reports is used where nothing names one."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("SHAPEWRIGHT_DEVICE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = run(["predict", "gpt2"], capsys)
+    assert "note: device h100-sxm-80gb: the GPU of this machine" in out
+
+
+def test_h100_means_the_sxm_board(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that several boards share is the usual one, with a note that lists the others, in Python too."""
+    _, out, _ = run(["predict", "gpt2", "--device", "h100"], capsys)
+    assert "NVIDIA H100 SXM5 80 GB" in out
+    assert "note: h100 is taken for h100-sxm-80gb; there are also h100-nvl-94gb, h100-pcie-80gb" in out
+    assert any("taken for" in note for note in shapewright.build_scenario("gpt2", "h100").notes)
+    assert not shapewright.build_scenario("gpt2", "h100-sxm-80gb").notes
+
+
+@pytest.mark.parametrize("place", ["-", "/dev/stdin"])
+@pytest.mark.parametrize("command", [["check", "--device", "h100-sxm-80gb"], ["params"]])
+def test_config_from_standard_input(
+    place: str, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONFIG ``-`` and /dev/stdin read a config.json from standard input."""
+    text = '{"model_type": "gpt2", "n_layer": 2}'
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text.encode())))
+    code, out, err = run([command[0], place, *command[1:], "--json"], capsys)
+    assert (code in (0, 1), err) == (True, "")
+    assert json.loads(out)["config"]["num_layers"] == 2
+
+
+def test_colours_can_be_forced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """FORCE_COLOR colours a pipe, and NO_COLOR wins over it."""
+    question = ["predict", "gpt2", "--device", "h100-sxm-80gb"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in run(question, capsys)[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in run(question, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["predict", "gpt2", "--device"], "h100-sxm-80gb"),
+        (["predict"], "llama-3-8b"),
+        (["predict", "gpt2", "--software"], "nemo-2024"),
+        (["rule"], "TC101"),
+        (["check", "gpt2", "--ignore"], "TC101"),
+        (["search", "gpt2", "--device"], "h100-sxm-80gb"),
+    ],
+)
+def test_names_are_completed(words: list[str], expected: str) -> None:
+    """A shell completes devices, presets, software and rules."""
+    found = ShellComplete(cli, {}, "shapewright", "_SHAPEWRIGHT_COMPLETE").get_completions(words, expected[:3])
+    assert expected in [item.value for item in found]

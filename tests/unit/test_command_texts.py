@@ -1,0 +1,168 @@
+"""What the commands print for a new user: help, tables, CSV, the next command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import COMMANDS, run
+from fuzz.hostile import sound_store
+from shapewright.app.cli.main import cli
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_fits_one_screen(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """--help takes at most 40 lines of a terminal with 80 columns, and --help-all has what it leaves out."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run([*path.split(), "--help"], capsys)
+    assert code == 0
+    assert sum(max(1, -(-len(line) // 80)) for line in out.splitlines()) <= 40
+    if "--help-all' explains" in out:
+        _, whole, _ = run([*path.split(), "--help-all"], capsys)
+        flags = {flag for parameter in COMMANDS[path].params for flag in parameter.opts if flag.startswith("-")}
+        assert all(flag in whole for flag in flags)
+
+
+def test_a_bare_call_shows_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command there are three commands to try, each of which exists."""
+    code, out, _ = run([], capsys)
+    tried = [line.split()[1] for line in out.splitlines() if line.startswith("  shapewright ")]
+    assert code == 0
+    assert len(tried) == 3
+    assert set(tried) <= set(COMMANDS)
+
+
+def test_a_table_is_judged_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accuracy takes one csv of any name, known by its columns, and its help has them."""
+    _, page, _ = run(["accuracy", "--help"], capsys)
+    (header,) = [line.strip() for line in page.splitlines() if line.strip().startswith("device,")]
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{header}\nh100-sxm-80gb,torch 2.8,gemm,bf16,4096,4096,4096,230\n", encoding="utf-8")
+    code, out, _ = run(["accuracy", str(path)], capsys)
+    assert (code, "torch 2.8" in out) == (0, True)
+
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    code, _, err = run(["accuracy", str(path)], capsys)
+    assert (code, "device, library, kernel, dtype, m, n, k, latency_us" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("sweep", "num_rows"), [([], 33), (["--sweep", "micro_batch_size=1,2"], 2)])
+def test_predictions_as_csv(sweep: list[str], num_rows: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Predict --csv prints a row per operation, or per step of a sweep."""
+    _, out, _ = run(["predict", "gpt2", "--device", "h100-sxm-80gb", "--csv", *sweep], capsys)
+    header, *rows = csv.reader(out.splitlines())
+    assert all(len(row) == len(header) for row in rows)
+    assert len(rows) >= num_rows
+    assert "time_low_s" in header or "step_time_low_s" in header
+
+
+@pytest.mark.parametrize("path", ["predict", "check", "memory"])
+def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next command is about the same model and layout, with options that it knows."""
+    given = [
+        "gpt2",
+        "--num-layers",
+        "3",
+        "--device",
+        "h100-sxm-80gb",
+        "--tp",
+        "2",
+        "--dtype",
+        "fp16",
+        "--no-qkv-bias",
+        "--node-size",
+        "4",
+    ]
+    _, out, _ = run([path, *given], capsys)
+    words = shlex.split(out.splitlines()[-1])[2:]
+    assert "--software" not in words  # which was not given
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None
+    parsed = command.make_context(words[0], words[1:]).params
+
+    assert (parsed["model__num_layers"], parsed["model__qkv_bias"]) == (3, False)
+    if words[0] != "plan":  # which chooses the layout
+        assert (parsed["layout__tensor_parallel"], parsed["workload__dtype"]) == (2, "fp16")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check llama-3-8b --hidden-size 4097 --device h100-sxm-80gb",
+        "check-files {config} --device h100-sxm-80gb",
+        "predict gpt2 --device h100-sxm-80gb",
+        "search gpt2 --device h100-sxm-80gb --top 1",
+        "search gpt2 --device h100-sxm-80gb --top 1 --explain 1",
+        "report gpt2 --device h100-sxm-80gb --no-search -o {folder}/review.html",
+        "params gpt2",
+        "devices",
+        "devices show h100-sxm-80gb",
+        "rule",
+        "batch --global-batch 96",
+        "store ls {store}",
+        "store show {store}",
+        "store verify {store}",
+        "store export {store} {folder}/tables --format csv",
+        "store merge {folder}/all.sqlite {store}",
+        "store rescue {folder}/new.sqlite {store}",
+        "accuracy {store}",
+        "plot roofline --device h100-sxm-80gb -o {folder}/roofline.html",
+    ],
+)
+def test_outputs_end_with_the_next_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line of a text output is a command that exists; JSON has none."""
+    store, config = tmp_path / "own store.sqlite", tmp_path / "config.json"
+    store.write_bytes(sound_store())
+    config.write_text('{"model_type": "gpt2", "vocab_size": 50257}', encoding="utf-8")
+    words = [word.format(store=store, config=config, folder=tmp_path) for word in command.split()]
+    _, out, _ = run(words, capsys)
+    first, second, *following = shlex.split(out.splitlines()[-1])
+    assert (first, second) == ("next:", "shapewright")
+    assert following[0] in COMMANDS or " ".join(following[:2]) in COMMANDS
+    if any(word.endswith(".sqlite") for word in following):
+        assert any(Path(word).exists() for word in following)
+    if words[0] in ("check", "predict", "search", "params", "devices", "batch", "rule", "accuracy"):
+        _, out, _ = run([*words, "--json"], capsys)
+        assert "next: " not in out
+
+
+@pytest.mark.parametrize(
+    ("width", "command"),
+    [
+        ("140", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
+        ("100", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
+        ("100", "serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500"),
+        ("100", "search gpt3-2.7b --device a100-sxm-40gb --top 3"),
+        ("80", "compare llama-3-8b --devices a100-sxm-80gb,h100-sxm-80gb --tp 8"),
+    ],
+)
+def test_intervals_are_dropped_last(
+    width: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow table keeps an interval, says which columns it leaves out, and explains none of those."""
+    monkeypatch.setenv("COLUMNS", width)
+    _, out, _ = run(command.split(), capsys)
+    assert "90 % interval  " in out
+    left_out = {
+        name.strip()
+        for line in out.splitlines()
+        if line.startswith(f"not shown at {width} columns: ")
+        for name in line.partition(": ")[2].split(",")
+    }
+    assert left_out
+    legend = next((line for line in out.splitlines() if line.startswith("letters: ")), "")
+    assert not any(f"; {name}: " in legend for name in left_out)
+
+
+def test_utilizations_above_one_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """HFU above 1 counts masked attention, which the JSON says."""
+    question = ["llama-3-8b", "--device", "h100-sxm-80gb", "--seq-len", "1000000", "--micro-batch-size", "1"]
+    _, out, _ = run(["predict", *question, "--tp", "8", "--recompute", "full", "--json"], capsys)
+    found = json.loads(out)
+    assert found["hfu"] > 1.0
+    assert any(f"HFU is {found['hfu']:.0%}, above 1: it counts" in warning for warning in found["warnings"])

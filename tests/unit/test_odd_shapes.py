@@ -1,0 +1,179 @@
+"""Odd shapes: predicted and searched with their heads kept, and checked with findings and a combined fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from command_line import run
+from shapewright.models import read_model
+
+_ODD = ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"]
+
+
+@pytest.mark.parametrize(("hidden_size", "head_dim"), [(4097, 128), (4160, 128), (5120, 128)])
+def test_a_new_width_keeps_the_heads_of_a_preset(hidden_size: int, head_dim: int) -> None:
+    """The hidden size alone changes: Llama-3-8B keeps heads of 128, and a note says so."""
+    model = read_model("llama-3-8b", {"hidden_size": hidden_size})
+    assert (model.config.num_heads, model.config.head_dim) == (32, head_dim)
+    assert any("head_dim=128 is kept: 32 heads are 4096 wide" in note for note in model.notes)
+
+
+def test_heads_without_a_field_follow_the_width() -> None:
+    """The config.json of GPT-2 has no head width: it follows where the heads divide the width, else it is kept."""
+    assert read_model("gpt2", {"hidden_size": 960}).config.head_dim == 80
+    assert read_model("gpt2", {"hidden_size": 1000}).config.head_dim == 64
+
+
+def test_odd_width_can_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of the README's first paragraph runs as typed."""
+    code, out, _ = run(["predict", *_ODD], capsys)
+    assert code == 0
+    assert "--hidden-size is 4097" in out
+
+
+def test_odd_baseline_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """A baseline off every grid: its neighbour 4096 is listed, 3.4 times as fast, and no field is left out."""
+    code, out, _ = run(["search", *_ODD, "--head-dim", "128", "--json"], capsys)
+    assert code == 0
+    found = json.loads(out)
+    changes = [shape["changes"] for shape in found["candidates"]]
+    neighbours = [each for each in changes if each.get("hidden_size", {}).get("to") == 4096]
+    assert any(set(each) <= {"hidden_size", "intermediate_size"} for each in neighbours)
+    assert not any("is not varied" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": 3000, "intermediate_size": 11007, "head_dim": 100, "num_heads": 30, "num_kv_heads": 10},
+        {"hidden_size": 4097, "num_heads": 17},
+        {"hidden_size": 4104, "num_heads": 32, "head_dim": 128},
+    ],
+)
+def test_baselines_off_every_grid_have_faster_neighbours(sizes: dict[str, int]) -> None:
+    """Whatever the baseline, aligned widths around it are among the shapes searched."""
+    result = shapewright.search(overrides={**sizes, "num_layers": 32, "vocab_size": 32003}, device="h100-sxm-80gb")
+    widths = {candidate.config.hidden_size for candidate in result.candidates}
+    assert any(width % 64 == 0 for width in widths)
+
+
+_UNALIGNED = {
+    "hidden_size": 3000,
+    "num_layers": 32,
+    "intermediate_size": 11007,
+    "vocab_size": 32003,
+    "head_dim": 100,
+    "num_heads": 30,
+    "num_kv_heads": 10,
+    "gated_mlp": True,
+}
+
+
+def unaligned(**layout: int) -> shapewright.CheckReport:
+    """Check h=3000, f=11007, v=32003 with heads of 100 on an H100."""
+    return shapewright.check(None, overrides=_UNALIGNED, device="h100-sxm-80gb", layout=layout)
+
+
+def test_the_right_field_is_blamed() -> None:
+    """The odd MLP width costs most; the hidden size, a multiple of 8, has only what it costs once that is fixed."""
+    costs = {finding.code: finding.cost_fraction or 0.0 for finding in unaligned().findings}
+
+    assert costs["TC105"] > 0.5
+    assert costs["TC102"] < 0.05
+    assert sum(costs.values()) < 1.0
+
+
+def test_suggestions_show_every_field_they_set() -> None:
+    """A suggestion names each field that it changes, and applying it gives the stated result."""
+    scenario = shapewright.build_scenario(None, "h100-sxm-80gb", overrides=_UNALIGNED)
+    for finding in unaligned().findings:
+        for suggestion in finding.suggestions:
+            named = {name for name in suggestion.changes if name in suggestion.title} | {finding.field.split(".")[1]}
+            silent = set(suggestion.changes) - named - {"v_head_dim", "embedding_size"}
+            assert all(getattr(scenario.config, name) == suggestion.changes[name] for name in silent)
+
+
+def test_combined_fix_is_predicted_and_faster() -> None:
+    """The combined fix is predicted with its stated time, less than before, and costs add up to what it saves."""
+    report = unaligned()
+    fix = report.combined_fix
+    assert fix is not None
+    assert report.prediction is not None
+    after = shapewright.predict(None, overrides={**_UNALIGNED, **fix.changes}, device="h100-sxm-80gb")
+
+    assert fix.step_time_s == after.step_time_s < report.prediction.step_time_s / 2.0
+    assert sum(finding.cost_fraction or 0.0 for finding in report.findings) == pytest.approx(fix.gain_fraction)
+    assert set(fix.codes) == {"TC101", "TC102", "TC105"}
+
+
+def test_an_aligned_neighbour_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    """Check of 4097 offers 4096 first, in the finding, the combined fix and the better shapes."""
+    _, out, _ = run(["check", *_ODD, "--json"], capsys)
+    report = json.loads(out)
+    (finding,) = [each for each in report["findings"] if each["code"] == "TC102"]
+
+    assert finding["suggestions"][0]["changes"]["hidden_size"] == 4096
+    assert report["combined_fix"]["changes"]["hidden_size"] == 4096
+    assert any(shape["changes"].get("hidden_size") == 4096 for shape in report["better_shapes"])
+
+
+def test_layout_errors_do_not_hide_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads that do not split get head counts too, and findings about the shape are shown for a layout that can run."""
+    report = unaligned(tensor_parallel=8)
+    (heads, *_) = report.findings
+    changes = [suggestion.changes for suggestion in heads.suggestions]
+    assert heads.code == "PL101"
+    assert {"num_heads": 32, "num_kv_heads": 8} in changes
+    assert {"TC101", "TC102", "TC105"} <= {finding.code for finding in report.findings if finding.is_assumed}
+    assert report.assumed_changes["tensor_parallel"] != 8
+
+    _, out, _ = run(["check", "llama-3-8b", "--vocab-size", "128257", "--tp", "3", "--device", "h100-sxm-80gb"], capsys)
+    before, _, after = out.partition("with tensor_parallel=2, with which the step can run:")
+    assert "PL101" in before
+    assert "TC101" in after
+
+
+def test_savings_of_batch_rules_name_the_equal_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """A larger micro-batch is compared at an equal global batch, which text and JSON say."""
+    question = ["check", "gpt3-125m", "--device", "h100-sxm-80gb", "--micro-batch-size", "1"]
+    _, out, _ = run(question, capsys)
+    (line,) = [line for line in out.splitlines() if line.startswith("    -> use ") and "global batch" in line]
+    assert "at an equal global batch of " in line
+
+    _, out, _ = run([*question, "--json"], capsys)
+    (finding,) = [each for each in json.loads(out)["findings"] if each["code"] == "WQ101"]
+    assert finding["suggestions"][0]["compared_at"]["global_batch_size"] > 1
+
+
+def test_sarif_has_places_and_fingerprints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each result has the line of its field, and an identity that does not depend on the value."""
+    sizes = '"hidden_size": 4100, "head_dim": 128, "num_hidden_layers": 4,'
+    lines = ['{"model_type": "llama",', sizes, '"vocab_size": 32003}']
+    path = tmp_path / "config.json"
+    found = []
+    for vocab_size in ("32003", "32005"):
+        path.write_text("\n".join(lines).replace("32003", vocab_size), encoding="utf-8")
+        _, out, _ = run(["check", str(path), "--device", "h100-sxm-80gb", "--format", "sarif"], capsys)
+        (log,) = json.loads(out)["runs"]
+        found.append({result["ruleId"]: result for result in log["results"]})
+    first, second = found
+    regions = {code: each["locations"][0]["physicalLocation"]["region"] for code, each in first.items()}
+
+    assert (regions["TC102"]["startLine"], regions["TC101"]["startLine"]) == (2, 3)
+    assert all(region["startLine"] >= 1 for region in regions.values())
+    assert [each["TC101"]["partialFingerprints"] for each in (first, second)] == [
+        first["TC101"]["partialFingerprints"]
+    ] * 2
+    assert len({str(result["partialFingerprints"]) for result in first.values()}) == len(first)
+
+
+def test_plan_of_a_bad_shape_points_to_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan does not change an odd width, and points to check."""
+    _, out, _ = run(["plan", *_ODD, "--gpus", "8", "--global-batch", "64"], capsys)
+    assert "hidden_size=4097" in out
+    assert "check says what they cost" in out
+    assert out.splitlines()[-1].startswith("next: shapewright check llama-3-8b --hidden-size 4097 ")
