@@ -47,39 +47,6 @@ class PlanRequestOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOutput:
-    """One plan."""
-
-    rank: int = described("its place, 1 for the best")
-    plan: str = described("the plan in one line")
-    layout: JobLayout
-    micro_batch_size: int = described("sequences of a micro-batch")
-    recompute: str = described("activation recomputation")
-    offload_activations: bool = described("whether saved activations are kept in host memory")
-    offload_optimizer: bool = described("whether optimizer states are kept in host memory")
-    software: str
-    step_time_s: float
-    step_time_low_s: float
-    step_time_high_s: float
-    expected_step_time_s: float = described("step time with the straggler factor")
-    tokens_per_s: float = described("tokens per second of the whole job, with the straggler factor")
-    tokens_per_s_per_device: float
-    mfu: float
-    hfu: float
-    total_bytes: float
-    tight: bool = described("whether the memory left is less than the allocator may take")
-    device_s_per_million_tokens: float = described("device time per million tokens")
-    usd_per_million_tokens: float | None = described("cost per million tokens; null without a price")
-    breakdown_s: Mapping[str, float] = described(
-        "parts of the step, which add up to it; communication is the exposed part, by axis and link"
-    )
-    exposed_communication_s: float = described("sum of the exposed communication in `breakdown_s`")
-    hidden_communication_s: Mapping[str, float] = described("communication hidden by computation, by axis and link")
-    loss: Difference | None = described("why it is worse than the best plan; null for the best")
-    warnings: list[str] = described("warnings of the prediction, one line each")
-
-
-@dataclass(frozen=True, kw_only=True)
 class FrontPointOutput:
     """One plan of the Pareto front."""
 
@@ -91,6 +58,31 @@ class FrontPointOutput:
     offload_optimizer: bool = described("whether optimizer states are kept in host memory")
     step_time_s: float
     total_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput(FrontPointOutput):
+    """One plan."""
+
+    rank: int = described("its place, 1 for the best")
+    software: str
+    step_time_low_s: float
+    step_time_high_s: float
+    expected_step_time_s: float = described("step time with the straggler factor")
+    tokens_per_s: float = described("tokens per second of the whole job, with the straggler factor")
+    tokens_per_s_per_device: float
+    mfu: float
+    hfu: float
+    tight: bool = described("whether the memory left is less than the allocator may take")
+    device_s_per_million_tokens: float = described("device time per million tokens")
+    usd_per_million_tokens: float | None = described("cost per million tokens; null without a price")
+    breakdown_s: Mapping[str, float] = described(
+        "parts of the step, which add up to it; communication is the exposed part, by axis and link"
+    )
+    exposed_communication_s: float = described("sum of the exposed communication in `breakdown_s`")
+    hidden_communication_s: Mapping[str, float] = described("communication hidden by computation, by axis and link")
+    loss: Difference | None = described("why it is worse than the best plan; null for the best")
+    warnings: list[str] = described("warnings of the prediction, one line each")
 
 
 @dataclass(frozen=True, kw_only=True)
