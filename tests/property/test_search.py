@@ -115,7 +115,7 @@ def test_arrays_equal_predictions_one_by_one(problem: tuple[Grid, VariedScenario
     """
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr(steps, "_MOST_CELLS", 0)
+            patch.setattr(steps, "MOST_CELLS", 0)
         compare_one_by_one(*problem)
 
 
@@ -173,7 +173,7 @@ def test_best_equals_brute_force(
     """
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr(steps, "_MOST_CELLS", 0)
+            patch.setattr(steps, "MOST_CELLS", 0)
         compare_with_brute_force(name, tolerance, vary, layout, goal)
 
 

@@ -62,14 +62,27 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
     Raises:
         CalibrationError: the record is malformed.
     """
-    read_bytes, written_bytes, num_kernels = np.broadcast_arrays(
-        *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
-    )
-    record = _record_of(operation, device, record)
-    kernels = _kind_numbers([_kernel_kind(operation)], device, record)[:, 0]
-    columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    sizes, kernels, record = _read_sizes(operation, device, record)
+    columns, source = _price_arrays(*sizes, kernels, device, record)
     values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
     return Price(calibration=source, **values)
+
+
+def estimate_pointwise_s(operation: Pointwise, device: Device, record: CalibrationRecord) -> PerOperation:
+    """Time of ``price_pointwise`` alone, for searches: an interval costs as much again. [s]"""
+    sizes, kernels, record = _read_sizes(operation, device, record)
+    return _time_arrays(*sizes, kernels, device, record)["time_s"]
+
+
+def _read_sizes(
+    operation: Pointwise, device: Device, record: CalibrationRecord
+) -> tuple[tuple[PerOperation, PerOperation, PerOperation], KernelNumbers, CalibrationRecord]:
+    """Read bytes, written bytes and kernels of an operation; the constants of its kind; and their record."""
+    numbers = (operation.read_bytes, operation.written_bytes, operation.num_kernels)
+    read_bytes, written_bytes, num_kernels = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in numbers))
+    record = _record_of(operation, device, record)
+    kernels = _kind_numbers([_kernel_kind(operation)], device, record)[:, 0]
+    return (read_bytes, written_bytes, num_kernels), kernels, record
 
 
 def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
@@ -162,32 +175,47 @@ def _price_arrays(
     record: CalibrationRecord,
 ) -> tuple[dict[str, PerOperation], CalibrationSource]:
     """Fields of a price, and its source."""
-    num_bytes = read_bytes + written_bytes
-    floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
+    times = _time_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    time_s, floor_s = times["time_s"], times["roofline_s"]
     if device.roofline_only:
-        start_s, memory_s, time_s, source = np.zeros_like(floor_s), floor_s, floor_s, ROOFLINE_BOUND
+        source = ROOFLINE_BOUND
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
-        plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, widening, least, most = kernels
-        has_gate = read_bytes > GATED_READ_RATIO * written_bytes
-        start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
-        fraction = np.where(has_gate, gated_fraction, plain_fraction)
-        fraction = np.where(is_carried > 0.0, _transfer_fraction(fraction, device, record), fraction)
-        memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
-        time_s, source = np.maximum(start_s + memory_s, floor_s), record.source
+        *_, widening, least, most = kernels
+        source = record.source
         low, high = interval_factors(record.interval, time_s, widening)
         low, high = low * least, high * most
     fields = {
-        "time_s": time_s,
+        **times,
         "low_s": np.maximum(time_s * low, floor_s),
         "high_s": time_s * high,
         "shared_error": np.zeros_like(floor_s),
         "compute_s": np.zeros_like(floor_s),
-        "memory_s": memory_s,
-        "start_s": start_s,
-        "roofline_s": floor_s,
     }
     return fields, source
+
+
+def _time_arrays(
+    read_bytes: PerOperation,
+    written_bytes: PerOperation,
+    num_kernels: PerOperation,
+    kernels: KernelNumbers,
+    device: Device,
+    record: CalibrationRecord,
+) -> dict[str, PerOperation]:
+    """Times of a price, by its fields."""
+    num_bytes = read_bytes + written_bytes
+    floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
+    if device.roofline_only:
+        return {"time_s": floor_s, "memory_s": floor_s, "start_s": np.zeros_like(floor_s), "roofline_s": floor_s}
+    plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, *_ = kernels
+    has_gate = read_bytes > GATED_READ_RATIO * written_bytes
+    start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
+    fraction = np.where(has_gate, gated_fraction, plain_fraction)
+    fraction = np.where(is_carried > 0.0, _transfer_fraction(fraction, device, record), fraction)
+    memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
+    time_s = np.maximum(start_s + memory_s, floor_s)
+    return {"time_s": time_s, "memory_s": memory_s, "start_s": start_s, "roofline_s": floor_s}
 
 
 def _transfer_fraction(fraction: PerOperation, device: Device, record: CalibrationRecord) -> PerOperation:

@@ -52,7 +52,7 @@ _MOST_COUNTED = 2**60
 # The loss depends on the first three axes: heads, ffn and depth.
 _LOSS_AXES = 3
 # Shapes of one job, which then takes a few seconds.
-_SHAPES_OF_A_JOB = 1 << 22
+_SHAPES_OF_A_JOB = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,19 @@ class _Evaluation:
         try:
             for first in range(0, num_rows, rows_at_once):
                 rows = np.arange(first, min(first + rows_at_once, num_rows))
-                for index in self._of_right_size(rows):
-                    self._faster.append(self._price(index))
+                for index, columns in self._of_right_size(rows):
+                    self._faster.append(self._price(index, columns))
                     if sum(len(cost) for _, _, _, cost, _ in self._faster) >= _WEIGHED_AT_ONCE:
                         self._weigh()
                 yield per_row * len(rows)
         finally:  # also of a search that is interrupted
             self._weigh()
 
-    def _of_right_size(self, rows: Int[np.ndarray, " rows"]) -> Iterator[Index]:
-        """Yield indices of the shapes inside the quality guard and the parameter budget."""
+    def _of_right_size(self, rows: Int[np.ndarray, " rows"]) -> Iterator[tuple[Index, Table | None]]:
+        """Yield indices of the shapes inside the quality guard and the parameter budget.
+
+        Where these are many, a bound of their times has ruled out others; their columns come with them.
+        """
         limits, tally = self._limits, self._findings.tally
         num_batches = self._grid.lengths[-1]
         shape = (len(rows), *self._grid.lengths[1:-1], 1)
@@ -215,17 +218,20 @@ class _Evaluation:
             if known is None or abs(size - limits.num_parameters) < abs(known - limits.num_parameters):
                 tally.nearest_parameters = size
         tally.priced += num_hits * num_batches
+        table: Table | None = None
         if num_batches == 1 and num_hits >= _DENSE_FROM * hits.size and all(times.has_bound for times in self._times):
-            hits = hits & self._may_be_better(rows)
+            may_be_better, table = self._bound(rows)
+            hits = hits & may_be_better
         found = np.flatnonzero(hits)
         for first in range(0, len(found), _PRICED_AT_ONCE):
             place = np.unravel_index(found[first : first + _PRICED_AT_ONCE], shape)
+            columns = table and {name: np.broadcast_to(column, shape)[place] for name, column in table.items()}
             repeated = [np.repeat(positions, num_batches) for positions in place[:-1]]
             batches = np.tile(np.arange(num_batches), len(place[0]))
-            yield (rows[repeated[0]], *repeated[1:], batches)
+            yield (rows[repeated[0]], *repeated[1:], batches), columns
 
-    def _may_be_better(self, rows: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows ffn depth vocab 1"]:
-        """Return which shapes at some entries of ``heads`` may be better, by a bound of their times.
+    def _bound(self, rows: Int[np.ndarray, " rows"]) -> tuple[Bool[np.ndarray, "rows ffn depth vocab 1"], Table]:
+        """Return which shapes at some entries of ``heads`` may be better, by a bound of their times, and their columns.
 
         Arrays over the axes that each number depends on are combined, so that most are computed for few entries.
         """
@@ -240,13 +246,22 @@ class _Evaluation:
         tokens = [times.tokens_on_rows(rows) for times in self._times]
         _, token_s, cost = self._cost(steps_s, tokens, columns)
         better: Bool[np.ndarray, "rows ffn depth vocab 1"] = (cost < limits.cost) & (token_s < limits.token_s)
-        return better
+        return better, columns
 
-    def _price(self, index: Index) -> _Faster:
-        """Return the shapes at an index that are faster than the baseline, with their times and costs."""
-        limits = self._limits
-        columns = self._columns(index)
-        if any(times.has_per_shape for times in self._times) and all(times.has_bound for times in self._times):
+    def _price(self, index: Index, columns: Table | None) -> _Faster:
+        """Return the shapes at an index that are faster than the baseline, with their times and costs.
+
+        Args:
+            index: Positions on the axes of the grid.
+            columns: Their columns, if a bound of their times has been computed before.
+        """
+        limits, is_bounded = self._limits, columns is not None
+        columns = self._columns(index) if columns is None else columns
+        if (
+            not is_bounded
+            and any(times.has_per_shape for times in self._times)
+            and all(times.has_bound for times in self._times)
+        ):
             # A lower bound, without the operations that are priced per shape, already rules out most shapes.
             _, token_s, cost = self._times_and_cost(index, columns, whole=False)
             left = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))

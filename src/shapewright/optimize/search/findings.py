@@ -50,24 +50,22 @@ def pareto(table: Table) -> Table:
     The row of lowest cost of all is always kept: it leads the list of shapes, although rounding may put it behind a
     shape of slightly more parameters.
     """
-    columns = np.stack(
-        [
-            np.floor(np.log(table["token_s"]) / _TIME_STEP),
-            -np.floor(np.log(table["quality"].astype(float)) / _QUALITY_STEP),
-            table["kv_bytes"],
-            np.floor(np.log(table["memory_bytes"]) / _MEMORY_STEP),
-        ],
-        axis=1,
+    values = (
+        np.floor(np.log(table["token_s"]) / _TIME_STEP),
+        -np.floor(np.log(table["quality"].astype(float)) / _QUALITY_STEP),
+        table["kv_bytes"],
+        np.floor(np.log(table["memory_bytes"]) / _MEMORY_STEP),
     )
-    cheapest = int(np.lexsort((table["changes"], table["cost"]))[0])  # the same one that leads the list of shapes
-    order = np.lexsort((table["cost"], *columns.T[::-1]))
-    columns = columns[order]
-    fresh = np.r_[True, (columns[1:] != columns[:-1]).any(axis=1)]
-    order, columns = order[fresh], columns[fresh]
+    ranks = [np.asarray(np.unique(column, return_inverse=True)[1]).reshape(-1) for column in values]
+    columns, cell = np.stack(ranks, axis=1), np.zeros(len(table["cost"]), dtype=np.int64)
+    for rank in ranks:
+        cell = cell * (int(rank.max()) + 1) + rank
+    by_cost = np.lexsort((table["changes"], table["cost"]))
+    cheapest = int(by_cost[0])  # the same one that leads the list of shapes
+    order = by_cost[np.unique(cell[by_cost], return_index=True)[1]]
     # A row that dominates another has a smaller sum of ranks, so no later row dominates the first one left.
-    places = sum(np.asarray(np.unique(column, return_inverse=True)[1]).reshape(-1) for column in columns.T)
-    by_places = np.argsort(places, kind="stable")
-    order, columns = order[by_places], columns[by_places]
+    order = order[np.argsort(columns[order].sum(axis=1), kind="stable")]
+    columns = columns[order]
     kept: list[int] = []
     while len(order):
         kept.append(int(order[0]))

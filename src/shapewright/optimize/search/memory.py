@@ -39,10 +39,12 @@ class _TracedEstimate(NamedTuple):
 
     def holds(self, columns: Mapping[str, Any], memo: dict[Node, Num[np.ndarray, ...]]) -> Any:
         """Return whether shapes take this path; expressions computed on the way are added to a memo."""
-        found: Any = np.True_
+        holds: Any = np.True_
         for guard in self.guards:
-            found = found & (evaluate(guard.node, columns, memo) == guard.outcome)
-        return found
+            is_equal = evaluate(guard.node, columns, memo) == guard.outcome
+            if not np.all(is_equal):
+                holds = holds & is_equal
+        return holds
 
 
 def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
@@ -91,14 +93,15 @@ class MemoryOfShapes:
                 columns, shape, places = _on_axes(grid, here)
                 memo: dict[Node, Num[np.ndarray, ...]] = {}
                 with np.errstate(all="ignore"):  # of shapes that take another path
-                    holds, total, kv = (
-                        np.broadcast_to(array, shape).reshape(-1)[places]
-                        for array in (
-                            traced.holds(columns, memo),
-                            evaluate(traced.total_bytes, columns, memo),
-                            evaluate(traced.kv_bytes_per_token, columns, memo),
-                        )
+                    holds = traced.holds(columns, memo)
+                    total, kv = (
+                        np.broadcast_to(evaluate(node, columns, memo), shape).reshape(-1)[places]
+                        for node in (traced.total_bytes, traced.kv_bytes_per_token)
                     )
+                if holds is np.True_:
+                    total_bytes[left], kv_bytes[left] = total, kv
+                    break
+                holds = np.broadcast_to(holds, shape).reshape(-1)[places]
                 total_bytes[left[holds]], kv_bytes[left[holds]] = total[holds], kv[holds]
                 left = left[~holds]
         return total_bytes, kv_bytes

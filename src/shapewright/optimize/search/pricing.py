@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.traced import Traced, evaluate
+from shapewright.core.traced import Traced
 from shapewright.lowering.operations import (
     UNPRICED_FIELDS,
     Attention,
@@ -28,7 +28,7 @@ from shapewright.pricing.experts.price import estimate_grouped_gemm_s
 from shapewright.pricing.gemm.price import estimate_gemm_s
 from shapewright.pricing.kernels.scans import price_scan
 from shapewright.pricing.kernels.sparse import price_sparse_attention
-from shapewright.pricing.pointwise import price_pointwise
+from shapewright.pricing.pointwise import estimate_pointwise_s
 from shapewright.pricing.price import Price
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shapewright.core.traced import Node
     from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
-    from shapewright.optimize.search.space.grid import Grid
+    from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.pricing.software import Software
 
 # Record kind and pricing function, which returns a time or a price, by kind of operation.
@@ -48,7 +48,7 @@ _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
     SparseAttention: ("sparse_attention", price_sparse_attention),
     Scan: ("linear_attention", price_scan),
     CausalConv: ("linear_attention", price_scan),
-    Pointwise: ("pointwise", price_pointwise),
+    Pointwise: ("pointwise", estimate_pointwise_s),
     Collective: ("collectives", price_collective),
 }
 
@@ -75,7 +75,8 @@ def count_cells(operation: Operation, grid: Grid) -> int:
 
 def price_columns(
     operation: Operation,
-    columns: Mapping[str, Int[np.ndarray, " shapes"]],
+    grid: Grid,
+    index: Index,
     memo: dict[Node, Num[np.ndarray, ...]],
     device: Device,
     *,
@@ -85,7 +86,8 @@ def price_columns(
 
     Args:
         operation: The operation, with traced sizes.
-        columns: Fields of the shapes.
+        grid: The shapes.
+        index: Positions on the axes of the grid, one entry per shape.
         memo: Expressions computed so far for these shapes; extended.
         device: The device.
         software: Training software, which may change the price.
@@ -94,7 +96,9 @@ def price_columns(
         spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS
     }
     sizes: dict[str, Any] = {
-        name: evaluate(number.node, columns, memo) for name, number in traced.items() if isinstance(number, Traced)
+        name: grid.evaluate_at(number.node, index, memo)
+        for name, number in traced.items()
+        if isinstance(number, Traced)
     }
     time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software)
     return np.asarray(time_s, dtype=float)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.core.traced import Tape, Traced, evaluate
+from shapewright.core.traced import Tape, Traced
 from shapewright.lowering import lower, num_microbatches, validate_layout
 from shapewright.lowering.operations import Collective, Pointwise
 from shapewright.optimize.search.pricing import count_cells, price_columns, price_key, price_on_grid
-from shapewright.optimize.search.space.grid import AXES, Sum, Values, is_constant, split_by
+from shapewright.optimize.search.space.grid import AXES, MOST_CELLS, Sum, Values, is_constant, split_by
 from shapewright.prediction.composition import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 
-# Operations with more distinct sizes than this are priced per shape, after most shapes have been ruled out.
-_MOST_CELLS = 1 << 17
 _COLLECTIVE_PARTS = frozenset(collective_part(pool, stage) for pool in COLLECTIVE_POOLS for stage in STAGES)
 _COMPUTE_PARTS = frozenset(map(compute_part, COMPUTE_POOLS))
 
@@ -274,7 +272,7 @@ class StepTimes:
         priced: dict[tuple[Any, ...], Values] = {}
         by_repeats: dict[tuple[Any, str], tuple[Any, Sum]] = {}
         for operation in operations:
-            if isinstance(operation, Pointwise | Collective) and count_cells(operation, self.grid) > _MOST_CELLS:
+            if isinstance(operation, Pointwise | Collective) and count_cells(operation, self.grid) > MOST_CELLS:
                 self._per_shape.append(operation)
                 continue
             key = (software.needs_own_price(operation), *price_key(operation))
@@ -293,14 +291,15 @@ class StepTimes:
         sums: dict[str, Any] = {}
         if not self._per_shape:
             return sums
-        columns = self.grid.fields_at(index)
         memo: dict[Node, Num[np.ndarray, ...]] = {}
         for operation in self._per_shape:
             time_s: Any = price_columns(
-                operation, columns, memo, self._scenario.device, software=self._scenario.software
+                operation, self.grid, index, memo, self._scenario.device, software=self._scenario.software
             )
             repeats: Any = operation.repeats
-            time_s = time_s * (evaluate(repeats.node, columns, memo) if isinstance(repeats, Traced) else repeats)
+            if isinstance(repeats, Traced):
+                repeats = self.grid.evaluate_at(repeats.node, index, memo)
+            time_s = time_s * repeats
             for part in self._parts_of(operation):
                 sums[part] = sums.get(part, 0.0) + time_s
         return sums

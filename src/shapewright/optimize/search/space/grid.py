@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 AXES = ("heads", "ffn", "depth", "vocab", "batch")
 
+MOST_CELLS = 1 << 17
+"""Values of more distinct fields than this are computed per shape, after most shapes have been ruled out."""
+
 
 class Values(NamedTuple):
     """An array over the grid.
@@ -75,7 +78,7 @@ class Grid:
             here = variables & frozenset(self.columns[axis])
             if here:
                 by_width = axis == "heads" and here <= self.width_fields
-                count *= len(np.unique(self._widths[1])) if by_width else length
+                count *= len(next(iter(self._widths[0].values()))) if by_width else length
         return count
 
     def first(self) -> dict[str, int]:
@@ -107,6 +110,32 @@ class Grid:
                 step = evaluate(node, {}, dict(zip(node.args, (left.array, right.array), strict=True)))
                 self._memo[node] = Values(step, left.by_heads)
         return self._memo[node]
+
+    def evaluate_at(self, node: Node, index: Index, memo: dict[Node, Num[np.ndarray, ...]]) -> Num[np.ndarray, ...]:
+        """Evaluate an expression for the shapes at an index; its parts of few fields are read from the axes.
+
+        Args:
+            node: The expression.
+            index: Positions on the axes, one entry per shape.
+            memo: Expressions computed so far for these shapes; extended.
+        """
+        if node not in memo:
+            if node.op in ("variable", "constant") or self.count_cells(node.variables) <= MOST_CELLS:
+                memo[node] = self.read(self.evaluate(node), index)
+            else:
+                memo[node] = evaluate(
+                    node, {}, {argument: self.evaluate_at(argument, index, memo) for argument in node.args}
+                )
+        return memo[node]
+
+    def read(self, values: Values, index: Index) -> Any:
+        """Return the entries of an array for the shapes at an index; one number where it does not differ."""
+        flat: Any = 0
+        for axis, length in enumerate(values.array.shape):
+            if length > 1:
+                by_width = axis == 0 and not values.by_heads
+                flat = flat * length + (self._widths[1][index[axis]] if by_width else index[axis])
+        return values.array.reshape(-1)[flat]
 
     def align(self, *values: Values) -> tuple[Values, ...]:
         """Return arrays whose first axes run over the same entries."""
@@ -175,13 +204,8 @@ class Sum:
     def at(self, index: Index) -> Num[np.ndarray, " shapes"]:
         """Return the values of the shapes at an index, one position per axis."""
         total: Num[np.ndarray, " shapes"] = np.zeros(len(index[0]))
-        widths = self.grid.width_of(index[0])
         for (by_heads, _), array in self._parts.items():
-            flat: Any = 0
-            for axis, length in enumerate(array.shape):
-                if length > 1:
-                    flat = flat * length + (widths if axis == 0 and not by_heads else index[axis])
-            total = total + array.reshape(-1)[flat]
+            total += self.grid.read(Values(array, by_heads), index)
         return total
 
     def on_rows(self, rows: Positions) -> OnGrid:
