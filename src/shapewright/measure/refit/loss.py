@@ -24,7 +24,7 @@ from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_lef
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
 from shapewright.measure.fit.shared import Array, round_numbers
 from shapewright.measure.refit.record_files import command
-from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE
+from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, derivatives, evaluate_terms
 
 TABLE = "loss_by_shape.csv"
 LAW = Path(shapewright.prediction.loss.__file__).parent / "data" / "loss_law.json"
@@ -116,6 +116,8 @@ def refit(data: Path) -> None:
     errors = predicted - rows.loss_nats
     fit = fit_sources(rows)
     recipes = {recipe: _recipe(rows, fit, recipe, errors, deviation) for recipe in sorted(set(rows.recipe))}
+    alike = np.isin(rows.source, SAME_MODELS)
+    scatter_nats = scatter_about_law(errors[alike], deviation[alike])
     for recipe, content in recipes.items():
         print(recipe, content["provenance"], flush=True)
     today = datetime.now(UTC).date().isoformat()
@@ -130,21 +132,22 @@ def refit(data: Path) -> None:
             "left_out": dict(skipped),
             "split": "whole (source, width, depth) left out, 12 parts",
         },
-        "recipes": {REFERENCE: _reference(rows, recipes), **recipes},
+        "recipes": {REFERENCE: _reference(rows, recipes, scatter_nats), **recipes},
     }
     LAW.write_text(json.dumps(round_numbers(content), indent=1) + "\n", encoding="utf-8")
 
 
 def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: Array) -> dict[str, Any]:
-    """Record of one recipe; schedules of the same models scatter alike."""
+    """Record of one recipe."""
     inside = rows.recipe == recipe
     own = rows.take(inside)
-    alike = rows.source == own.source[0] if own.source[0] in SAME_MODELS else inside
+    terms = evaluate_terms(fit.coefficients[recipe], own.shape, own.tokens)
+    slopes = np.stack(np.broadcast_arrays(*derivatives(fit.coefficients[recipe], terms)), axis=-1)
     sizes = own.shape.num_parameters
     return {
         "coefficients": fit.coefficients[recipe],
-        "covariance": _with_silent_fields(fit.covariance[recipe]).tolist(),
-        "scatter_nats": scatter_about_law(errors[alike], deviation[alike]),
+        "covariance": (fit.covariance[recipe] + _of_silent_fields(slopes)).tolist(),
+        "scatter_nats": scatter_about_law(errors[inside], deviation[inside]),
         "scatter_length": SCATTER_LENGTH,
         "parameters_range": [float(np.min(sizes)), float(np.max(sizes))],
         "tokens_range": [float(np.min(own.tokens)), float(np.max(own.tokens))],
@@ -156,12 +159,21 @@ def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: 
     }
 
 
-def _with_silent_fields(covariance: Array) -> Array:
-    """Add the variance of the fields that no loss varies alone."""
-    return covariance + np.diag([SILENT.get(name, 0.0) ** 2 for name in COEFFICIENTS])
+def _of_silent_fields(slopes: Array | None = None) -> Array:
+    """Covariance of the coefficients of fields that no loss varies alone.
+
+    Args:
+        slopes: Derivatives of the losses of a recipe by the coefficients: another effect of these fields would have
+            been fitted with other level and size terms, so that it changes the losses of other models alone.
+    """
+    directions = np.diag([SILENT.get(name, 0.0) for name in COEFFICIENTS])
+    if slopes is not None:
+        level = [COEFFICIENTS.index(name) for name in ("floor_nats", "log_capacity_nats", "capacity_exponent")]
+        directions[:, level] = -np.linalg.lstsq(slopes[:, level], slopes @ directions.T, rcond=None)[0].T
+    return directions.T @ directions
 
 
-def _reference(rows: LossRows, recipes: Mapping[str, Any]) -> dict[str, Any]:
+def _reference(rows: LossRows, recipes: Mapping[str, Any], scatter_nats: float) -> dict[str, Any]:
     """Record for a recipe of which nothing is known: common shape terms, and what is unsure beyond the data."""
     fit = fit_common(rows)
     recipe = next(name for name in fit.coefficients if LEVEL in name)
@@ -192,11 +204,10 @@ def _reference(rows: LossRows, recipes: Mapping[str, Any]) -> dict[str, Any]:
         name: [end(recipe[name][place] for recipe in recipes.values()) for place, end in ((0, min), (1, max))]
         for name in ("parameters_range", "tokens_range")
     }
-    scatter = [recipe["scatter_nats"] for name, recipe in recipes.items() if "gemstones" in name]
     return {
         "coefficients": value,
-        "covariance": _with_silent_fields(fit.covariance[recipe] + spread.T @ spread).tolist(),
-        "scatter_nats": float(np.mean(scatter)),
+        "covariance": (fit.covariance[recipe] + spread.T @ spread + _of_silent_fields()).tolist(),
+        "scatter_nats": scatter_nats,
         "scatter_length": SCATTER_LENGTH,
         **ends,
         "provenance": {"level": recipe, "rows": len(rows), "models": len(set(rows.model))},
