@@ -158,7 +158,7 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
             field="tensor_parallel",
             reason=f"tensor_parallel={t} must divide num_kv_heads or be a multiple of it",
         )
-    if t > config.vocab_size:
+    if config.patches is None and t > config.vocab_size:  # image models have no vocabulary
         raise LayoutError(
             f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}",
             advice="lower it",

@@ -25,8 +25,8 @@ def refuse_images(workload: Workload) -> None:
     """
     if workload.images:
         raise WorkloadError(
-            f"images={workload.images}: searches and plans price the language model alone; leave images out, and "
-            f"predict the step with them",
+            f"images={workload.images}: a search prices the language model alone; leave images out, and predict or "
+            f"plan the step with them",
             field="images",
         )
 
@@ -65,13 +65,13 @@ def tower_job(
     """
     tower: TransformerConfig = config.vision
     assert tower.patches is not None
-    images = workload.micro_batch_size * workload.images
+    images, num_tokens = workload.micro_batch_size * workload.images, tower.patches.count_tokens(workload.image_pixels)
     is_narrow = get_dtype(workload.dtype).bits <= _MAX_NARROW_BITS
     own = replace(
         workload,
         phase="prefill" if workload.phase == "decode" else workload.phase,
         micro_batch_size=images,
-        seq_len=tower.patches.count_tokens(workload.image_pixels),
+        seq_len=num_tokens,
         context_len=0,
         # Recipes in 8 bits or less leave the tower wide.
         dtype="bf16" if is_narrow else workload.dtype,
@@ -91,6 +91,8 @@ def tower_job(
         context_parallel=1,
         expert_parallel=1,
         expert_tensor_parallel=None,
+        # The tokens of an image cannot be padded to the tensor axis, as a sequence can.
+        sequence_parallel=layout.sequence_parallel and num_tokens % layout.tensor_parallel == 0,
         account_for_embedding_in_pipeline_split=False,
         account_for_loss_in_pipeline_split=False,
     )

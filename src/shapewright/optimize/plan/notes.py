@@ -60,6 +60,9 @@ def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
 
 _MOST_DOUBLINGS = 12
 
+PLANS_WITH_IMAGES = 40
+"""Best plans of a language model that are predicted again with its vision tower."""
+
 
 def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
     """Raise an error with the reason if no plan is left.
@@ -184,6 +187,11 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
         return
     request, best = job.request, plans[0]
     predictions = [plan.prediction for plan in plans]
+    if job.scenario.workload.images:
+        yield (
+            f"the {PLANS_WITH_IMAGES} best plans of the language model were predicted with the vision tower, which is "
+            f"on the first stage; counts of plans are those of the language model"
+        )
     yield from _note_memory(job, plans)
     if request.objective == "cost":
         yield "cost: half, a quarter and so on of the devices are tried too; the device time of a token is minimized"

@@ -7,15 +7,21 @@ from collections.abc import Callable, Iterator
 from math import inf, isclose
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from shapewright.core.errors import LayoutError
+from shapewright.core.units import format_bytes
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Choice, Findings
-from shapewright.optimize.plan.notes import plan_notes, refuse_if_none_fits
+from shapewright.optimize.plan.notes import PLANS_WITH_IMAGES, describe_choice, plan_notes, refuse_if_none_fits
 from shapewright.optimize.plan.request import PlanJob
 from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_loss
+from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 
 if TYPE_CHECKING:
     from shapewright.optimize.plan.findings import Table
     from shapewright.optimize.plan.request import PlanRequest
+    from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 
     Progress = Callable[[int, int], None]
@@ -47,9 +53,13 @@ def plan_job(
     """
     job = PlanJob(scenario=scenario, request=request)
     started_s = time.perf_counter()
-    findings = explore(job, progress=progress)
+    has_images = scenario.workload.images > 0
+    searched = job.of_language_model() if has_images else job
+    findings = explore(searched, progress=progress)
     if findings.is_complete:
-        refuse_if_none_fits(job, findings)
+        refuse_if_none_fits(searched, findings)
+    if has_images:
+        findings = _add_tower(job, findings)
     plans = _make_plans(job, findings)
     return PlanResult(
         scenario=scenario,
@@ -63,12 +73,64 @@ def plan_job(
     )
 
 
+def _add_tower(job: PlanJob, findings: Findings) -> Findings:
+    """Predict the best plans of the language model again, with the vision tower on their first stage.
+
+    Raises:
+        LayoutError: none of them fits.
+    """
+    found = Findings(job.request, roomy_bytes=findings.roomy_bytes)
+    rows: list[dict[str, float]] = []
+    smallest: tuple[float, Choice] | None = None
+    refused: LayoutError | None = None
+    for choice, _ in _list_choices(findings, max(PLANS_WITH_IMAGES, job.request.top)):
+        try:
+            prediction = _predict(job, choice)
+        except LayoutError as error:  # the tower does not divide by the tensor axis
+            refused = error
+            continue
+        needed = prediction.memory.total_bytes
+        if smallest is None or needed < smallest[0]:
+            smallest = needed, choice
+        if needed > job.limit_bytes:
+            continue
+        rows.append(
+            {
+                "step_s": prediction.step_time_s,
+                "bytes": needed,
+                "split": len(rows),
+                "policy": list_activation_policies(job.request).index(choice.policy),
+                "sharding": list_shardings(job.request).index(choice.sharding),
+                "schedule": len(rows),
+                "devices": choice.num_devices,
+            }
+        )
+        found.splits.append(choice.split)
+        found.schedules.append(choice.schedule)
+    if refused is not None and smallest is None:
+        raise refused
+    if smallest is not None and not rows:
+        raise LayoutError(
+            f"none of the best plans of the language model fits with the vision tower: the smallest needs "
+            f"{format_bytes(smallest[0])} of {format_bytes(job.limit_bytes)} ({describe_choice(smallest[1])}); give "
+            f"more devices, or fewer images"
+        )
+    if rows:
+        found.add({name: np.array([row[name] for row in rows]) for name in rows[0]})
+    found.tally, found.is_complete = findings.tally, findings.is_complete
+    return found
+
+
+def _predict(job: PlanJob, choice: Choice) -> Prediction:
+    return job.scenario.replace(**choice.chosen_workload, layout=choice.layout).predict()
+
+
 def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     """Predict the best plans one by one."""
     request = job.request
     plans: list[Plan] = []
     for choice, total_bytes in _list_choices(findings, request.top):
-        prediction = job.scenario.replace(**choice.chosen_workload, layout=choice.layout).predict()
+        prediction = _predict(job, choice)
         breakdown = break_down(prediction)
         cost = None
         if request.usd_per_hour is not None:

@@ -10,7 +10,6 @@ from shapewright.core.errors import LayoutError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.hardware.nodes import check_allocation
-from shapewright.workload.images import refuse_images
 from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.workload import RECOMPUTE_MODES, Workload
@@ -216,7 +215,6 @@ class PlanJob:
                 f"leave it out",
                 field="recompute_layers",
             )
-        refuse_images(workload)
         if workload.global_batch_size is None:
             raise WorkloadError("a plan needs global_batch_size, the sequences of one optimizer step, such as 2048")
         check_allocation(self.request.num_devices, self.scenario.device)
@@ -225,6 +223,11 @@ class PlanJob:
     def limit_bytes(self) -> float:
         """Most memory that a plan may need on a device. [byte]"""
         return self.scenario.device.memory_bytes * (1.0 - self.request.headroom_fraction)
+
+    def of_language_model(self) -> PlanJob:
+        """Return the job without its images: the language model alone, over as many tokens."""
+        scenario = self.scenario.replace(images=0, image_size=None, vision=None)
+        return PlanJob(scenario=scenario, request=self.request)
 
     def settled(self) -> PlanJob:
         """Return the job with the workload fields that its software decides, and with the workload's offload kept."""

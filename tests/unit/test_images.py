@@ -1,0 +1,90 @@
+"""Images over several devices: tensor parallelism of image models, plans with a vision tower, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.hardware import load_device
+from shapewright.lowering import lower
+from shapewright.lowering.operations import Collective, Gemm
+from shapewright.models import read_model
+from shapewright.workload import ParallelLayout, Workload
+
+H100 = "h100-sxm-80gb"
+JOB: dict[str, Any] = {"device": H100, "num_devices": 16, "global_batch_size": 64}
+IMAGES = {"images": 2, "image_size": "448,672"}
+
+
+def layer_flops(tensor_parallel: int) -> float:
+    """FLOPs of the weight GEMMs of DiT's layers on one device, conditioning aside."""
+    config = read_model("dit-s-2").config
+    operations = lower(config, Workload(seq_len=256), ParallelLayout(tensor_parallel=tensor_parallel))
+    blocks = ("attention", "mlp")
+    return sum(one.flops * one.repeats for one in operations if isinstance(one, Gemm) and one.block in blocks)
+
+
+def test_a_tensor_axis_splits_image_models() -> None:
+    """They have no vocabulary to split, and each of two devices has half of the GEMMs."""
+    assert layer_flops(2) == layer_flops(1) / 2
+
+
+def test_a_tower_whose_tokens_do_not_divide_is_not_split_by_tokens() -> None:
+    """SigLIP's 4096 tokens of 896 pixels are split over two devices, the 729 of LLaVA's 384 pixels are not."""
+    config = {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8},
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14},
+    }
+    model = read_model(config).with_vision().config
+    collectives = {}
+    for side in ("384", "896"):
+        workload = Workload(micro_batch_size=2, seq_len=4608, images=1, image_size=side)
+        operations = lower(model, workload, ParallelLayout(tensor_parallel=2))
+        collectives[side] = {
+            one.op_name for one in operations if isinstance(one, Collective) and one.name.startswith("vision.")
+        }
+
+    assert "reduce_scatter" not in collectives["384"]
+    assert {"all_reduce"} <= collectives["384"]
+    assert {"reduce_scatter", "all_gather"} <= collectives["896"]
+
+
+def test_plans_with_images_are_predicted_with_the_tower() -> None:
+    """Each listed plan is the prediction of its layout with images, in order of time; the text alone is faster."""
+    result = shapewright.plan("qwen2.5-vl-7b", workload=IMAGES, **JOB)
+    text = shapewright.plan("qwen2.5-vl-7b", **JOB)
+    steps = [plan.prediction.step_time_s for plan in result.plans]
+    for plan in result.plans:
+        alone = shapewright.predict("qwen2.5-vl-7b", device=H100, workload=plan.workload, layout=plan.layout)
+        assert plan.prediction.step_time_s == alone.step_time_s
+        assert plan.total_bytes == alone.memory.total_bytes <= result.device.memory_bytes
+        assert plan.workload.images == 2
+
+    assert steps == sorted(steps)
+    assert steps[0] > text.plans[0].prediction.step_time_s
+    assert any("were predicted with the vision tower" in note for note in result.notes)
+    assert not any("were predicted with the vision tower" in note for note in text.notes)
+
+
+def test_plans_that_fit_without_the_tower_alone() -> None:
+    """Where the language model fits and the whole does not, the message says what the smallest needs."""
+    only = {"keep": {"data_parallel": (16,), "zero_stage": (1,), "micro_batch_size": (1,), "recompute": ("none",)}}
+    whole, text = (
+        min(plan.total_bytes for plan in shapewright.plan("qwen2.5-vl-7b", workload=workload, **only, **JOB).plans)
+        for workload in (IMAGES, {})
+    )
+    between = 0.5 * (whole + text) / load_device(H100).memory_bytes
+
+    assert whole > text + 4e9  # 0.68 B parameters of the tower: weights in 16, gradients in 32 bits
+    with pytest.raises(LayoutError, match=r"none of the best plans of the language model fits with the vision tower"):
+        shapewright.plan("qwen2.5-vl-7b", workload=IMAGES, headroom_fraction=1.0 - between, **only, **JOB)
+
+
+def test_a_search_prices_the_language_model_alone() -> None:
+    """Images are refused with what to do."""
+    with pytest.raises(WorkloadError, match="leave images out, and predict or plan the step with them"):
+        shapewright.search("qwen2.5-vl-7b", device=H100, workload={"images": 1})
