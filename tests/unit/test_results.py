@@ -56,3 +56,12 @@ def test_unknown_keywords_are_explained(keywords: dict[str, Any], words: str) ->
     """A keyword that a function does not have names the argument that takes it."""
     with pytest.raises(TypeError, match=re.escape(words)):
         shapewright.predict("gpt2", device="h100-sxm-80gb", **keywords)
+
+
+@pytest.mark.parametrize(
+    ("flag", "argument"), [("isl", "prompt_len"), ("gpus", "num_devices"), ("load", "requests_per_s")]
+)
+def test_flags_given_as_keywords_name_their_argument(flag: str, argument: str) -> None:
+    """The command line's word for an argument is explained."""
+    with pytest.raises(TypeError, match=f"did you mean '{argument}'"):
+        shapewright.serve_plan("gpt2", device="h100-sxm-80gb", **{flag: 100})

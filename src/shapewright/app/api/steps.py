@@ -104,11 +104,11 @@ def takes_scenario(function: F) -> F:
 
 def _suggest_keyword(function: str, name: str, value: Any, known: Collection[str]) -> str:
     """Message on an unknown keyword: the argument that has a field of this name, or similar names."""
-    from shapewright.app.report.flags import SHORT_FLAGS
+    from shapewright.app.report.flags import field_named
 
-    spelled = {flag.lstrip("-").replace("-", "_"): field for field, flag in SHORT_FLAGS.items()}.get(name, name)
+    spelled = field_named(name)
     groups = {"workload": Workload, "layout": ParallelLayout, "overrides": TransformerConfig}
-    hint = close_names(name, known) or f"it takes {', '.join(sorted(known))}"
+    hint = close_names(spelled, known) or f"it takes {', '.join(sorted(known))}"
     for argument, cls in groups.items():
         if argument in known and spelled in [spec.name for spec in fields(cls)]:
             hint = f"{spelled} is a field: {argument}={{{spelled!r}: {value!r}}}"

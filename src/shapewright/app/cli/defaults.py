@@ -103,15 +103,14 @@ def _check(table: Mapping[str, Any], path: Path) -> Settings:
 
 
 def _check_layout(layout: Any, where: str) -> Mapping[str, Any]:
-    from shapewright.app.report.flags import SHORT_FLAGS
+    from shapewright.app.report.flags import field_named
     from shapewright.core.fields import documented_fields
     from shapewright.workload import ParallelLayout
 
     if not isinstance(layout, dict):
         raise ShapewrightError(f"{where}: layout={layout!r} must be a table such as {{tp = 8, zero_stage = 1}}")
     known = [spec.name for spec, _ in documented_fields(ParallelLayout)]
-    short = {flag.lstrip("-"): name for name, flag in SHORT_FLAGS.items()}
-    fields: dict[str, Any] = {short.get(str(name), str(name)): value for name, value in layout.items()}
+    fields: dict[str, Any] = {field_named(str(name)): value for name, value in layout.items()}
     for name in fields:
         if name not in known:
             raise ShapewrightError(f"{where}: layout has no field {name!r}; it has {', '.join(known)}")

@@ -161,17 +161,6 @@ def _has_flag(command: Command, name: str) -> bool:
     return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
 
 
-def field_named(word: str) -> str:
-    """Field named by a word: its name with hyphens or underscores, or its short flag.
-
-    >>> field_named("micro-batch-size"), field_named("tp"), field_named("seq_len")
-    ('micro_batch_size', 'tensor_parallel', 'seq_len')
-    """
-    cleaned = word.strip().lstrip("-").replace("_", "-")
-    short = {flag.lstrip("-"): name for name, flag in SHORT_FLAGS.items()}
-    return short.get(cleaned, cleaned.replace("-", "_"))
-
-
 def scenario_from_options(config: str | None, device: str, given: dict[str, Any], *, software: str = TUNED) -> Scenario:
     """Build the scenario that the options describe."""
     groups = group_options(given)

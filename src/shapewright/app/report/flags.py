@@ -61,6 +61,17 @@ def with_flags(message: str) -> str:
     return _BARE_FIELD.sub(lambda found: known.get(found[1], found[1]), message)
 
 
+def field_named(word: str) -> str:
+    """Return the field that a word names: the field with hyphens or underscores, or a flag that is spelled otherwise.
+
+    >>> field_named("micro-batch-size"), field_named("tp"), field_named("seq_len"), field_named("--isl")
+    ('micro_batch_size', 'tensor_parallel', 'seq_len', 'prompt_len')
+    """
+    cleaned = word.strip().lstrip("-").replace("_", "-")
+    spelled = {flag.lstrip("-"): name for name, flag in (_OTHER_FLAGS | SHORT_FLAGS).items()}
+    return spelled.get(cleaned, cleaned.replace("-", "_"))
+
+
 def _setting(field: str, value: str, known: dict[str, str]) -> str:
     """Return what to type to set a field to a value; each value of the guard is a flag of its own."""
     if field == "guard":

@@ -9,8 +9,8 @@ import click
 from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
 from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import field_named
 from shapewright.app.cli.param_types import Share
+from shapewright.app.report.flags import field_named
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device

@@ -10,12 +10,12 @@ import click
 from shapewright.app.cli.console import print_csv, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import (
-    field_named,
     question_options,
     scenario_from_options,
     software_option,
 )
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
+from shapewright.app.report.flags import field_named
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
