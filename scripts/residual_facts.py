@@ -12,11 +12,10 @@ import pandas as pd
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
 from shapewright.measure.accuracy.chunk import Columns
-from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
+from shapewright.measure.accuracy.tables.paper_layers import GEMMS, layer_gemm
 from shapewright.measure.fit.shared import HELD_OUT_FOLD
 from shapewright.measure.refit.attention.kernel_fit import layout_folds
 from shapewright.measure.refit.attention.physics import PHASES, SECTIONS, read_rows
-from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
 from shapewright.measure.refit.intervals.rows import (
     fitted_shapes,
     held_out_rows,
@@ -160,7 +159,7 @@ def _paper_gemms(data: Path, gpu: str) -> Iterable[tuple[str, Columns, np.ndarra
     yield "paper_gemm", sweeps, sweeps.numbers["n"], sweeps.numbers["k"]
     layers = read_table(data, "paper_layers")
     layers = layers.take(label_values(layers, "gpu") == gpu)
-    for name in LAYER_GEMMS:
+    for name in GEMMS:
         measured = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
-        product = layer_gemm(name, measured)
+        product = layer_gemm(name, measured.numbers)
         yield "paper_layers", measured, np.asarray(product.n, float), np.asarray(product.k, float)

@@ -13,9 +13,9 @@ kernel of that time, which includes dropout of the weights, if the device's reco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-_GEMMS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
+GEMMS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 BATCHED_GEMMS = ("score", "aov")
 """GEMMs that are batched over heads: their slowest iterations are the farthest from the mean."""
 _BLOCKS = ("attention", "mlp", "layer")
@@ -59,7 +59,7 @@ FORMAT = Format(
     numbers={"num_heads": 1, "hidden_size": 1, "micro_batch_size": 1, "seq_len": 1, "tensor_parallel": 1},
     labels=("log", "gpu", "flash_attention"),
     optional=(
-        *(f"{name}_tflops" for name in _GEMMS),
+        *(f"{name}_tflops" for name in GEMMS),
         *(f"{name}_{unit}" for name in _BLOCKS for unit in ("s", "tflops")),
     ),
 )
@@ -76,7 +76,7 @@ _PLACEHOLDER_TFLOPS = 1.0
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every measured quantity; parts are logs, tables are quantities."""
-    for name in _GEMMS:
+    for name in GEMMS:
         measured = columns.numbers[f"{name}_tflops"]
         yield from _price_gemms(name, columns.take(measured > 0.0), context)
     for name in _BLOCKS:
@@ -85,9 +85,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         context.note("paper_layers: single GEMMs are the slowest of 100-200 iterations, layers are medians")
 
 
-def layer_gemm(name: str, rows: Columns) -> Gemm:
+def layer_gemm(name: str, sizes: Mapping[str, Any]) -> Gemm:
     """Return one GEMM of the layers, as arrays."""
-    a, h, b, s, t = (rows.numbers[column] for column in FORMAT.numbers)
+    a, h, b, s, t = (sizes[column] for column in FORMAT.numbers)
     one = np.ones_like(h)
     heads, width = b * np.maximum(np.floor(a / t), 1.0), np.maximum(np.floor(h / a), 1.0)
     m, n, k, batch, layout = {
@@ -109,11 +109,11 @@ def _price_gemms(name: str, chosen: Columns, context: Context) -> Iterator[Chunk
             extra_s = noted_overhead_s("paper_layers", device, context)
         library = paper_library(context.record("gemm", device), words[1], GEMMS_ALONE)
         return price_gemms(
-            layer_gemm(name, rows), device, context, library=library, extra_s=extra_s, older_software=True
+            layer_gemm(name, rows.numbers), device, context, library=library, extra_s=extra_s, older_software=True
         )
 
     for rows, device, _, prices in context.price_groups(chosen, ("gpu", "log"), price_group):
-        seconds = np.asarray(layer_gemm(name, rows).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
+        seconds = np.asarray(layer_gemm(name, rows.numbers).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
         alternatives = _same_size_layers(rows)
         yield from split_chunks(

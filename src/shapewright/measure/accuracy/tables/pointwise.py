@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-_SIZES = (
+SIZES = (
     "num_tokens", "hidden_size", "intermediate_size", "gated", "num_heads", "num_kv_heads", "tensor_parallel",
 )  # fmt: skip
 FORMAT = Format(
-    numbers={**dict.fromkeys(_SIZES, 1), "gated": 0},
+    numbers={**dict.fromkeys(SIZES, 1), "gated": 0},
     labels=("device", "library", "model", "operation", "dtype"),
     positive=("latency_s",),
 )
@@ -57,7 +57,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         model, gated = words[4], bool(np.all(rows.numbers["gated"]))
-        operation = operation_of(rows, words[3], get_dtype(context.read_stored_format(words[1]).dtype).num_bytes)
+        operation = operation_of(
+            rows.numbers, words[3], get_dtype(context.read_stored_format(words[1]).dtype).num_bytes
+        )
         if words[3] == "input_layernorm" and not gated:
             operation = replace(operation, operation="layernorm")
         elif words[3] == "add" and adds_two_branches(model):
@@ -82,7 +84,7 @@ def adds_two_branches(model: str) -> bool:
     return model.rpartition("/")[2].lower().startswith(_TWO_BRANCHES)
 
 
-def operation_of(rows: Columns, name: str, element_bytes: float) -> Pointwise:
+def operation_of(sizes: Mapping[str, Any], name: str, element_bytes: float) -> Pointwise:
     """Return the operation of each row, with the bytes that lowering counts.
 
     Norm, residual and embedding touch tokens x h elements; the activation tokens x f / t, read twice with a gate;
@@ -93,7 +95,7 @@ def operation_of(rows: Columns, name: str, element_bytes: float) -> Pointwise:
     """
     if name not in _KINDS:
         raise MeasuredFileError(f"unknown operation {name!r}; known are {', '.join(_KINDS)}")
-    tokens, h, f, gated, heads, kv_heads, shards = (rows.numbers[size] for size in _SIZES)
+    tokens, h, f, gated, heads, kv_heads, shards = (sizes[size] for size in SIZES)
     width, inputs = h, np.ones_like(h)
     if name == "attn_rope":
         width = (heads + kv_heads) * (h / heads) / shards

@@ -18,7 +18,7 @@ import pandas as pd
 from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.hardware.architectures import USUAL_ALIGNMENT_FACTORS
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, PAPER_SECTION
-from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
+from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS, GEMMS
 from shapewright.measure.fit.gemm_section import (
     FIT_ROWS,
     NARROW,
@@ -48,7 +48,7 @@ from shapewright.measure.refit.gemm.paper_device import (
     narrow_cases,
     narrow_rows,
 )
-from shapewright.measure.refit.gemm.rows import LAYER_GEMMS, PAPER, SOURCES, Source, layer_rows, paper_rows
+from shapewright.measure.refit.gemm.rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from shapewright.measure.refit.record_files import RECORDS, SAME_CHIP, command, read_record, save_record, write_record
 from shapewright.pricing.gemm.alignment import ROLES
 from shapewright.pricing.gemm.kernels import DeviceRates
@@ -152,7 +152,7 @@ def fit_older_gemms(
     folder: Path, gpu: str, section: dict[str, Any], rates: DeviceRates, overhead_s: float
 ) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, Any]]:
     """Fit the loss of short contractions in the paper's software, and return the errors of its single GEMMs."""
-    rows = layer_rows(gpu, [name for name in LAYER_GEMMS if name not in BATCHED_GEMMS])(folder)
+    rows = layer_rows(gpu, [name for name in GEMMS if name not in BATCHED_GEMMS])(folder)
     seen, held_out = split_by_shape(rows)
     at_kernel = seen.assign(latency_s=np.maximum(seen.latency_s - overhead_s, 1e-6))
     cases = {"spans": fit_spans(at_kernel, [OLDER_SPANS[gpu]], {**section, "slow_cases": {}}, rates, "NT")}

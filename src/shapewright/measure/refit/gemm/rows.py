@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from shapewright.measure.accuracy.tables.paper_layers import FORMAT, GEMMS, layer_gemm
+
 
 @dataclass(frozen=True)
 class Source:
@@ -65,27 +67,11 @@ def layer_rows(gpu: str, gemms: Sequence[str]) -> Callable[[Path], pd.DataFrame]
     def read(folder: Path) -> pd.DataFrame:
         table = pd.read_csv(folder / "paper_layers.csv")
         table = table[table.gpu == gpu]
-        h, t, s = table.hidden_size, table.tensor_parallel, table.seq_len
-        tokens, batch, head_dim = (
-            table.micro_batch_size * s,
-            table.micro_batch_size * table.num_heads // t,
-            h // table.num_heads,
-        )
-        one = batch * 0 + 1
-        shapes = {
-            "qkv": (one, tokens, 3 * h // t, h),
-            "score": (batch, s, s, head_dim),
-            "aov": (batch, s, head_dim, s),
-            "proj": (one, tokens, h, h // t),
-            "mlp_up": (one, tokens, 4 * h // t, h),
-            "mlp_down": (one, tokens, h, 4 * h // t),
-        }
-        parts = [
-            pd.DataFrame(dict(zip(("batch", "m", "n", "k"), shapes[name], strict=True))).assign(
-                tflops=table[f"{name}_tflops"], gemm=name, log=table.log
-            )
-            for name in gemms
-        ]
+        parts = []
+        for name in gemms:
+            gemm = layer_gemm(name, {size: table[size] for size in FORMAT.numbers})
+            dims = {letter: getattr(gemm, letter).astype(int) for letter in ("batch", "m", "n", "k")}
+            parts.append(pd.DataFrame(dims).assign(tflops=table[f"{name}_tflops"], gemm=name, log=table.log))
         rows = pd.concat(part.dropna() for part in parts)
         seconds = 2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12)
         kept = ["library", "slowest", "gemm", "log", "batch", "m", "n", "k", "latency_s"]
@@ -103,7 +89,6 @@ def joined(*readers: Callable[[Path], pd.DataFrame]) -> Callable[[Path], pd.Data
 PAPER = "paper_gemm.csv, paper_layers.csv"
 # Fitted rows of each GEMM of the layers, by architecture: few enough that the clean sweeps still count.
 LAYER_ROWS = {"volta": 120, "cdna2": 90}
-LAYER_GEMMS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 SOURCES = (
     Source("a100-sxm-80gb", "bf16", "gemm.parquet", library_rows("a100_sxm", "bf16"), "NT"),
     Source("h100-sxm-80gb", "bf16", "gemm.parquet", library_rows("h100_sxm", "bf16"), "NT"),
@@ -115,6 +100,6 @@ SOURCES = (
     Source("b200-sxm-180gb", "fp4", "gemm.parquet", library_rows("b200_sxm", "nvfp4"), "NT"),
     Source("l40s", "bf16", "gemm.parquet", library_rows("l40s", "bf16"), "NT", hot_cache=True),
     Source("l40s", "fp8", "gemm.parquet", library_rows("l40s", "fp8"), "NT", hot_cache=True),
-    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", LAYER_GEMMS)), "NN"),
-    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", LAYER_GEMMS)), "NN"),
+    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", GEMMS)), "NN"),
+    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", GEMMS)), "NN"),
 )

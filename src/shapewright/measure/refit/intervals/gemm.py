@@ -21,8 +21,7 @@ from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
-from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
-from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
+from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS, GEMMS
 from shapewright.measure.refit.intervals.left_out import bias_of
 from shapewright.measure.refit.intervals.residual_intervals import (
     Groups,
@@ -128,7 +127,7 @@ def borrowed_paper_rows(folder: Path) -> pd.DataFrame:
         for chosen in (False, True)
     ]
     layers = read_table(folder, "paper_layers")
-    for name in LAYER_GEMMS:
+    for name in GEMMS:
         rows = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
         frames.append(price_rows("paper_layers", rows, uncalibrated=True).assign(is_batch=name in BATCHED_GEMMS))
     return pd.concat(frames, ignore_index=True)

@@ -23,6 +23,7 @@ from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.paper_layers import (
     BATCHED_GEMMS,
+    GEMMS,
     PaperLayer,
     find_floors,
     find_misfits,
@@ -31,7 +32,7 @@ from shapewright.measure.accuracy.tables.paper_layers import (
 )
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, fold_of, fold_of_rows, split_by_shape
-from shapewright.measure.refit.gemm.rows import LAYER_GEMMS, PAPER, SOURCES, layer_rows, paper_rows
+from shapewright.measure.refit.gemm.rows import PAPER, SOURCES, layer_rows, paper_rows
 from shapewright.pricing.calibration.records import load_record
 
 # Rows per table from which differences between devices and libraries are estimated.
@@ -166,14 +167,14 @@ def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:
                 yield price_rows("paper_gemm", chosen).assign(is_batch=is_batch)
         layers = read_table(folder, "paper_layers")
         layers = layers.take(label_values(layers, "gpu") == gpu)
-        for name in LAYER_GEMMS:
-            layer_of_gemm = layer_gemm(name, layers)
+        for name in GEMMS:
+            layer_of_gemm = layer_gemm(name, layers.numbers)
             held_out = is_held_out(np.asarray(layer_of_gemm.n, float), np.asarray(layer_of_gemm.k, float), fitted)
             chosen = only_measured(layers.take(held_out & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
             if chosen.num_rows:
                 yield price_rows("paper_layers", chosen).assign(is_batch=name in BATCHED_GEMMS)
         # Two GEMMs and little else, inside a layer instead of alone.
-        up = layer_gemm("mlp_up", layers)
+        up = layer_gemm("mlp_up", layers.numbers)
         held_out = is_held_out(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
         blocks = only_measured(layers.take(held_out & (layers.numbers["mlp_s"] > 0.0)), "mlp_s", "mlp_tflops")
         if blocks.num_rows:

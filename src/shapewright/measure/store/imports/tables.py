@@ -10,27 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.units import TERA
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.lowering.operations import Attention, Collective, Gemm
+from shapewright.measure.accuracy.tables.gemm import PAPER_DTYPE, PAPER_LIBRARY
+from shapewright.measure.accuracy.tables.paper_layers import FORMAT as LAYERS_FORMAT
+from shapewright.measure.accuracy.tables.paper_layers import GEMMS as LAYER_GEMMS
+from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
+from shapewright.measure.accuracy.tables.pointwise import SIZES as POINTWISE_SIZES
+from shapewright.measure.accuracy.tables.pointwise import operation_of
 from shapewright.measure.store.imports.measured import Measurement, positive
 from shapewright.measure.store.record import Case, Row, Run
 
 Record = Mapping[str, Any]
 
-# The paper's sweeps and layers were timed in fp16 with PyTorch 1.13 to 2.0. Source: reference logs of EleutherAI/
-# cookbook @27dff48, which name both.
-PAPER_DTYPE, PAPER_LIBRARY = "fp16", "pytorch 1.13-2.0"
 # A separate library name, since some of these GEMMs are in the sweeps too.
 LAYER_LIBRARY = f"{PAPER_LIBRARY}, layer logs"
-# Kind of pointwise operation by its name in pointwise.parquet.
-_POINTWISE_KINDS = {
-    "input_layernorm": "norm",
-    "attn_rope": "rotary",
-    "mlp_act": "activation",
-    "add": "residual",
-    "emb": "embedding",
-}
 
 
 def _measurement(record: Record, case: Case, suite: str) -> Measurement:
@@ -93,27 +90,13 @@ def read_attention(record: Record) -> Iterator[Measurement]:
 
 def read_pointwise(record: Record) -> Iterator[Measurement]:
     """Read a record of pointwise.parquet: a kernel of a real model, with bytes as the lowering counts them."""
-    name = str(record["operation"])
-    tokens, hidden = float(record["num_tokens"]), float(record["hidden_size"])
-    shards, gated = float(record["tensor_parallel"]), float(record["gated"])
-    width, inputs = hidden, 1.0
-    if name == "attn_rope":
-        heads = float(record["num_heads"]) + float(record["num_kv_heads"])
-        width = heads * hidden / float(record["num_heads"]) / shards
-    elif name == "mlp_act":
-        width, inputs = float(record["intermediate_size"]) / shards, 1.0 + gated
-    elif name == "add":
-        inputs = 2.0
-    dtype = get_dtype(record["dtype"])
-    written_bytes = tokens * width * dtype.num_bytes
-    operation = Pointwise(
-        name=name,
-        dtype=dtype.name,
-        operation=_POINTWISE_KINDS[name],
-        read_bytes=inputs * written_bytes,
-        written_bytes=written_bytes,
-    )
-    case = Case(operation=operation, row_width=round(width), variant=str(record["model"]))
+    name, dtype = str(record["operation"]), get_dtype(record["dtype"])
+    sizes = {size: np.float64(record[size]) for size in POINTWISE_SIZES}
+    bulk = operation_of(sizes, name, dtype.num_bytes)
+    read_bytes, written_bytes = float(bulk.read_bytes), float(bulk.written_bytes)
+    operation = bulk.changed(dtype=dtype.name, read_bytes=read_bytes, written_bytes=written_bytes)
+    width = round(written_bytes / (float(record["num_tokens"]) * dtype.num_bytes))
+    case = Case(operation=operation, row_width=width, variant=str(record["model"]))
     yield _measurement({**record, "kernel": name}, case, "pointwise")
 
 
@@ -139,22 +122,14 @@ def read_paper_gemm(record: Record) -> Iterator[Measurement]:
 
 def read_paper_layers(record: Record) -> Iterator[Measurement]:
     """Read a record of paper_layers.csv: the six GEMMs of a layer, most at their slowest of 100 to 200 iterations."""
-    numbers = ("num_heads", "hidden_size", "micro_batch_size", "seq_len", "tensor_parallel")
-    a, h, b, s, t = (int(float(record[name])) for name in numbers)
-    tokens, batch = b * s, b * a // t
-    shapes = {
-        "qkv": (1, tokens, 3 * h // t, h),
-        "score": (batch, s, s, h // a),
-        "aov": (batch, s, h // a, s),
-        "proj": (1, tokens, h, h // t),
-        "mlp_up": (1, tokens, 4 * h // t, h),
-        "mlp_down": (1, tokens, h, 4 * h // t),
-    }
-    for name, shape in shapes.items():
+    sizes = {name: np.float64(record[name]) for name in LAYERS_FORMAT.numbers}
+    for name in LAYER_GEMMS:
         rate = positive(record.get(f"{name}_tflops"))
         if rate is not None:
-            sizes = dict(zip(("batch", "m", "n", "k"), shape, strict=True))
-            yield _from_rate(record["gpu"], f"paper layers {record['log']}", name, sizes, rate, library=LAYER_LIBRARY)
+            gemm = layer_gemm(name, sizes)
+            dims = {letter: int(getattr(gemm, letter)) for letter in ("batch", "m", "n", "k")}
+            suite = f"paper layers {record['log']}"
+            yield _from_rate(record["gpu"], suite, name, dims, rate, library=LAYER_LIBRARY)
 
 
 def read_mamf_table(record: Record) -> Iterator[Measurement]:
