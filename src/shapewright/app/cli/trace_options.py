@@ -148,9 +148,15 @@ def pop_traced_job(config: str | None, device: str, given: dict[str, Any], **idl
 
 
 def _trace_config(config: str, inputs: str | None, chosen: dict[str, Any], options: dict[str, Any]) -> Trace:
+    from shapewright.lowering.torch_trace.huggingface import is_denoiser
     from shapewright.models.read import find_config
 
     raw, source, _ = find_config(config)
+    if is_denoiser(raw) and "seq_len" in chosen:
+        raise click.UsageError(
+            "--seq-len has no effect on a diffusion transformer, traced for 1024 x 1024 pixels; give "
+            "the inputs of another size with --inputs"
+        )
     longest = raw.get("max_position_embeddings") or raw.get("n_positions") or _DEFAULT_SEQ_LEN
     default = min(_DEFAULT_SEQ_LEN, longest) if isinstance(longest, int) and longest > 0 else _DEFAULT_SEQ_LEN
     return trace_config(

@@ -77,7 +77,7 @@ def trace_config(
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
     **options: Any,
 ) -> Trace:
-    """Trace the model that transformers builds from a config.json object, without weights and remote code.
+    """Trace the model that transformers or diffusers builds from a config.json object, without weights and remote code.
 
     Args:
         config: The config.json object.
@@ -89,7 +89,7 @@ def trace_config(
         options: phase, dtype, fused and values, as trace_module takes them.
 
     Raises:
-        TraceError: transformers cannot build the model, or it cannot be traced.
+        TraceError: it cannot be built, or it cannot be traced.
     """
     request: dict[str, Any] = {"kind": "config", "config": dict(config), "source": source, "inputs": inputs}
     request |= {"batch_size": batch_size, "seq_len": seq_len, "options": options}
@@ -238,7 +238,7 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
     module, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(module, torch.nn.Module):
         raise TraceError(
-            f"{name} of {path.name} returned a {type(module).__name__}; it has to return a torch.nn.Module"
+            f"{name} of {path.name} returned {type(module).__name__!r}; it has to return a torch.nn.Module"
         )
     _refuse_real_memory(module)
     return module, inputs

@@ -1,4 +1,4 @@
-"""Models of transformers from a config.json: built on the meta device without weights and without remote code."""
+"""Models of transformers and diffusers from a config: built on the meta device, without weights and remote code."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ _BUILDERS = (
     ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "AutoModelForImageClassification"),
     ("MODEL_MAPPING", "AutoModel"),
 )
+# Inputs of diffusion transformers for an image of 1024 x 1024 pixels, with the fields of their configs, and the text
+# lengths of their pipelines (diffusers 0.42: pipeline_stable_diffusion_3.py, pipeline_flux.py).
+_DENOISER_INPUTS = {
+    "SD3Transformer2DModel": "hidden_states={dtype}[{batch},{in_channels},128,128],timestep={dtype}[{batch}],"
+    "encoder_hidden_states={dtype}[{batch},333,{joint_attention_dim}],"
+    "pooled_projections={dtype}[{batch},{pooled_projection_dim}]",
+    "FluxTransformer2DModel": "hidden_states={dtype}[{batch},4096,{in_channels}],timestep={dtype}[{batch}],"
+    "encoder_hidden_states={dtype}[{batch},512,{joint_attention_dim}],"
+    "pooled_projections={dtype}[{batch},{pooled_projection_dim}],img_ids=float32[4096,3],txt_ids=float32[512,3],"
+    "guidance={dtype}[{batch}]",
+}
 # Encoder-decoders that are also in the list of causal models are built whole.
 _WHOLE_FIRST = (_BUILDERS[1], _BUILDERS[0], *_BUILDERS[2:])
 
@@ -87,6 +98,60 @@ def build_from_config(
     raise TraceError(f"transformers cannot build {model_type}: {reasons[-1]}")
 
 
+def is_denoiser(values: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a model of diffusers."""
+    return isinstance(values.get("_class_name"), str) and "model_type" not in values
+
+
+def _build_denoiser(values: Mapping[str, Any], dtype: str) -> tuple[Any, str]:
+    """Build the model that diffusers has for a config, and a note on how it was built.
+
+    Raises:
+        MissingExtraError: diffusers is not installed.
+        TraceError: it does not know the class, or cannot build the model.
+    """
+    try:
+        import diffusers
+        import torch
+    except ImportError:
+        raise MissingExtraError(
+            "tracing a diffusion transformer needs PyTorch and diffusers; install them with: "
+            "pip install 'shapewright[trace]' diffusers"
+        ) from None
+    name = values["_class_name"]
+    built: Any = getattr(diffusers, name, None) if name.isidentifier() else None
+    is_model = isinstance(built, type) and issubclass(built, diffusers.ModelMixin)
+    if not is_model:
+        raise TraceError(
+            f"diffusers {diffusers.__version__} has no model {short_repr(name)}",
+            advice="trace your own file instead (file.py:callable), or install a newer diffusers",
+        )
+    given = {key: value for key, value in copy.deepcopy(dict(values)).items() if key not in ("auto_map", "_class_name")}
+    try:
+        with torch.device("meta"):
+            model = built.from_config(given).to(getattr(torch, dtype))
+    except Exception as error:
+        raise TraceError(f"diffusers cannot build {name}: {first_line(error)}") from None
+    return model, f"built by diffusers {diffusers.__version__} as {name} from its config"
+
+
+def _denoiser_inputs(model: Any, batch_size: int, dtype: str) -> str:
+    """Inputs of one denoising step.
+
+    Raises:
+        TraceError: they are not known for this class.
+    """
+    name = type(model).__name__
+    if name not in _DENOISER_INPUTS:
+        raise TraceError(
+            f"the inputs of {name} are not known",
+            advice=f"give --inputs; those of {' and '.join(_DENOISER_INPUTS)} are known",
+            field="inputs",
+        )
+    parts = _DENOISER_INPUTS[name].format(batch=batch_size, dtype=dtype, **model.config)
+    return parts if getattr(model.config, "guidance_embeds", False) else parts.partition(",guidance")[0]
+
+
 def trace_built_model(
     config: Mapping[str, Any],
     inputs: str | None = None,
@@ -112,6 +177,11 @@ def trace_built_model(
         TraceError: transformers cannot build the model, or it cannot run on the meta device.
     """
     width = tensor_spec(dtype or "bfloat16", (1,)).dtype
+    if is_denoiser(config):
+        model, note = _build_denoiser(config, width)
+        spec = inputs or _denoiser_inputs(model, batch_size, width)
+        trace = trace_module(model, spec, source=source, assumes_values=True, **options)
+        return replace(trace, notes=(note, *trace.notes))
     is_training = options.get("phase", "train") == "train"
     last_error = None
     # Some models need the masks of their own attention, some have no loss of the usual form, and some mix formats.
