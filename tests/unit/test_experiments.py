@@ -107,6 +107,18 @@ def test_larger_budgets_decide_more() -> None:
         assert any("stay open" in note for note in poor.notes)
 
 
+def test_runs_that_narrow_most_are_named_where_none_settles() -> None:
+    """Where scatter hides what small models say, none is proposed; the best for a hundredth of the cost is named."""
+    hopeless = replace(LAW, scatter_nats=0.05, scatter_length=0.1)
+    (question,) = proposed(DEEPER, law=hopeless).questions
+
+    assert question.experiments == ()
+    assert question.narrowing
+    assert 0.0 < question.narrowing_gpu_hours <= 30.0
+    assert question.net_low < question.after_low < question.after_high < question.net_high
+    assert proposed(DEEPER).questions[0].narrowing == ()
+
+
 def test_experts_are_not_proposed() -> None:
     """The proxy trainer has no experts: none are proposed, and a note says so."""
     base = read_model("mixtral-8x7b").config

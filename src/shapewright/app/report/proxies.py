@@ -109,8 +109,13 @@ def print_experiments(output: ExperimentsOutput, console: Console) -> None:
             f"{one.after_low:.3g} to {one.after_high:.3g} expected after {len(one.experiments)} small models; "
             f"{one.chance_settled:.0%} probability that they settle it"
             if one.experiments
-            else "no small model settles it"
+            else "no small model is likely to settle it"
         )
+        if one.narrowing:
+            after += (
+                f"; for {one.narrowing_gpu_hours:.2g} GPU hours {', '.join(one.narrowing)} would leave "
+                f"{one.after_low:.3g} to {one.after_high:.3g}"
+            )
         console.print(f"{now}, {after}", soft_wrap=True)
     if output.experiments:
         print_table(columns_of(output.experiments, _EXPERIMENT_COLUMNS), console)

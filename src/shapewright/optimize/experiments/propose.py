@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import erf, exp, inf, log, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,9 @@ _LEAST_CHANCE = 0.05
 _SAME_CHANCE = 0.03
 # More than this share of the cost of the full run is not worth the answer.
 _MOST_COST_FRACTION = 0.05
+# Where none is proposed, those that narrow the interval most for this share of the cost are named, and of these the
+# cheapest that narrow it nearly as much.
+_NAMED_COST_FRACTION, _NEARLY_AS_MUCH = 0.01, 0.9
 _MOST_CONTENDERS = 5
 _SECONDS_PER_HOUR = 3600.0
 
@@ -60,10 +63,13 @@ class Question:
         rank: Place of the shape among the contenders, from 1.
         net_low: Lower end of the 90 % interval of its net speed-up, now.
         net_high: Upper end.
-        after_low: Lower end after the experiments, if they find what is expected.
+        after_low: Lower end after the experiments, or those that narrow it most, if they find what is expected.
         after_high: Upper end.
         chance_settled: Probability that the interval excludes 1 then; 0 without experiments.
         experiments: Names of the runs that it needs.
+        narrowing: Names of the runs that narrow it most for a hundredth of the cost of the full training, where none
+            are likely to settle it; they are not proposed.
+        narrowing_gpu_hours: Predicted time of these runs on one device. [h]
     """
 
     rank: int
@@ -73,6 +79,8 @@ class Question:
     after_high: float
     chance_settled: float
     experiments: tuple[str, ...]
+    narrowing: tuple[str, ...] = ()
+    narrowing_gpu_hours: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +146,9 @@ def propose_experiments(
     if unsettled:
         notes.append(
             f"{len(unsettled)} of {len(questions)} questions stay open with more than {1.0 - ENOUGH_CHANCE:.0%} "
-            f"probability, whatever runs within {_MOST_COST_FRACTION:.0%} of the cost of the full training find: "
-            "shapes that are that close differ little, or by their step time, which 'search --verify' measures"
+            f"probability, whatever runs within {_MOST_COST_FRACTION:.0%} of the cost of the full training find: most "
+            "of what is unsure is scatter of single shapes about the law, which shows near the full size alone, or "
+            "step time, which 'search --verify' measures"
         )
     num_seeds = max((run.num_seeds for run in runs.values()), default=1)
     ordered = tuple(run.with_seeds(num_seeds) for run in sorted(runs.values(), key=lambda run: run.num_parameters))
@@ -178,6 +187,22 @@ def experiments_of(result: SearchResult | DesignResult) -> ExperimentPlan:
     )
 
 
+class _Set(NamedTuple):
+    """Some runs, and what they would leave of a question.
+
+    Attributes:
+        chance: Probability that they settle it.
+        hours: Their cost. [h]
+        deviation: Standard deviation of the logarithm of the net speed-up after them.
+        runs: The runs.
+    """
+
+    chance: float
+    hours: float
+    deviation: float
+    runs: tuple[Experiment, ...]
+
+
 class _Planner:
     """Chooses experiments for one baseline."""
 
@@ -208,28 +233,36 @@ class _Planner:
         # Deviation of the logarithm of the tokens needed per deviation of the loss.
         scale = float(needed.log_standard_deviation) / before_nats
         gain, before = log(float(net.mean)), float(np.hypot(needed.log_standard_deviation, step_deviation))
-        sets: list[tuple[float, float, float, tuple[Experiment, ...]]] = []
+        sets: list[_Set] = []
         for chosen, num_seeds in self._sets():
             pairs = [self._pair(config, rank, num_parameters, num_seeds) for num_parameters in chosen]
             runs = tuple(run for pair in pairs for run in pair)
             hours = sum(run.gpu_hours for run in runs)
             if hours <= self.most_hours:
                 after = float(np.hypot(scale * self._remaining_nats(shape, pairs), step_deviation))
-                sets.append((_chance_settled(gain, before, after), hours, after, runs))
+                sets.append(_Set(_chance_settled(gain, before, after), hours, after, runs))
+        none = _Set(0.0, 0.0, before, ())
         # The cheapest of those that settle it, or that are about as likely to settle it as any.
-        wanted = min(ENOUGH_CHANCE, max((chance for chance, *_ in sets), default=0.0) - _SAME_CHANCE)
-        enough = [one for one in sets if one[0] >= max(wanted, _LEAST_CHANCE)]
-        chance, _, after, runs = min(enough, key=lambda one: one[1], default=(0.0, 0.0, before, ()))
+        wanted = min(ENOUGH_CHANCE, max((one.chance for one in sets), default=0.0) - _SAME_CHANCE)
+        enough = [one for one in sets if one.chance >= max(wanted, _LEAST_CHANCE)]
+        best = min(enough, key=lambda one: one.hours, default=none)
+        cheap = [one for one in sets if one.hours <= _NAMED_COST_FRACTION / _MOST_COST_FRACTION * self.most_hours]
+        least = before - _NEARLY_AS_MUCH * (before - min((one.deviation for one in cheap), default=before))
+        narrows = [one for one in cheap if one.deviation <= least and not best.runs]
+        narrowing = min(narrows, key=lambda one: one.hours, default=none)
+        after = (best if best.runs else narrowing).deviation
         question = Question(
             rank=rank,
             net_low=float(net.low),
             net_high=float(net.high),
             after_low=exp(gain - Z_90 * after),
             after_high=exp(gain + Z_90 * after),
-            chance_settled=chance,
-            experiments=tuple(run.name for run in runs),
+            chance_settled=best.chance,
+            experiments=tuple(run.name for run in best.runs),
+            narrowing=tuple(run.name for run in narrowing.runs),
+            narrowing_gpu_hours=narrowing.hours,
         )
-        return question, runs
+        return question, best.runs
 
     def _sets(self) -> list[tuple[tuple[float, ...], int]]:
         """Sizes and seeds that are considered."""
