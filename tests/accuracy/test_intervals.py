@@ -60,7 +60,7 @@ def test_intervals_do_not_get_wider(table: str) -> None:
 
 @pytest.mark.parametrize("table", ["gemm", "attention_prefill", "attention_decode", "moe"])
 def test_interval_is_wider_for_unmeasured_cases(table: str) -> None:
-    """Short times and long ones are covered alike, within a few percent."""
+    """Short and long times have the same coverage, within a few percent."""
     rows = held_out(table)
     tiny, large = rows[rows.predicted < 2e-5], rows[rows.predicted > 1e-3]
 

@@ -12,6 +12,7 @@ from refit_module import load_refit
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Pointwise
+from shapewright.measure.accuracy.tables.pointwise import KIND_OF
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import price_pointwise
 
@@ -43,7 +44,7 @@ def test_record_reproduces_its_fit() -> None:
     device = load_device("a100-sxm-80gb")
     record = load_record("pointwise", device)
     kinds = script.kinds_of(rows)
-    for operation in script.KIND_OF:
+    for operation in KIND_OF:
         errors = []
         for kind in sorted(set(kinds[rows.operation == operation])):
             part = rows[(rows.operation == operation) & (kinds == kind)]

@@ -28,7 +28,7 @@ def study() -> ModuleType:
 
 @pytest.mark.parametrize("name", ["write_study.py", "write_time_to_loss.py"])
 def test_pages_equal_the_stored_numbers(name: str) -> None:
-    """The page comes out of its JSON, character by character."""
+    """The page equals the one generated from its JSON, character by character."""
     outcome = subprocess.run(
         [sys.executable, SCRIPT.with_name(name), "--check"], capture_output=True, text=True, check=False
     )

@@ -106,7 +106,7 @@ def test_a_link_to_a_shape_that_cannot_run_fills_the_form(open_page: Callable[..
 
 
 def test_remedies_are_buttons(open_page: Callable[..., Any]) -> None:
-    """What makes a job fit is named by the page's fields, the shortest time first, and applied by a click."""
+    """Changes that make a job fit are buttons in terms of the page's fields, the shortest time first."""
     page = open_page(NOT_FITTING)
     card = see(page, "memory")
     assert "--" not in card.inner_text()

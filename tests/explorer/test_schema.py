@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows, and much that it does not: no request makes the server fail.
+"""Requests generated from the OpenAPI document, valid and invalid: none makes the server fail.
 
 SHAPEWRIGHT_SCHEMA_EXAMPLES says how many requests each operation gets; the default keeps a test run short.
 """

@@ -77,7 +77,7 @@ def test_unsearchable_requests_are_errors(client: TestClient) -> None:
 
 
 def test_a_running_search_can_be_stopped(client: TestClient) -> None:
-    """It stops soon, and what waits behind it gets its turn; one that waits never starts."""
+    """A running search stops, and the next in the queue starts; a stopped one in the queue never starts."""
     first, second, third = start(client, **LONG), start(client, **LONG), start(client, job=GPT3, vary=["vocab"])
     run = wait(client, first["id"], for_progress=True)
     assert run["state"] == "running", run["error"]

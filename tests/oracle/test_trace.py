@@ -139,7 +139,7 @@ def gemms_of(found: Trace) -> Counter[Any]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of parts of torch that torch.compile imports
 def test_compiled_modules_are_run_as_they_are() -> None:
-    """What torch.compile has wrapped is traced without compiling it, under the names of the module itself."""
+    """A module wrapped by torch.compile is traced without compilation, under its own module names."""
     plain, compiled = (
         shapewright.trace(module, "tokens=int64[2,32]") for module in (build(Gpt), torch.compile(build(Gpt)))
     )

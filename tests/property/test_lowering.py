@@ -323,7 +323,7 @@ def test_accepted_configs_lower_to_whole_operations(
     layout_fields: dict[str, Any],
     node_size: int,
 ) -> None:
-    """Refused with a named error, or lowered to operations of positive whole sizes, no two of them alike."""
+    """A config is refused with a package error, or lowered to distinct operations of positive integer sizes."""
     try:
         config = replace(config, attention_windows=pattern, stack=stack)
         workload, layout = Workload(**workload_fields), ParallelLayout(**layout_fields)

@@ -1,4 +1,4 @@
-"""Laws that every prediction of a step keeps, whatever the shape, device and layout."""
+"""Properties of every predicted step, for any shape, device and layout."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def predictions(draw: st.DrawFn) -> Prediction:
 @settings(max_examples=120)
 @given(predictions())
 def test_interval_holds_the_prediction(prediction: Prediction) -> None:
-    """The interval lies around the time, of the step and of every operation, and every number is finite."""
+    """The interval contains the time, of the step and of every operation, and every number is finite."""
     assert 0.0 < prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s < math.inf
     for entry in prediction.operations:
         assert 0.0 <= entry.price.low_s <= entry.price.time_s <= entry.price.high_s < math.inf

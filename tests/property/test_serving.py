@@ -1,4 +1,4 @@
-"""Whatever is served: points keep to memory and load, and no token is faster than the pass that makes it."""
+"""Operating points respect memory and load, and no token is faster than its pass."""
 
 from __future__ import annotations
 

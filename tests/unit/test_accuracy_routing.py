@@ -9,7 +9,7 @@ from shapewright.measure.accuracy.tables.moe import busiest_load
 
 
 def test_balanced_rows_divide() -> None:
-    """512 tokens to 8 of 32 experts on 4 devices: 1024 rows for 8 experts, every token comes."""
+    """512 tokens to 8 of 32 experts on 4 devices: 1024 rows for 8 experts, each device receives every token."""
     assert busiest_load(512, 8, 32, 4, "balanced") == (1024.0, 8.0, 512.0)
 
 
@@ -19,7 +19,7 @@ def test_few_balanced_rows_reach_few_experts() -> None:
 
 
 def test_balanced_tokens_reach_a_device_once() -> None:
-    """2 of 8 experts, one on each device: a quarter of 64 tokens comes to each, with one row."""
+    """2 of 8 experts, one on each device: each receives a quarter of 64 tokens, one row each."""
     assert busiest_load(64, 2, 8, 8, "balanced") == (16.0, 1.0, 16.0)
 
 

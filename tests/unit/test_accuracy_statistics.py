@@ -46,7 +46,7 @@ def test_coverage_counts_the_ends() -> None:
     ],
 )
 def test_kendall_by_hand(x: list[float], y: list[float], expected: float | None) -> None:
-    """Pairs in order less pairs out of order, over all pairs; no value where one side is all alike."""
+    """Concordant minus discordant pairs over all pairs; no value where all values of one side are equal."""
     assert kendall_tau(np.array(x, dtype=float), np.array(y, dtype=float)) == pytest.approx(expected)
 
 

@@ -133,7 +133,7 @@ def test_every_group_of_key_value_heads_is_tried() -> None:
     ],
 )
 def test_only_kept_heads_are_searched(keep: dict[str, int], expected: set[tuple[int, int]]) -> None:
-    """What is kept is all that comes, in whatever else that needs; both kept may change the attention's width."""
+    """Kept head fields hold in every combination of heads, whether or not heads vary."""
     found = list(values_of(("heads",), keep=keep).heads())
     if "num_kv_heads" not in keep:
         assert list(values_of(("depth",), keep=keep).heads()) == found

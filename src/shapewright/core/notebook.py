@@ -63,7 +63,7 @@ class NotebookDisplay:
     """Mixin: a short repr, the display of the command line in Jupyter, and conversion to a dict or a DataFrame."""
 
     def __repr__(self) -> str:
-        """Name the values: numbers and texts as they are, models and devices by name, rows by their number."""
+        """Show numbers and texts in full, models and devices by name, rows by their number."""
         values = ((spec.name, getattr(self, spec.name)) for spec in fields(self) if spec.repr)  # type: ignore[arg-type]
         shown = [f"{name}={_short(value)}" for name, value in values if not _is_empty(value)]
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -153,7 +153,7 @@ def served_format(scenario: Scenario, server: Server) -> ServingFormat:
 
 
 def find_server(server: str | Server | None) -> Server:
-    """Return a server, by name or as it is; None gives what current engines share."""
+    """Return a server by name, or the given one; None gives the defaults of current engines."""
     if isinstance(server, Server):
         return server
     return load_server(server) if server else CURRENT_SERVER

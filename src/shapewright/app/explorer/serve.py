@@ -161,7 +161,7 @@ def serve(
 
 
 def _server_class(app: FastAPI) -> type[uvicorn.Server]:
-    """Server that ends its requests when it is interrupted, and itself soon after."""
+    """Server that ends its requests and then itself when it is interrupted."""
     import uvicorn
 
     class StoppableServer(uvicorn.Server):

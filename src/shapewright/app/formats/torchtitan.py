@@ -101,7 +101,7 @@ def _flavor(config: TransformerConfig) -> tuple[str, str, str]:
 
 
 def _missing_in_llama3(config: TransformerConfig) -> str:
-    """What of a model torchtitan's llama3 cannot express."""
+    """Properties of a model that torchtitan's llama3 cannot express."""
     found = {
         "tied embeddings": config.tied_embeddings,
         "norm of queries and keys": config.qk_norm != "none",

@@ -22,7 +22,7 @@ from shapewright.lowering.torch_trace.operators import (
 
 @dataclass(slots=True)
 class Operator:
-    """What is known of an operator before its arguments."""
+    """Facts about an operator that do not depend on its arguments."""
 
     name: str
     label: str

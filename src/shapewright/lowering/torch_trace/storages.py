@@ -61,7 +61,7 @@ class Storages:
         self._events.append(_Event(serial, is_made=False))
 
     def start_backward(self) -> None:
-        """Note that all that exists now is kept for the backward pass."""
+        """Mark the tensors that exist now as saved for the backward pass."""
         self._backward_start = len(self._events)
         for serial in self._serials.values():
             self.storages[serial].is_saved = True

@@ -144,7 +144,7 @@ class Alternatives(NamedTuple):
 
 
 class LossGroups(NamedTuple):
-    """What tells which losses can be compared: models of one size, after the same tokens of one recipe.
+    """Groups of losses that can be compared: models of one size, after the same tokens of one recipe.
 
     Attributes:
         group: Number of the recipe of each row. [rows]

@@ -148,7 +148,7 @@ def fit_law(
 
 
 def _clustered_covariance(slopes: Any, errors: Any, precision: Any, model: Any) -> Any:
-    """Covariance of fitted values where the errors of one model's rows are alike.
+    """Covariance of fitted values with correlated errors of one model's rows.
 
     Source: the sandwich of Liang and Zeger, Biometrika 73(1), 1986, with priors as observations of their own.
     """

@@ -116,7 +116,7 @@ def _misfit(values: Any, mean: Any, prior: Any, noise: Any, rows: LossRows) -> f
 
 
 def _noise_covariance(law: LossLaw, rows: LossRows) -> Float[np.ndarray, "rows rows"]:
-    """Covariance of measured losses about the law: models of close shapes err alike. [nats^2]"""
+    """Covariance of measured losses about the law: errors of similar shapes are correlated. [nats^2]"""
     width, depth = (
         np.log(np.asarray(column, dtype=float)) for column in (rows.shape.hidden_size, rows.shape.num_layers)
     )

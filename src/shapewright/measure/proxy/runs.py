@@ -236,7 +236,7 @@ def _parse(cell: str) -> Any:
 
 
 def _require_distinct(specs: list[ProxySpec], where: Path) -> None:
-    """Check that no run is listed twice, under whatever name."""
+    """Check that no run is listed twice, even under another name."""
     seen: dict[str, int] = {}
     for place, spec in enumerate(specs, start=1):
         run = spec.run("fp32", "", spec.num_steps)

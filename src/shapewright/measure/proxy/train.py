@@ -274,7 +274,7 @@ def record_steps(num_steps: int) -> list[int]:
 
 
 def make_decoder(spec: ProxySpec, seed: int, torch_device: Any) -> Decoder:
-    """Make a model with trainable weights in fp32, drawn on the host so that all devices start alike.
+    """Make a model with trainable fp32 weights, drawn on the host so that they are the same on all devices.
 
     Matrices have variance 1 / fan-in, and those that end a residual branch 1 / (2 L) of that (GPT-2). An untied logit
     matrix starts at zero, as muP allows (arXiv 2203.03466, appendix D.2), so that the first loss is ln(256).

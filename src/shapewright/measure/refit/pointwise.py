@@ -27,7 +27,7 @@ from shapewright.measure.accuracy.tables.paper_layers import (
     find_misfits,
     price_block,
 )
-from shapewright.measure.accuracy.tables.pointwise import adds_two_branches
+from shapewright.measure.accuracy.tables.pointwise import KIND_OF, adds_two_branches
 from shapewright.measure.fit.pointwise_record import Constant, fit_pointwise, predict_pointwise
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, error_summary, fold_of_rows, interval_of
 from shapewright.measure.refit.record_files import command, write_record
@@ -35,13 +35,6 @@ from shapewright.pricing.operations import price_operations
 
 SOURCE = "microsoft/vidur @7d47513, MIT"
 ELEMENT_BYTES = 2.0
-KIND_OF = {
-    "input_layernorm": "norm",
-    "attn_rope": "rotary",
-    "mlp_act": "activation",
-    "add": "residual",
-    "emb": "embedding",
-}
 
 # Medians of one layer's operations, h = 3072, a = 24, b = 4, s = 2048, fp16, A100 40 GB (1.555 TB/s), forward.
 # Source: layer logs of arXiv 2401.14489 (EleutherAI/cookbook @27dff48, jahatef/TransformerSizing).

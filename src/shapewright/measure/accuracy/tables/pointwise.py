@@ -41,7 +41,7 @@ FORMAT = Format(
     positive=("latency_s",),
 )
 # Name in the table -> kind of the package.
-_KINDS = {
+KIND_OF = {
     "input_layernorm": "norm",
     "attn_rope": "rotary",
     "mlp_act": "activation",
@@ -93,8 +93,8 @@ def operation_of(sizes: Mapping[str, Any], name: str, element_bytes: float) -> P
     Raises:
         MeasuredFileError: the operation is unknown.
     """
-    if name not in _KINDS:
-        raise MeasuredFileError(f"unknown operation {name!r}; known are {', '.join(_KINDS)}")
+    if name not in KIND_OF:
+        raise MeasuredFileError(f"unknown operation {name!r}; known are {', '.join(KIND_OF)}")
     tokens, h, f, gated, heads, kv_heads, shards = (sizes[size] for size in SIZES)
     width, inputs = h, np.ones_like(h)
     if name == "attn_rope":
@@ -104,7 +104,7 @@ def operation_of(sizes: Mapping[str, Any], name: str, element_bytes: float) -> P
     elif name == "add":
         inputs = np.full_like(h, 2.0)
     written = tokens * width * element_bytes
-    return Pointwise(name=name, operation=_KINDS[name], read_bytes=inputs * written, written_bytes=written)
+    return Pointwise(name=name, operation=KIND_OF[name], read_bytes=inputs * written, written_bytes=written)
 
 
 FP32_FORMAT = Format(numbers={"rows": 1, "columns": 1}, labels=("device", "operation"), positive=("latency_s",))
