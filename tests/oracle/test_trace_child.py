@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,10 @@ def leaves():
     sys.exit(3)
 
 
+def sharded():
+    raise RuntimeError("FSDP parameters should be materialized from meta device before training")
+
+
 def fails():
     raise ValueError("no such width")
 """
@@ -88,8 +93,9 @@ def predict(*arguments: str) -> list[str]:
     [
         ("missing.py:build", "missing.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("wrong.py:build", "wrong.py cannot be imported: SyntaxError"),
-        ("model.py:fails", "model.py:51: ValueError: no such width"),
-        ("model.py:nothing", "returned a NoneType; it has to return a torch.nn.Module"),
+        ("model.py:sharded", "FSDP does not run on the meta device; trace the module without fully_shard"),
+        ("model.py:fails", "model.py:55: ValueError: no such width"),
+        ("model.py:nothing", "returned 'NoneType'; it has to return a torch.nn.Module"),
         ("model.py:leaves", "model.py exits (sys.exit(3))"),
         ("model.py:absent", "model.py has no 'absent'; it has "),
         ("model.py:heavy", "allocates real memory: 'weight' of Linear has [8192, 8192] elements on cpu"),
@@ -141,6 +147,17 @@ def test_numbers_and_values_decide_control_flow(capsys: pytest.CaptureFixture[st
         assert (code, err) == (0, "")
         assert "down.wgrad" in {one["name"] for one in answer["operations"]}
         assert answer["trace"]["num_parameters"] == 64 * 250 + 250 + 250 * 64 + 64
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_next_command_keeps_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    """A traced module is not searched: its memory comes after its check, with the options that trace it."""
+    inputs = ["--inputs", "x=float32[8,64]", "--value", "model.py:13=0", "--dtype", "bf16"]
+    _, out, _ = run(["check", "model.py:build", *inputs, "--device", "h100-sxm-80gb"], capsys)
+    words = shlex.split(out.splitlines()[-1])
+
+    assert words[:4] == ["next:", "shapewright", "memory", "model.py:build"]
+    assert sorted(words[4:]) == sorted([*inputs, "--device", "h100-sxm-80gb"])
 
 
 def test_configs_are_built_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,8 +189,17 @@ _NEXT = {
     "store rescue": "store verify {path}",
     "store import": "store verify {path}",
 }
+# The same where CONFIG is a traced module, which is not searched.
+_NEXT_OF_TRACE = {
+    "predict": "check {job}",
+    "check": "memory {job}",
+    "memory": "report {job} -o review.html",
+    "mfu": "check {job}",
+    "report": "serve {job}",
+}
 # Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
 _SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
+_TRACE = ("trace_inputs", "trace_fused", "trace_values", "trace_config", "trace_time_limit_s")
 _SERVING = ("workload", "layout", "num_devices", "formats", "server", "node_size")
 # Parameters whose output is not a text for a person, or is a file.
 _OTHER_OUTPUT = ("as_json", "as_csv", "oneline")
@@ -205,7 +214,8 @@ def describe_next(context: click.Context) -> str:
     """
     given = context.params
     command = context.command_path.removeprefix("shapewright ") + (" --losses" if given.get("losses_path") else "")
-    template = _NEXT.get(command)
+    is_traced = bool(given.get("trace_inputs") or given.get("trace_config"))
+    template = (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
         return ""
     if given.get("format_name") and command not in _FORMATS_FILES:
@@ -219,7 +229,7 @@ def describe_next(context: click.Context) -> str:
     words = {
         "model": model,
         "device": device,
-        "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO))),
+        "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE))),
         "model_job": f"{model} {on_device}",
         "serving_job": " ".join((model, on_device, lengths, *_given_options(context, *_SERVING))),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
@@ -261,6 +271,8 @@ def _given_options(context: click.Context, *groups: str) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(option.opts[0] if value else option.secondary_opts[0])
+        elif isinstance(option, click.Option) and option.multiple:
+            words += [word for one in value for word in (option.opts[-1], quote(one))]
         else:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [option.opts[-1], quote(text)]

@@ -60,6 +60,9 @@ def describe_error(error: BaseException, what: str) -> TraceError:
     advice = "--traceback shows where"
     if isinstance(error, MemoryError) or "allocate" in words:
         words, advice = "allocates real memory", "make tensors on the meta device: leave the device out"
+    elif words.startswith("FSDP"):
+        words = "FSDP does not run on the meta device"
+        advice = "trace the module without fully_shard; a plan of its config has FSDP's gathers (zero_stage=3)"
     elif any(word in words for word in _CUDA_WORDS):
         words = f"asks for CUDA ({words})"
         advice = "a trace runs on the meta device; leave the device out, or take it from an input (x.device)"
