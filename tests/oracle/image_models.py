@@ -48,6 +48,13 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
         "text_config": _TEXT, "vision_config": _SIGLIP, "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full", "multimodal_projector_bias": False,
     },
+    "llava_next": {
+        "text_config": _TEXT, "vision_config": _CLIP, "vision_feature_layer": -1, "image_grid_pinpoints": [[56, 56]],
+    },
+    "llava_onevision": {
+        "text_config": {**_TEXT, "model_type": "qwen2"}, "vision_config": _SIGLIP, "vision_feature_layer": -1,
+        "image_grid_pinpoints": [[56, 56]],
+    },
     "paligemma": {
         "text_config": {**_TEXT, "model_type": "gemma", "head_dim": 16},
         "vision_config": {**_SIGLIP, "projection_dim": 96}, "projection_dim": 96,

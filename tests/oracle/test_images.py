@@ -26,6 +26,9 @@ BATCH_SIZE, SIDE = 3, 56
 _JOINED = ("pixtral", "mistral3", "qwen2_vl", "qwen3_vl")
 # Its windows are indexed by values.
 _NEEDS_VALUES = ("qwen2_5_vl",)
+# Besides itself an image has one tile: twice as many tokens, and a vector after each row of the tile.
+_TILED = ("llava_next", "llava_onevision")
+_TILED_ROWS = SIDE // 14
 
 
 def _count(model: Any) -> int:
@@ -76,12 +79,17 @@ def test_a_vision_language_model_runs_the_gemms_of_transformers(key: str) -> Non
     config = read_model(image_config(key)).with_vision().config
     assert config.vision is not None
     assert config.vision.patches is not None
-    num_tokens = config.vision.patches.count_projected((SIDE, SIDE))
+    num_tokens, images = _count_tokens(key, config.vision.patches.count_projected((SIDE, SIDE)))
     model, inputs = _prompt(key, num_tokens)
     with torch.no_grad(), record_gemms() as recorded:
         model(**inputs, use_cache=False, logits_to_keep=1)
     workload = Workload(
-        phase="prefill", micro_batch_size=2, seq_len=num_tokens + 7, images=1, image_size=f"{SIDE}", attention="unfused"
+        phase="prefill",
+        micro_batch_size=2,
+        seq_len=num_tokens + 7,
+        images=images,
+        image_size=f"{SIDE}",
+        attention="unfused",
     )
     lowered, traced = count_gemms(lower(config, workload, ParallelLayout()), "forward"), recorded.gemms
     if key in _JOINED:
@@ -95,15 +103,22 @@ def test_a_training_step_of_a_vision_language_model(key: str) -> None:
     config = read_model(image_config(key)).with_vision().config
     assert config.vision is not None
     assert config.vision.patches is not None
-    num_tokens = config.vision.patches.count_projected((SIDE, SIDE))
+    num_tokens, images = _count_tokens(key, config.vision.patches.count_projected((SIDE, SIDE)))
     model, inputs = _prompt(key, num_tokens)
     with record_gemms() as recorded:
         model.train()(**inputs, use_cache=False).logits.sum().backward()
-    workload = Workload(micro_batch_size=2, seq_len=num_tokens + 7, images=1, image_size=f"{SIDE}", attention="unfused")
+    workload = Workload(
+        micro_batch_size=2, seq_len=num_tokens + 7, images=images, image_size=f"{SIDE}", attention="unfused"
+    )
     lowered, traced = count_gemms(lower(config, workload, ParallelLayout()), "forward", "backward"), recorded.gemms
     if key in _JOINED:
         lowered, traced = _weights_alone(lowered), _weights_alone(traced)
     assert without_layout(lowered) == without_layout(traced)
+
+
+def _count_tokens(key: str, num_tokens: int) -> tuple[int, int]:
+    """Tokens of one image of a user, and images of the tower."""
+    return (2 * num_tokens + _TILED_ROWS, 2) if key in _TILED else (num_tokens, 1)
 
 
 def _prompt(key: str, num_tokens: int) -> tuple[Any, dict[str, Any]]:
@@ -122,6 +137,9 @@ def _prompt(key: str, num_tokens: int) -> tuple[Any, dict[str, Any]]:
         inputs["pixel_values"] = torch.zeros(2 * rows**2, 3 * 2 * 14**2)
         inputs["image_grid_thw"] = torch.tensor([[1, rows, rows]] * 2)
         inputs["mm_token_type_ids"] = (ids == image_id).int()
+    elif model_type in _TILED:
+        inputs["pixel_values"] = torch.ones(2, 2, 3, SIDE, SIDE)
+        inputs["image_sizes"] = torch.tensor([[SIDE, SIDE]] * 2)
     elif model_type in ("idefics3", "smolvlm"):
         inputs["pixel_values"] = images[:, None]
     elif model_type == "mistral3":

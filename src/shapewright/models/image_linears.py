@@ -131,6 +131,8 @@ def count_end_parameters(config: TransformerConfig) -> tuple[int, int]:
     if patches.condition is not None:
         start += patches.condition.num_embedders * patches.condition.num_classes * h
         final += 2 * h * patches.condition.is_shared
+    if patches.projector is not None:
+        final += patches.projector.num_vectors * patches.projector.widths[-1]
     if patches.projector is not None and patches.projector.norm:
         merged = _merged_width(h, patches.projector)
         first = merged if patches.projector.norm == "after" else h

@@ -28,6 +28,7 @@ class Projector:
         norm_bias: Whether it has a bias.
         num_intermediate: Further projectors of this form, of the outputs of earlier layers (deepstack).
         keeps_class: Whether class tokens are projected too.
+        num_vectors: Learned vectors between the projected tokens, such as the one at the end of a row of patches.
     """
 
     widths: tuple[int, ...]
@@ -39,6 +40,7 @@ class Projector:
     norm_bias: bool = False
     num_intermediate: int = 0
     keeps_class: bool = False
+    num_vectors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

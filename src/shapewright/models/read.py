@@ -14,6 +14,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
+from shapewright.models.families.vision_language import TILED
 from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig, check_field_names, with_changes
 
@@ -127,6 +128,8 @@ class Model:
             )
         tower = read_vision_tower(self.raw, self.config.hidden_size)
         notes = tuple(note for note in self.notes if not note.startswith("only the ") and note != NOTE_ON_IMAGES)
+        if self.raw.get("model_type") in TILED:
+            notes += ("images are the tower's: an image of the user is one of them and one for each of its tiles",)
         tied = self.raw.get("tie_word_embeddings")  # that of the whole model applies, as in transformers
         is_tied = tied if isinstance(tied, bool) else self.config.tied_embeddings
         return replace(self, config=replace(self.config, vision=tower, tied_embeddings=is_tied), notes=notes)

@@ -6,6 +6,7 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shapewright.core.errors import ConfigError, short_repr
@@ -53,6 +54,10 @@ def _project_llava(model: TowerValues) -> Projector:
     bias = model.values.raw("multimodal_projector_bias") is not False
     keeps_class = model.values.raw("vision_feature_select_strategy") == "full"
     return Projector(widths=(model.width, model.width), biases=(bias, bias), keeps_class=keeps_class)
+
+
+def _project_llava_next(model: TowerValues) -> Projector:
+    return replace(_project_llava(model), num_vectors=1)
 
 
 def _project_mistral3(model: TowerValues) -> Projector:
@@ -111,11 +116,14 @@ _SO400M = {
     "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27, "num_attention_heads": 16,
     "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
+_ONEVISION = {**_SO400M, "intermediate_size": 4304, "num_hidden_layers": 26, "image_size": 384}
 _QWEN: dict[str, object] = {"out_hidden_size": 3584}
 _DEEPSTACK = {**_QWEN, "deepstack_visual_indexes": [8, 16, 24]}
 
 TOWERS = {
     "llava": Tower("clip_vision_model", _project_llava, _CLIP_LARGE),
+    "llava_next": Tower("clip_vision_model", _project_llava_next, _CLIP_LARGE),
+    "llava_onevision": Tower("siglip_vision_model", _project_llava_next, _ONEVISION),
     "mistral3": Tower("pixtral", _project_mistral3, {"image_size": 1540, "patch_size": 14}),
     "gemma3": Tower("siglip_vision_model", _project_gemma3),
     "paligemma": Tower("siglip_vision_model", _project_paligemma, _SO400M),
@@ -131,14 +139,15 @@ TOWERS = {
 }
 """Towers by the model type of the whole config."""
 
+TILED = ("llava_next", "llava_onevision")
+"""Model types that cut an image into tiles, each of which is an image of the tower."""
+
 ENCODER_PAIRS = ("clip", "siglip", "siglip2")
 """Model types of an image and a text encoder, of which the image encoder is read."""
 
 _NOT_READ = {
     "mllama": "its images enter by layers of cross-attention in the language model",
     "llama4": "its tower has an adapter of its own kind",
-    "llava_next": "it cuts images into tiles, whose number depends on the image",
-    "llava_onevision": "it cuts images into tiles, whose number depends on the image",
 }
 
 
