@@ -135,6 +135,7 @@ def read_parquet(
     with reading_parquet(path) as parquet:
         require_columns(path, (*label_names, *number_names), parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=[*dict.fromkeys((*number_names, *label_names))])
+        table.validate(full=True)  # texts that are not UTF-8
     import pyarrow as pa
 
     numbers: dict[str, Array] = {}

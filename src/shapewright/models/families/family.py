@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,10 +85,19 @@ def windows_from_layer_types(values: ConfigValues, default: list[str] | None) ->
     if "chunked_attention" in names:
         sizes["chunked_attention"] = values.optional_count("attention_chunk_size")
         kind = "chunked"
-    unknown = next((name for name in names if not isinstance(name, str) or name not in sizes), None)
-    if unknown is not None:
-        raise ConfigError(f"layer_types has {short_repr(unknown)}; known are {', '.join(KNOWN_LAYER_TYPES)}")
+    require_known_types("layer_types", names, sizes, KNOWN_LAYER_TYPES)
     return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
+
+
+def require_known_types(key: str, names: Sequence[Any], known: Container[str], shown: Iterable[str]) -> None:
+    """Refuse a list of layer types with an entry, null included, that is not known.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ConfigError(f"{key} has {short_repr(name)}; known are {', '.join(shown)}")
 
 
 def full_attention_every(values: ConfigValues, period: int) -> list[str]:

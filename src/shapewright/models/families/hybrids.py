@@ -15,6 +15,7 @@ from shapewright.models.families.family import (
     Family,
     Fields,
     note_left_out_mtp,
+    require_known_types,
 )
 from shapewright.models.families.moe import MIXTRAL, QWEN3_MOE, derive_sparse_layers, moe_layer_fields
 from shapewright.models.layers import ATTENTION, mixers_of
@@ -38,9 +39,7 @@ def layer_names(values: ConfigValues, default: list[str]) -> list[str]:
     num_layers = values.num_layers("num_hidden_layers")
     if len(names) != num_layers:
         raise ConfigError(f"{key} has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer")
-    unknown = next((name for name in names if not isinstance(name, str) or name not in known), None)
-    if unknown is not None:
-        raise ConfigError(f"{key} has {short_repr(unknown)}; known are {', '.join(known)}")
+    require_known_types(key, names, known, known)
     return [str(name) for name in names]
 
 

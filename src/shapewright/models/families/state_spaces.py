@@ -5,9 +5,16 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 
 from __future__ import annotations
 
-from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.errors import ConfigError
 from shapewright.models.families.config_values import ConfigValues
-from shapewright.models.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields
+from shapewright.models.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    Fields,
+    require_known_types,
+)
 from shapewright.models.families.hybrids import attention_every, layer_names, mixer_fields, note_omitted_mtp
 from shapewright.models.families.moe import MIXTRAL, moe_layer_fields
 from shapewright.models.families.moe_shared import GRANITE_MOE_SHARED
@@ -125,9 +132,7 @@ def _derive_nemotron_h(values: ConfigValues) -> Fields:
     spelled: list[object] = [_SINGLE_BLOCKS.get(each, each) for each in pattern]
     names = spelled or values.list_of("layers_block_type") or values.list_of("layer_types") or _NEMOTRON_H_BLOCKS
     known = {"attention": "full_attention", "mamba": "linear_attention", **{k: k for k in _SINGLE_BLOCKS.values()}}
-    unknown = next((name for name in names if not isinstance(name, str) or name not in known), None)
-    if unknown is not None:
-        raise ConfigError(f"layers_block_type has {short_repr(unknown)}; known are {', '.join(known)}")
+    require_known_types("layers_block_type", names, known, known)
     blocks = [known[str(name)] for name in names]
     if "moe" in blocks and values.optional_count("moe_latent_size"):
         raise ConfigError(

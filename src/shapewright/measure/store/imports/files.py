@@ -214,6 +214,7 @@ def _scaled(cell: str | None, factor: float) -> str | None:
 def _read_parquet(path: Path) -> tuple[frozenset[str], Iterator[dict[str, Any]]]:
     with reading_parquet(path) as parquet:
         table = parquet.read_table(path)
+        table.validate(full=True)
     return frozenset(table.column_names), (record for batch in table.to_batches() for record in batch.to_pylist())
 
 
