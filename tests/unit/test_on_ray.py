@@ -116,8 +116,9 @@ def test_an_address_that_does_not_answer_is_one_line() -> None:
     from shapewright.core.ray_cluster import _check_reachable
 
     pytest.importorskip("ray", reason="needs the ray extra")
-    with pytest.raises(ClusterError, match="no Ray cluster answers"):
-        _check_reachable("127.0.0.1:1")
+    for address in ("127.0.0.1:1", "a..b:80", "a\0b:80", "127.0.0.1:\u00b2", "127.0.0.1:" + "9" * 5000):
+        with pytest.raises(ClusterError, match="no Ray cluster answers"):
+            _check_reachable(address)
     with pytest.raises(ClusterError, match="is not a cluster address"):
         _check_reachable("somewhere")
 

@@ -165,6 +165,21 @@ def test_a_bomb_of_zeros_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_trace(tmp_path / "bomb.json.gz")
 
 
+def test_a_bomb_of_blanks_is_refused(tmp_path: Path) -> None:
+    """Blanks between events, which compress a thousandfold, end long before the limit of a trace."""
+    (tmp_path / "blanks.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 30_000_000 + b"]}"))
+    with pytest.raises(MeasuredFileError, match="megabytes of blanks"):
+        read_trace(tmp_path / "blanks.json.gz")
+
+
+def test_equal_names_are_stored_once(tmp_path: Path) -> None:
+    """Millions of kernels with a few names do not take memory for each name."""
+    one, other = read_trace(
+        write(tmp_path / "two.json", [event("kernel", "gemm", start, 5) for start in (1, 9)])
+    ).kernels
+    assert one.name is other.name
+
+
 def profile_cpu(path: Path, *, checkpoint: bool) -> None:
     """Profile two training steps of the small model on this CPU."""
     torch = pytest.importorskip("torch", reason="profiling needs torch")

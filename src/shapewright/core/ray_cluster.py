@@ -9,7 +9,7 @@ from typing import Any
 
 from shapewright import __version__
 from shapewright.core.child_process import SOURCE_FOLDER
-from shapewright.core.errors import ClusterError, ConfigError, MissingExtraError
+from shapewright.core.errors import ClusterError, ConfigError, MissingExtraError, short_repr
 
 ENGINES = ("local", "ray")
 """Execution engines of searches and measurements: local processes, or a Ray cluster."""
@@ -114,12 +114,12 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(
-            f"address={address!r} is not a cluster address; give auto, local, HOST:PORT or ray://HOST:PORT",
+            f"address={short_repr(address)} is not a cluster address; give auto, local, HOST:PORT or ray://HOST:PORT",
             field="address",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # a name that is no host name is a ValueError
         raise _no_answer(address, getattr(error, "strerror", None) or str(error)) from None
 
 

@@ -108,7 +108,7 @@ def _check_layout(layout: Any, where: str) -> Mapping[str, Any]:
     from shapewright.workload import ParallelLayout
 
     if not isinstance(layout, dict):
-        raise ShapewrightError(f"{where}: layout={layout!r} must be a table such as {{tp = 8, zero_stage = 1}}")
+        raise ShapewrightError(f"{where}: layout={layout!r} must be a table such as {{tp = 8, dp = 2}}")
     known = [spec.name for spec, _ in documented_fields(ParallelLayout)]
     fields: dict[str, Any] = {field_named(str(name)): value for name, value in layout.items()}
     for name in fields:

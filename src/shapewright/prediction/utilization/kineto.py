@@ -18,6 +18,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,9 +30,10 @@ _MOST_EVENT_CHARACTERS = 4 << 20
 _MOST_HEADER_CHARACTERS = 16 << 20
 MOST_CHARACTERS = 8 << 30
 """Most characters of a trace after decompression: some minutes of training of a large model with shapes."""
-MOST_EVENTS = 4_000_000
+MOST_EVENTS = 2_000_000
 """Most kernels and operators that are kept."""
 _MOST_NAME_CHARACTERS = 200
+_SEPARATORS = re.compile(r"[ \t\r\n,]*")
 _US = 1e-6
 
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -151,7 +153,7 @@ class _EventReader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
-            self._skip(" \t\r\n,")
+            self._skip()
             if self._place >= len(self._buffer):
                 raise MeasuredFileError(f"{self._path.name} is cut off: its list of events does not end", field="trace")
             if self._buffer[self._place] == "]":
@@ -177,13 +179,16 @@ class _EventReader:
                     field="trace",
                 )
 
-    def _skip(self, characters: str) -> None:
+    def _skip(self) -> None:
         """Move over separators, reading on where the buffer ends."""
+        start = self._total
         while True:
-            while self._place < len(self._buffer) and self._buffer[self._place] in characters:
-                self._place += 1
+            separators = _SEPARATORS.match(self._buffer, self._place)
+            self._place = separators.end() if separators else self._place
             if self._place < len(self._buffer) or not self._more():
                 return
+            if self._total - start > _MOST_HEADER_CHARACTERS:
+                raise MeasuredFileError(f"{self._path.name} is no trace: it has megabytes of blanks", field="trace")
 
     def _decode(self) -> dict[str, Any]:
         """Decode one event, reading on until it is complete."""
@@ -232,10 +237,7 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
     for event in reader:
         if event.get("ph") != "X":
             continue
-        category, name = (
-            str(event.get("cat", "")).lower(),
-            plain_text(str(event.get("name", ""))[:_MOST_NAME_CHARACTERS]),
-        )
+        category, name = _word(str(event.get("cat", ""))).lower(), _word(str(event.get("name", "")))
         start_us, duration_us = _number(event.get("ts")), _number(event.get("dur"))
         if start_us is None or duration_us is None or duration_us < 0.0:
             continue
@@ -244,7 +246,7 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         if category in _KERNELS:
             device = args.get("device", event.get("pid"))
             external = _identity(args.get("External id", args.get("external id")))
-            raw.append((category, name, start_us, start_us + duration_us, str(device), external))
+            raw.append((_word(category), name, start_us, start_us + duration_us, _word(str(device)), external))
         elif name.startswith("ProfilerStep") and category in ("user_annotation", "cpu_op", ""):
             steps.append((start_us, start_us + duration_us))
         elif category in ("cpu_op", "operator") and not name.startswith("ProfilerStep"):
@@ -275,6 +277,12 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         batch=(tokens[0][0], tokens[0][1]) if tokens else None,
         num_microbatches=round(len(tokens) / num_steps),
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _word(text: str) -> str:
+    """Return a name as it can be printed; equal names of millions of events are one object."""
+    return plain_text(text[:_MOST_NAME_CHARACTERS])
 
 
 def _number(value: Any) -> float | None:
