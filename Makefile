@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: study demo test lint types drift pytest fuzz mutation docs site figure release image space bench clean
+.PHONY: study demo test lint types drift pytest fuzz mutation docs site figure release sbom image space bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -68,6 +68,13 @@ release: .venv-test/installed
 	rm -rf dist
 	$(TEST) -m hatchling build
 	$(TEST) scripts/check_release.py
+
+# What the core installs, as CycloneDX, and known vulnerabilities of it where the package index answers pip-audit.
+sbom: .venv/installed
+	test -x build/audit/bin/python || $(PYTHON) -m venv build/audit
+	build/audit/bin/python $(PIP_INSTALL) cyclonedx-bom pip-audit
+	build/audit/bin/cyclonedx-py environment $(CORE) --of JSON -o build/sbom.json
+	build/audit/bin/pip-audit --path $$($(CORE) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 # The explorer as a container: docker run -p 7860:7860 shapewright, then http://localhost:7860
 image:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
     return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_wheel_is_reproducible(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Built from a copy in another place with other times of files, the wheel is the same byte by byte."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copy)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=copy, capture_output=True, check=True)
+    assert wheel.filename is not None
+    assert next(tmp_path.glob("*.whl")).read_bytes() == Path(wheel.filename).read_bytes()
 
 
 def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
