@@ -53,7 +53,7 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"m": None}, "gemm.parquet lacks column m"),
+        ({"m": None}, "gemm.parquet lacks column 'm'"),
         ({"m": ["a"] * 5}, "m is not an integer of at least 1 .such as 'a'."),
         ({"m": [[1]] * 5}, "column 'm' holds"),
         ({"device": ["abacus"] * 5}, "no device file for 'abacus'"),

@@ -78,5 +78,5 @@ def test_the_page_names_every_column(name: str) -> None:
 
 def test_missing_column_error_names_the_documentation(tmp_path: Path) -> None:
     """The error for a table without a library refers to the page on columns."""
-    with pytest.raises(MeasuredFileError, match=r"lacks columns library, kernel \(it has .*Tables of your own"):
+    with pytest.raises(MeasuredFileError, match=r"lacks columns 'library', 'kernel' \(it has .*Tables of your own"):
         errors(tmp_path, "device,dtype,m,n,k,latency_us\nh100-sxm-80gb,bf16,64,64,64,9\n")

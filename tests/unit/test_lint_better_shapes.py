@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shapewright.lint import find_better_shapes
+from shapewright.core.errors import WorkloadError
+from shapewright.lint import check_scenario, find_better_shapes
 from shapewright.lint.better_shapes import describe
 from shapewright.lint.example import example_scenario
 from shapewright.prediction.scenario import Scenario
@@ -130,3 +131,18 @@ def test_a_description_omits_dependent_fields() -> None:
     assert describe(grouped, {**changes, "num_kv_heads": 5}) == (
         "num_heads 32 -> 20, num_kv_heads 8 -> 5, head_dim 80 -> 128"
     )
+
+
+def test_losses_are_compared_after_the_tokens_of_the_run() -> None:
+    """Other tokens than 20 per parameter reach the effect of each shape; none are taken outside training."""
+    scenario = example_scenario(**UNEVEN)
+    usual, long = (find_better_shapes(scenario, limit=MANY, train_tokens=tokens) for tokens in (None, 3e12))
+    served = scenario.replace(phase="prefill", micro_batch_size=1)
+
+    assert {shape.effect.train_tokens for shape in long if shape.effect} == {3e12}
+    assert 3e12 not in {shape.effect.train_tokens for shape in usual if shape.effect}
+    assert check_scenario(scenario, train_tokens=3e12).train_tokens == 3e12
+    with pytest.raises(WorkloadError, match="train_tokens has no effect in prefill"):
+        check_scenario(served, train_tokens=3e12)
+    with pytest.raises(WorkloadError, match="train_tokens"):
+        check_scenario(scenario, train_tokens=float("nan"))

@@ -76,7 +76,7 @@ def test_few_and_mixed_losses_are_refused(tmp_path: Path) -> None:
 
 
 def test_bad_tables_are_refused(tmp_path: Path) -> None:
-    """Rows without a number are counted; a table in bits per byte is refused with the way to convert it."""
+    """Rows without a number are refused, and tables in bits per byte with the way to convert them."""
     header = (
         "source,schedule,data,hidden_size,num_layers,num_heads,num_kv_heads,head_dim,intermediate_size,gated_mlp,tokens,"
         "batch_tokens"
@@ -84,12 +84,39 @@ def test_bad_tables_are_refused(tmp_path: Path) -> None:
     rows = "".join(f"me,cosine,books,64,{layers},4,4,16,256,1,1e6,,{{}}\n" for layers in (1, 2, 3))
     path = tmp_path / "mine.csv"
     path.write_text(f"{header},loss\n{rows.format('nan', 2.5, 2.4)}", encoding="utf-8")
-    with pytest.raises(MeasuredFileError, match=r"has 2 final losses.*1 left out: loss is not a number above 0"):
+    with pytest.raises(MeasuredFileError, match=r"has 1 unusable rows: loss is not a number above 0 \(such as nan\)"):
         read_own_losses(path, Counter())
 
     path.write_text(f"{header},bits_per_byte\n{rows.format(1, 2, 3)}", encoding="utf-8")
-    with pytest.raises(MeasuredFileError, match=r"lacks column loss .*bits per byte x ln 2 x bytes per token"):
+    with pytest.raises(MeasuredFileError, match=r"lacks column 'loss' .*bits per byte x ln 2 x bytes per token"):
         read_own_losses(path, Counter())
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "message"),
+    [
+        ("books", "1.1", "bits per byte x ln 2 x bytes per token"),
+        ("books", "40", "for a perplexity, give its logarithm"),
+        ("bytes of books", "1.1", ""),
+    ],
+)
+def test_other_units_are_refused(data: str, loss: str, message: str, tmp_path: Path) -> None:
+    """Bits per byte and perplexities are known by their size; losses per byte are accepted where the data say so."""
+    path = tmp_path / "mine.csv"
+    rows = [f"me,cosine,{data},{64 * n},{n},{n},{n},64,{256 * n},1,1e9,131072,{loss}\n" for n in (6, 8, 10)]
+    path.write_text(HEADER + "".join(rows), encoding="utf-8")
+    if not message:
+        assert len(calibrate_losses(path).rows) == 3
+        return
+    with pytest.raises(MeasuredFileError, match=message):
+        calibrate_losses(path)
+
+
+def test_published_proxy_losses_are_fitted() -> None:
+    """Models of one width and depth that differ in heads alone scatter, so that a fit to them succeeds."""
+    table = Path(__file__).parents[2] / "benchmarks" / "proxy_losses_xeon_2026-11-23.csv"
+
+    assert max(map(abs, calibrate_losses(table).left_out_errors_nats)) < 0.2
 
 
 HEADER = (

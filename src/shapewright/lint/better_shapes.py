@@ -3,7 +3,7 @@
 It varies one of head dimension, MLP width, vocabulary, a hidden size that is not aligned, and depth with hidden size,
 then combines the best changes.
 Parameter counts stay within MOST_PARAMETERS_CHANGE_FRACTION. In training of decoders a better shape reaches the loss of
-the present one sooner, after 20 tokens per parameter; elsewhere it is faster.
+the present one sooner, after the tokens of a run or 20 per parameter; elsewhere it is faster.
 """
 
 from __future__ import annotations
@@ -78,19 +78,23 @@ class BetterShape:
         return self.gain_fraction if net is None else 1.0 - 1.0 / net.low
 
 
-def find_better_shapes(scenario: Scenario, limit: int = 3) -> tuple[BetterShape, ...]:
+def find_better_shapes(
+    scenario: Scenario, limit: int = 3, *, train_tokens: float | None = None
+) -> tuple[BetterShape, ...]:
     """Search the neighbourhood of a shape for better ones.
 
     Args:
         scenario: The scenario; its step must be possible.
         limit: Number of shapes to return.
+        train_tokens: Tokens after which losses are compared; default: 20 per parameter.
 
     Returns:
         Shapes predicted to reach the same loss sooner, the surest gain first; outside training, and for models that the
         loss law does not describe, shapes that are faster both per step and per parameter.
     """
+    tokens = train_tokens or count_chinchilla_tokens(scenario.predict().parameters.active)
     singles = [
-        _best(scenario, candidates)
+        _best(scenario, candidates, tokens)
         for candidates in (
             _heads(scenario),
             _mlp(scenario),
@@ -114,19 +118,19 @@ def find_better_shapes(scenario: Scenario, limit: int = 3) -> tuple[BetterShape,
     ]
     if heads and mlp and vocabulary:
         joined.append({**heads[0].changes, **mlp[0].changes, **vocabulary[0].changes})
-    found = {_key(shape): shape for group in (*singles, _best(scenario, joined, keep=limit)) for shape in group}
+    found = {_key(shape): shape for group in (*singles, _best(scenario, joined, tokens, keep=limit)) for shape in group}
     return tuple(sorted(found.values(), key=lambda shape: -shape.sure_gain_fraction)[:limit])
 
 
 def _best(
-    scenario: Scenario, candidates: Iterable[Mapping[str, Any]], keep: int = _NUM_KEPT_PER_KIND
+    scenario: Scenario, candidates: Iterable[Mapping[str, Any]], train_tokens: float, keep: int = _NUM_KEPT_PER_KIND
 ) -> list[BetterShape]:
     """Predict candidates and return the best of those that are better."""
-    shapes = [shape for changes in candidates if (shape := _predict(scenario, changes)) is not None]
+    shapes = [shape for changes in candidates if (shape := _predict(scenario, changes, train_tokens)) is not None]
     return sorted(shapes, key=lambda shape: -shape.sure_gain_fraction)[:keep]
 
 
-def _predict(scenario: Scenario, changes: Mapping[str, Any]) -> BetterShape | None:
+def _predict(scenario: Scenario, changes: Mapping[str, Any], train_tokens: float) -> BetterShape | None:
     after = scenario.try_replace(changes)
     if after is None or not after.is_possible or (scenario.fits and not after.fits):
         return None
@@ -135,7 +139,7 @@ def _predict(scenario: Scenario, changes: Mapping[str, Any]) -> BetterShape | No
     if abs(parameters_change) > MOST_PARAMETERS_CHANGE_FRACTION:
         return None
     ratio = new.step_time_s / old.step_time_s
-    effect = _judge(scenario, old, new)
+    effect = _judge(scenario, old, new, train_tokens)
     if effect is not None and effect.net_speedup is not None:
         gain = 1.0 - 1.0 / max(effect.net_speedup.factor, 1e-9)
     else:
@@ -153,7 +157,7 @@ def _predict(scenario: Scenario, changes: Mapping[str, Any]) -> BetterShape | No
     )
 
 
-def _judge(scenario: Scenario, old: Prediction, new: Prediction) -> LossEffect | None:
+def _judge(scenario: Scenario, old: Prediction, new: Prediction, train_tokens: float) -> LossEffect | None:
     """Judge a shape by loss and speed; None for a model that the loss law does not describe."""
     if not has_loss_law(scenario.config):
         return None
@@ -161,7 +165,7 @@ def _judge(scenario: Scenario, old: Prediction, new: Prediction) -> LossEffect |
     return judge_change(
         scenario.config,
         new.config,
-        train_tokens=count_chinchilla_tokens(old.parameters.active),
+        train_tokens=train_tokens,
         speedup=compare_times(old, new) if is_training else None,
     )
 

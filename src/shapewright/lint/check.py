@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shapewright.core.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
+from shapewright.core.ranges import check_number
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.combined import CombinedFix, combine_fixes
 from shapewright.lint.evaluate import (
@@ -23,6 +24,7 @@ from shapewright.lint.rule import SEVERITIES, Finding, select_rules
 from shapewright.lowering import num_microbatches
 from shapewright.models import Model
 from shapewright.prediction.scenario import Scenario
+from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS
 from shapewright.workload.images import has_tower, tower_job
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class CheckReport(NotebookDisplay):
         findings: Findings, first those that prevent the step from running, then by predicted cost.
         num_suppressed: Number of findings of ignored rules.
         better_shapes: Similar shapes that are better, with almost the same parameter count, best first.
+        train_tokens: Tokens after which their losses are compared, as given; None for 20 per parameter.
         refusal: Why there is no prediction; None where there is one.
         combined_fix: The fixes of all findings that save time together; None where none does.
         assumed_changes: Where the step cannot run: the changes with which it can, and with which the findings after the
@@ -59,25 +62,36 @@ class CheckReport(NotebookDisplay):
     findings: tuple[Finding, ...]
     num_suppressed: int = 0
     better_shapes: tuple[BetterShape, ...] = ()
+    train_tokens: float | None = None
     refusal: Refusal | None = None
     combined_fix: CombinedFix | None = None
     assumed_changes: Mapping[str, Any] = field(default_factory=dict)
     scenario: Scenario | None = field(default=None, repr=False)
 
 
-def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True) -> CheckReport:
+def check_scenario(
+    scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True, train_tokens: float | None = None
+) -> CheckReport:
     """Check a scenario against every rule, and search similar shapes for better ones.
 
     Args:
         scenario: The scenario.
         ignore: Rules to ignore, by code, name or family; their findings are counted.
         look_around: Whether to search for better shapes.
+        train_tokens: Tokens of the training run, after which their losses are compared; default: 20 per parameter.
 
     Raises:
-        ShapewrightError: the step cannot be predicted, and no rule explains why.
+        ShapewrightError: the step cannot be predicted, and no rule explains why; or the tokens are out of range or
+            given outside training.
         UnknownRuleError: an ignored rule does not exist.
     """
     ignored = select_rules(ignore)
+    if train_tokens is not None:
+        check_number("train_tokens", train_tokens, FEWEST_TOKENS, MOST_TOKENS, error=WorkloadError)
+        if not scenario.workload.is_training:
+            raise WorkloadError(
+                f"train_tokens has no effect in {scenario.workload.phase}; omit it or use phase='train'"
+            )
     found = run_rules(scenario)
     of_tower = _check_tower(scenario)
     outcome = scenario.outcome
@@ -102,7 +116,8 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
         num_suppressed=sum(finding.code in ignored for finding in found),
-        better_shapes=find_better_shapes(scenario) if look_around and prediction else (),
+        better_shapes=find_better_shapes(scenario, train_tokens=train_tokens) if look_around and prediction else (),
+        train_tokens=train_tokens,
         refusal=refusal,
         combined_fix=combined,
         assumed_changes=assumed,

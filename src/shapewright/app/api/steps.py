@@ -149,16 +149,28 @@ def predict(config: ScenarioLike | Trace, **parts: Unpack[ScenarioParts]) -> Pre
 @overload
 def check(config: Trace, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> TracedCheck: ...
 @overload
-def check(config: ScenarioLike, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> CheckReport: ...
+def check(
+    config: ScenarioLike,
+    *,
+    ignore: Sequence[str] = (),
+    train_tokens: float | None = None,
+    **parts: Unpack[ScenarioParts],
+) -> CheckReport: ...
 @takes_scenario
 def check(
-    config: ScenarioLike | Trace, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]
+    config: ScenarioLike | Trace,
+    *,
+    ignore: Sequence[str] = (),
+    train_tokens: float | None = None,
+    **parts: Unpack[ScenarioParts],
 ) -> CheckReport | TracedCheck:
     """Check the shape of a model on a device: findings with their predicted cost, and nearest better shapes.
 
     Args:
         config: A model or a Scenario, see ScenarioLike; or a Trace, whose findings name linear layers by module path.
         ignore: Rules to suppress, by code or name; the report counts the suppressed findings.
+        train_tokens: Tokens of the training run, after which losses of better shapes are compared; default: 20 per
+            parameter. Not for a Trace.
         parts: See ScenarioParts.
 
     Returns:
@@ -173,7 +185,7 @@ def check(
 
     if isinstance(config, Trace):
         return check_trace(config, ignore=ignore, **_parts_of_trace(parts))
-    return check_scenario(build_scenario(config, **parts), ignore=ignore)
+    return check_scenario(build_scenario(config, **parts), ignore=ignore, train_tokens=train_tokens)
 
 
 def trace(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.app.report.outputs.check import describe_loss, describe_net
 from shapewright.app.report.predict import operation_columns, print_verdict
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,9 +57,11 @@ def print_check(output: CheckOutput, console: Console) -> None:
         )
         if output.better_shapes:
             console.print()
+            tokens = "20 tokens per parameter" if output.train_tokens is None else format_count(output.train_tokens)
+            tokens += "" if output.train_tokens is None else " tokens"
             console.print(
-                "nearest better shapes of almost the same size, after 20 tokens per parameter (except for a padded "
-                "vocabulary, they need retraining)",
+                f"nearest better shapes of almost the same size, after {tokens} (except for a padded vocabulary, they "
+                "need retraining)",
                 style="bold",
             )
             print_table(better_shape_columns(output.better_shapes), console)

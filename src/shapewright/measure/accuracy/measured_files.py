@@ -54,6 +54,8 @@ def read_csv(
                 if row:  # skip empty lines
                     for column, place in zip(cells, places, strict=True):
                         column.append(row[place] if place < len(row) else "")
+    except FileNotFoundError:
+        raise MeasuredFileError(f"{path} does not exist; give a table with the columns of docs/measuring.md") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MeasuredFileError(
             f"{path.name} cannot be read as csv ({first_line(error)}); download it again"
@@ -93,10 +95,10 @@ def require_columns(path: Path, names: Sequence[str], present: Any) -> None:
     """
     missing = [name for name in names if name not in present]
     if missing:
+        found = ", ".join(repr(str(name)[:50]) for name in list(present)[:30]) or "none"
         raise MeasuredFileError(
-            f"{path.name} lacks column{'s' * (len(missing) > 1)} {', '.join(missing)} "
-            f"(it has {', '.join(str(name)[:50] for name in list(present)[:30]) or 'none'}); add or rename columns "
-            f"(docs/measuring.md, Tables of your own), or leave the file out"
+            f"{path.name} lacks column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} (it has {found}); "
+            f"add or rename columns (docs/measuring.md, Tables of your own), or leave the file out"
         )
 
 

@@ -40,7 +40,7 @@ FORMAT = Format(
 
 FEWEST_RUNS = 3
 """Fewest losses that the terms of a recipe are fitted to."""
-_NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
+NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
 
 # A model this wide that ends above this loss diverged: neighbors of its size are below 3.7 nats. The public grid marks
 # a few such runs by nothing but their loss.
@@ -156,7 +156,10 @@ def read_own_losses(path: str | Path, skipped: Counter[str]) -> LossRows:
         try:
             columns = read_columns(file, FORMAT, skipped)
         except MeasuredFileError as error:
-            raise MeasuredFileError(f"{error}; loss is in nats per token: {_NATS_FROM_BITS}") from None
+            raise MeasuredFileError(f"{error}; loss is in nats per token: {NATS_FROM_BITS}") from None
+        if skipped:
+            reason, count = skipped.most_common(1)[0]
+            raise MeasuredFileError(f"{file.name} has {count} unusable rows: {reason}; correct or remove them")
     rows = read_loss_rows(columns, skipped)
     recipes = sorted(set(rows.recipe))
     if len(recipes) > 1:

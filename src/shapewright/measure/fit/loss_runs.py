@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
-from shapewright.measure.fit.loss_rows import FEWEST_RUNS, LossRows, read_own_losses, shapes_of
+from shapewright.core.errors import CalibrationError, MeasuredFileError
+from shapewright.measure.fit.loss_rows import FEWEST_RUNS, NATS_FROM_BITS, LossRows, read_own_losses, shapes_of
 from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, LossLaw, derivatives, evaluate_terms, load_loss_law
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ BETWEEN_RECIPES = {
     "token_exponent": 0.1,
     "token_size_exponent": 0.05,
 }
-# Noise of a loss apart from what the rows of a model have in common: seeds, smoothing of the training loss. [nats]
-NOISE_NATS = 0.003
+# Noise of a loss apart from what the rows of a model have in common: seeds, smoothing of the training loss. Source:
+# docs/proxy-losses.md, between seeds. [nats]
+NOISE_NATS = 0.007
 # Largest sum of squares of errors and departures from the prior, each over its standard deviation, per row; near 1
 # where the law holds. Losses of other units, of mixed recipes or of diverged runs exceed it.
 _MOST_MISFIT = 20.0
+# Median of losses over those of the reference, below which they are in bits per byte: 1 / (ln 2 x 4.2 bytes per token)
+# is 0.34 for English text. Text as easy as code is above it.
+_LEAST_OF_REFERENCE = 0.42
+# Guessing among 262,144 tokens has this loss; larger numbers are perplexities. [nats]
+_MOST_NATS = 12.5
 # A step that predicts a loss this far off is taken back without a closer look. [nats]
 _SENSELESS_NATS = 1e3
 _MOST_STEPS, _SMALL_STEP = 100, 1e-6
@@ -117,13 +123,9 @@ def _misfit(values: Any, mean: Any, prior: Any, noise: Any, rows: LossRows) -> f
 
 def _noise_covariance(law: LossLaw, rows: LossRows) -> Float[np.ndarray, "rows rows"]:
     """Covariance of measured losses about the law: errors of similar shapes are correlated. [nats^2]"""
-    width, depth = (
-        np.log(np.asarray(column, dtype=float)) for column in (rows.shape.hidden_size, rows.shape.num_layers)
-    )
-    squared = (width[:, None] - width) ** 2 + (depth[:, None] - depth) ** 2
-    common = law.scatter_nats**2 * np.exp(-0.5 * squared / law.scatter_length**2)
-    covariance: Float[np.ndarray, "rows rows"] = common + NOISE_NATS**2 * np.eye(len(rows))
-    return covariance
+    each = rows.take(np.arange(len(rows))[:, None]).shape
+    covariance: Float[np.ndarray, "rows rows"] = law.scatter_covariance(each, rows.shape)
+    return covariance + NOISE_NATS**2 * np.eye(len(rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,11 +156,12 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
         command: Command line, for the provenance.
 
     Raises:
-        MeasuredFileError: the file cannot be read, or has too few or mixed losses.
+        MeasuredFileError: the file cannot be read, or has too few losses, mixed ones or losses in other units.
         CalibrationError: the losses do not follow the law.
     """
     skipped, prior = Counter[str](), load_loss_law(REFERENCE)
     rows = read_own_losses(path, skipped)
+    _check_units(rows, prior)
     name = str(rows.recipe[0])
     law = fit_recipe(prior, rows, name)
     facts = {"source": Path(path).name, "date": datetime.now(UTC).date().isoformat(), "command": command}
@@ -182,6 +185,26 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
         left_out_errors_nats=tuple(errors),
         skipped=dict(skipped),
     )
+
+
+def _check_units(rows: LossRows, prior: LossLaw) -> None:
+    """Refuse losses that are no nats per token; those per byte, as 'shapewright proxy' measures them, may be low.
+
+    Raises:
+        MeasuredFileError: they are bits per byte or perplexities by their size.
+    """
+    most = float(rows.loss_nats.max())
+    if most > _MOST_NATS:
+        raise MeasuredFileError(
+            f"loss {most:.3g} is more than guessing costs ({_MOST_NATS} nats): for a perplexity, give its logarithm"
+        )
+    usual = np.asarray(prior.loss_nats(rows.shape, rows.tokens))
+    if float(np.median(rows.loss_nats / usual)) < _LEAST_OF_REFERENCE and "bytes" not in str(rows.recipe[0]):
+        raise MeasuredFileError(
+            f"loss {np.median(rows.loss_nats):.3g} is far below the {np.median(usual):.3g} nats per token of models of "
+            f"this size: if it is in bits per byte, loss = {NATS_FROM_BITS}; if it is in nats per byte, say so in "
+            "column data, such as 'bytes of books'"
+        )
 
 
 def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

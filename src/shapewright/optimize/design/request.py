@@ -71,17 +71,18 @@ class DesignRequest:
                 _MOST_HOURS,
                 exclude_low=True,
                 error=WorkloadError,
-                hint="give hours, gpu_hours or usd that pay for at least one step",
+                hint="give hours, GPU hours or dollars that pay for at least one step",
             )
         elif self.num_parameters is None:
             raise WorkloadError(
                 "nothing to design for: num_parameters is missing, and so is a budget to choose it for; give "
-                "num_parameters and train_tokens, such as 3b and 300b, or a budget: hours, gpu_hours or usd"
+                "num_parameters and train_tokens, such as 3b and 300b, or a budget of hours, GPU hours or "
+                "dollars"
             )
         elif self.train_tokens is None:
             raise WorkloadError(
-                "the length of the run is missing; give train_tokens, such as 300b, or a budget that it is chosen for: "
-                "hours, gpu_hours or usd"
+                "the length of the run is missing; give train_tokens, such as 300b, or a budget of hours, GPU hours or "
+                "dollars that it is chosen for"
             )
         object.__setattr__(self, "keep_shape", self.search_request().keep)
         self.plan_request()

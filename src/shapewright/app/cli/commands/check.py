@@ -12,6 +12,7 @@ from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_rule
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
+from shapewright.app.cli.param_types import Count
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import ConfigError
 from shapewright.pricing.software import TUNED
@@ -21,6 +22,7 @@ Examples:
   shapewright check gpt3-2.7b --device a100-sxm-40gb
   shapewright check ./config.json --device h100-sxm-80gb --tp 8 --fail-on error
   shapewright check ./config.json --device h100-sxm-80gb --fix -o fixed.json
+  shapewright check llama-3-8b --device h100-sxm-80gb --train-tokens 15t
   shapewright check - --device h100-sxm-80gb < ./config.json
   shapewright check llama-3-8b --device h100-sxm-80gb --format sarif > shapewright.sarif
   shapewright check my_model.py:build --inputs "tokens=int64[4,512]" --device h100-sxm-80gb --dtype bf16
@@ -29,6 +31,12 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@click.option(
+    "--train-tokens",
+    type=Count("tokens"),
+    metavar="N",
+    help="tokens of the run, after which losses of better shapes are compared (default: 20 per parameter)",
+)
 @loss_law_option
 @software_option
 @trace_options
@@ -62,6 +70,7 @@ def command(
     config: str | None,
     device: str,
     software: str,
+    train_tokens: int | None,
     form: str,
     as_json: bool,
     fail_on: str,
@@ -86,7 +95,15 @@ def command(
         raise click.UsageError("-o has no effect without --fix")
     as_json = as_json or form == "json"
     codes = [*(part for entry in ignore for part in entry.split(",") if part), *read_settings().ignore]
-    job = pop_traced_job(config, device, given, software=software != TUNED, fix=fix, format=form == "sarif")
+    job = pop_traced_job(
+        config,
+        device,
+        given,
+        software=software != TUNED,
+        train_tokens=train_tokens is not None,
+        fix=fix,
+        format=form == "sarif",
+    )
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_check_output
         from shapewright.app.report.traced.report import print_traced_check
@@ -100,7 +117,7 @@ def command(
         raise ConfigError(
             "a model described by flags alone has no form to write back; start from a config.json or a preset"
         )
-    report = check_scenario(scenario, ignore=codes)
+    report = check_scenario(scenario, ignore=codes, train_tokens=train_tokens)
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
         from shapewright.models import to_config_json

@@ -94,8 +94,8 @@ def candidates_heading(found: SearchOutput) -> str:
     if not measures_loss(found):
         return "Faster shapes of the same size, by speed-up at equal size (they need retraining)"
     what = OBJECTIVES[found.objective].description
-    tokens = f" of {format_count(found.train_tokens)} tokens" if found.train_tokens else ""
-    return f"Better shapes of the same size by {what}{tokens}: the surest gain first (they need retraining)"
+    tokens = f"; the baseline's run: {format_count(found.train_tokens)} tokens" if found.train_tokens else ""
+    return f"Better shapes of the same size by {what}, the surest gain first (they need retraining{tokens})"
 
 
 def _print_devices(found: SearchOutput, console: Console) -> None:

@@ -118,7 +118,7 @@ class BetterShapeOutput:
     gain_fraction: float = described(
         "share of the time to the same loss that it saves; outside training, of the time per token and parameter"
     )
-    effect: EffectOutput = described("what the change does to the loss, after 20 tokens per parameter", is_flat=True)
+    effect: EffectOutput = described("what the change does to the loss after `train_tokens`", is_flat=True)
     parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
 
 
@@ -139,6 +139,7 @@ class CheckOutput(Output):
         "with `is_assumed` are predicted"
     )
     better_shapes: list[BetterShapeOutput] = described("nearest better shapes of almost the same size")
+    train_tokens: float | None = described("tokens after which their losses are compared; null for 20 per parameter")
     source: str
     notes: list[str]
     config: TransformerConfig
