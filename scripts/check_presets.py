@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-PRESETS = Path(__file__).parent.parent / "src" / "shapewright" / "config" / "presets"
+PRESETS = Path(__file__).parent.parent / "src" / "shapewright" / "models" / "presets"
 
 
 def load_presets(names: list[str]) -> dict[str, dict[str, Any]]:
@@ -56,6 +56,8 @@ def main() -> int:
     set_quiet()
     num_wrong = 0
     for name, preset in load_presets(names).items():
+        if {"patch_size", "vision_config"} & preset["config"].keys():  # tests/oracle/test_images.py compares these
+            continue
         built = count_in_transformers(preset["config"])
         difference = built - preset.get("parameters", built)
         num_wrong += difference != 0
