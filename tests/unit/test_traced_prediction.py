@@ -10,6 +10,7 @@ import pytest
 
 import shapewright
 from command_line import run
+from shapewright.app.cli.trace_options import TracedJob
 from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output
 from shapewright.app.report.traced.report import memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
@@ -112,6 +113,24 @@ def test_a_measured_step_is_divided() -> None:
     assert output.mfu == pytest.approx(FLOPS / 0.01 / H100.peak_flops_per_s("bf16"))
     with pytest.raises(WorkloadError, match="positive"):
         explain_traced_step(found.prediction, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "seconds"),
+    [("--seconds=0.05", 0.05), ("--steps-per-s=20", 0.05), ("--tokens-per-s=81920", 0.1),
+     ("--tokens-per-s-per-gpu=81920", 0.1)],
+)  # fmt: skip
+def test_a_measured_step_is_given_as_a_rate(
+    measured: str, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its time, steps per second, or tokens per second of a step of 8192."""
+    job = TracedJob(small_trace(), H100, None)
+    monkeypatch.setattr("shapewright.app.cli.commands.mfu.pop_traced_job", lambda *_, **__: job)
+    code, out, _ = run(["mfu", "mlp.py:build", "--device", "h100-sxm-80gb", measured, "--json"], capsys)
+    refused, _, err = run(["mfu", "mlp.py:build", "--device", "h100-sxm-80gb", measured, "--gpus", "2"], capsys)
+
+    assert (code, json.loads(out)["measured_time_s"]) == (0, pytest.approx(seconds))
+    assert (refused, "a traced module runs on one device" in err) == (2, True)
 
 
 def test_pages_hold_modules_and_findings() -> None:

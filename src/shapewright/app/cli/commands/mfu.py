@@ -90,11 +90,16 @@ def command(
     if num_given > 1 or (num_given == 0 and trace is None):
         others = ", ".join(f"--{name}" for name in rates)
         raise click.UsageError(f"give what was measured as one of --seconds, {others}")
-    idle = {**rates, "html": html, "trace": trace}
+    idle = {"images-per-s": images_per_s, "html": html, "trace": trace}
     job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
     if job is not None:
-        if seconds is None or num_devices not in (None, 1):
-            raise click.UsageError("a traced module runs on one device: give --seconds of its step")
+        if num_devices not in (None, 1):
+            raise click.UsageError(f"--gpus {num_devices}: a traced module runs on one device; leave --gpus out")
+        tokens_per_s = tokens_per_s_per_device if tokens_per_s is None else tokens_per_s
+        for work, rate in ((1, steps_per_s), (job.trace.num_tokens, tokens_per_s)):
+            if rate is not None:
+                seconds = work / rate if rate else 0.0
+        assert seconds is not None
         from shapewright.app.report.traced.outputs import traced_mfu_output
         from shapewright.app.report.traced.report import print_traced_mfu
         from shapewright.prediction.traced import explain_traced_step
