@@ -19,7 +19,7 @@ from shapewright.app.cli.device_options import (
 from shapewright.app.cli.help_pages import FINER, GroupedOption
 from shapewright.app.cli.job_files import config_argument, fields_of_files, layout_from_option
 from shapewright.app.cli.names import complete
-from shapewright.app.cli.param_types import FlagList, IntegerList, NameList
+from shapewright.app.cli.param_types import FLAGS, INTEGERS, NAMES
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
 from shapewright.models.transformer import TransformerConfig
@@ -86,9 +86,9 @@ _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
     "str": str,
-    "tuple[int, ...]": IntegerList(),
-    "tuple[bool, ...]": FlagList(),
-    "tuple[str, ...]": NameList(),
+    "tuple[int, ...]": INTEGERS,
+    "tuple[bool, ...]": FLAGS,
+    "tuple[str, ...]": NAMES,
 }
 
 

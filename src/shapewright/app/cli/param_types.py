@@ -1,7 +1,8 @@
-"""Parameter types of options: lists, fractions, counts and times."""
+"""Parameter types of options: lists, fractions, counts and times, each a parser of its text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,120 +11,80 @@ from shapewright.core.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
     AnyParam = click.ParamType[Any]
-    FloatParam = click.ParamType[float]
 else:  # generic since click 8.4 alone
-    AnyParam = FloatParam = click.ParamType
+    AnyParam = click.ParamType
 
 
-class IntegerList(AnyParam):
-    """Comma-separated integers, such as ``4096,0``."""
-
-    name = "int,int,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into a tuple."""
-        try:
-            return tuple(int(part) for part in value.split(",")) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is not a list of integers such as 4096,0", param, ctx)
-
-
-class FlagList(AnyParam):
-    """Comma-separated booleans, such as ``false,true``."""
-
-    name = "bool,bool,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into a tuple."""
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if not isinstance(value, str):
-            return value
-        parts = [part.strip().lower() for part in value.split(",")]
-        if any(part not in words for part in parts):
-            self.fail(f"{value!r} is not a list of true and false such as false,true", param, ctx)
-        return tuple(words[part] for part in parts)
-
-
-class NameList(AnyParam):
-    """Comma-separated names, such as ``mamba2,attention``."""
-
-    name = "name,name,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into a tuple."""
-        if not isinstance(value, str):
-            return value
-        parts = tuple(part.strip() for part in value.split(","))
-        if not all(parts):
-            self.fail(f"{value!r} is not a list of names such as mamba2,attention", param, ctx)
-        return parts
-
-
-class Share(AnyParam):
-    """A fraction such as ``2%`` or ``0.02``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into a fraction."""
-        if not isinstance(value, str):
-            return value
-        try:
-            text = value.strip()
-            return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
-        except ValueError:
-            self.fail(f"{value!r} is not a fraction such as 2% or 0.02", param, ctx)
-
-
-class Count(AnyParam):
-    """A count such as ``2.7b`` or ``300000000``.
+class Parsed(AnyParam):
+    """Type of an option whose text is parsed by a function.
 
     Args:
-        things: What is counted, for messages.
+        name: Name of the type in help pages.
+        parse: Parser; it raises a ValueError, KeyError or OverflowError for wrong texts.
+        expected: What a text should be, for the message about a wrong one.
     """
 
-    name = "count"
-
-    def __init__(self, things: str) -> None:
-        self._things = things
+    def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
+        self.name = name
+        self._parse, self._expected = parse, expected
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into an integer."""
+        """Parse a text; other values are defaults and stay."""
         if not isinstance(value, str):
             return value
         try:
-            return parse_count(value)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no number of {self._things}, such as 2.7b", param, ctx)
+            return self._parse(value.strip())
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"{value!r} is {self._expected}", param, ctx)
 
 
-class Seconds(AnyParam):
-    """A duration, such as ``300ms``, ``2s`` or ``0.3``."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into seconds."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_seconds(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a time such as 300ms, 2s or 0.3", param, ctx)
+def count_of(things: str) -> Parsed:
+    """Type of a count such as ``2.7b`` or ``300000000``."""
+    return Parsed("count", parse_count, f"no number of {things}, such as 2.7b")
 
 
-class RequestRate(FloatParam):
-    """Requests per second, such as ``12/s``, ``600/min`` or ``12``."""
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_SECONDS_OF_RATE = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS_OF_BUDGET = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_BUDGET_S = 1e7
 
-    name = "rate"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse the text into requests per second."""
-        if not isinstance(value, str):
-            return float(value)
-        number, _, unit = value.strip().partition("/")
-        seconds = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
-        try:
-            return float(number) / seconds[unit.strip()]
-        except (ValueError, KeyError):
-            self.fail(f"{value!r} is not a rate such as 12/s, 600/min or 0.5", param, ctx)
+def _parse_names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise ValueError(text)
+    return names
+
+
+def _parse_rate(text: str) -> float:
+    number, _, unit = text.partition("/")
+    return float(number) / _SECONDS_OF_RATE[unit.strip()]
+
+
+def _parse_budget(text: str) -> float:
+    unit = text[-1:].lower()
+    seconds = float(text[:-1]) * _SECONDS_OF_BUDGET[unit] if unit in _SECONDS_OF_BUDGET else float(text)
+    if not 0.0 < seconds < _MOST_BUDGET_S:
+        raise ValueError(text)
+    return seconds
+
+
+INTEGERS = Parsed(
+    "int,int,...",
+    lambda text: tuple(int(part) for part in text.split(",")),
+    "not a list of integers such as 4096,0",
+)
+FLAGS = Parsed(
+    "bool,bool,...",
+    lambda text: tuple(_FLAGS[part.strip().lower()] for part in text.split(",")),
+    "not a list of true and false such as false,true",
+)
+NAMES = Parsed("name,name,...", _parse_names, "not a list of names such as mamba2,attention")
+SHARE = Parsed(
+    "share",
+    lambda text: float(text[:-1]) / 100.0 if text.endswith("%") else float(text),
+    "not a fraction such as 2% or 0.02",
+)
+SECONDS = Parsed("time", parse_seconds, "not a time such as 300ms, 2s or 0.3")
+BUDGET = Parsed("time", _parse_budget, "not a time such as 90s, 8m or 2h")
+REQUEST_RATE = Parsed("rate", _parse_rate, "not a rate such as 12/s, 600/min or 0.5")

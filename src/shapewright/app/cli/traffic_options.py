@@ -10,7 +10,7 @@ import click
 from shapewright.app.cli.console import print_output
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedOption
-from shapewright.app.cli.param_types import AnyParam, Seconds
+from shapewright.app.cli.param_types import SECONDS, AnyParam
 from shapewright.core.ray_cluster import ENGINES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -47,9 +47,9 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (
         "--ttft-p90",
-        {"type": Seconds(), "metavar": "TIME", "help": "limit of the 90 % quantile of the time to first token"},
+        {"type": SECONDS, "metavar": "TIME", "help": "limit of the 90 % quantile of the time to first token"},
     ),
-    ("--tpot-p90", {"type": Seconds(), "metavar": "TIME", "help": "limit of the 90 % quantile of the time per token"}),
+    ("--tpot-p90", {"type": SECONDS, "metavar": "TIME", "help": "limit of the 90 % quantile of the time per token"}),
     ("--requests", {"type": int, "metavar": "N", "help": "requests to simulate (default: 10000)"}),
     ("--seed", {"type": int, "metavar": "N", "help": "seed of lengths and arrivals (default: 0)"}),
     (

@@ -14,7 +14,7 @@ import click
 from shapewright.app.cli.console import make_console, print_json
 from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.param_types import FloatParam
+from shapewright.app.cli.param_types import BUDGET
 from shapewright.core.ray_cluster import ENGINES
 from shapewright.workload.workload import PHASES
 
@@ -43,24 +43,6 @@ Examples:
   shapewright bench pointwise --cpu --budget 1s --calibration cpu.json
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s
 """
-_SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class Duration(FloatParam):
-    """A duration such as ``90``, ``90s``, ``8m`` or ``2h``, in seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse the text into seconds."""
-        text = str(value).strip().lower()
-        try:
-            seconds = float(text[:-1]) * _SECONDS_PER[text[-1]] if text[-1:] in _SECONDS_PER else float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0.0 < seconds < 1e7:
-            self.fail(f"{value!r} is not a time such as 90s, 8m or 2h", param, ctx)
-        return seconds
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -80,7 +62,7 @@ class Duration(FloatParam):
 @click.option("--device-index", type=int, default=0, show_default=True, help="index of the GPU among the visible ones")
 @click.option("--num-ranks", type=click.IntRange(2), help="collectives: processes, on GPUs one each (default: 2)")
 @click.option("--dtype", metavar="NAME,...", help="element formats; default: those of the suite; fp32 on a CPU")
-@click.option("--budget", type=Duration(), default="60s", show_default=True, help="start no new row after this time")
+@click.option("--budget", type=BUDGET, default="60s", show_default=True, help="start no new row after this time")
 @click.option("--store", "store_path", default=DEFAULT_STORE, show_default=True, metavar="PATH", help="store file")
 @click.option("--seed", type=int, default=0, show_default=True, help="seed of the order in which rows are measured")
 @click.option(

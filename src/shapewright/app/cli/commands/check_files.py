@@ -9,7 +9,7 @@ import click
 from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
 from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.param_types import Share
+from shapewright.app.cli.param_types import SHARE
 from shapewright.app.report.flags import field_named
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Examples:
 @device_option
 @click.option(
     "--fail-above",
-    type=Share(),
+    type=SHARE,
     default="2%",
     show_default=True,
     help="predicted cost of a shape, as a share of the step, above which the exit code is 1",

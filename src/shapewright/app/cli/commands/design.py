@@ -31,7 +31,7 @@ from shapewright.app.cli.options import (
     software_option,
     write_experiments,
 )
-from shapewright.app.cli.param_types import Count, Share
+from shapewright.app.cli.param_types import SHARE, count_of
 from shapewright.core.errors import ConfigError, ShapewrightError
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ Examples:
 @click.option(
     "--params",
     "num_parameters",
-    type=Count("parameters"),
+    type=count_of("parameters"),
     metavar="N",
     help="parameters, such as 3b (default: for the budget)",
 )
 @click.option(
-    "--train-tokens", type=Count("tokens"), metavar="N", help="tokens, such as 300b (default: for the budget)"
+    "--train-tokens", type=count_of("tokens"), metavar="N", help="tokens, such as 300b (default: for the budget)"
 )
 @click.option("--hours", type=float, metavar="H", help="budget: hours that the job may take")
 @click.option("--gpu-hours", type=float, metavar="H", help="budget: hours summed over all devices")
@@ -77,7 +77,10 @@ Examples:
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--family", metavar="NAME", help="without CONFIG: family of the shape, such as llama (default) or qwen3")
 @click.option(
-    "--global-batch-tokens", type=Count("tokens"), metavar="N", help="tokens of a step (default: for size and tokens)"
+    "--global-batch-tokens",
+    type=count_of("tokens"),
+    metavar="N",
+    help="tokens of a step (default: for size and tokens)",
 )
 @click.option("--tokenizer-vocab", type=int, metavar="N", help="entries of the tokenizer (default: the family's)")
 @click.option(
@@ -89,14 +92,14 @@ Examples:
 @click.option(
     "--tolerance",
     "tolerance_fraction",
-    type=Share(),
+    type=SHARE,
     default=0.02,
     help="allowed deviation from --params (default: 2%)",
 )
 @click.option("--strict", is_flag=True, help="strict quality guard: stay close to the proportions of the family")
 @click.option("--free", is_flag=True, help="no quality guard")
 @click.option(
-    "--headroom", "headroom_fraction", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)"
+    "--headroom", "headroom_fraction", type=SHARE, default=0.0, help="share of memory to leave free (default: 0%)"
 )
 @click.option(
     "--straggler-factor",

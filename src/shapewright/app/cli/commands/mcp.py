@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.param_types import Seconds
+from shapewright.app.cli.param_types import SECONDS
 from shapewright.core.errors import MissingExtraError, ShapewrightError
 
 _EPILOG = """\b
@@ -26,7 +26,7 @@ Examples:
     help="folder whose config files the tools may read, by paths relative to it; may be repeated; without it, none",
 )
 @click.option("--hub", "allows_hub", is_flag=True, help="let the tools download config.json files from the hub")
-@click.option("--limit", "limit_s", type=Seconds(), default="60s", show_default=True, help="time limit of a call")
+@click.option("--limit", "limit_s", type=SECONDS, default="60s", show_default=True, help="time limit of a call")
 def command(roots: tuple[str, ...], allows_hub: bool, limit_s: float) -> int:
     """Serve check, predict, search, design, plan and serve-plan to coding agents (Model Context Protocol).
 

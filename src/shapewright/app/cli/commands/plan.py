@@ -11,7 +11,7 @@ from shapewright.app.cli.console import counting_line, print_output, refuse_unwr
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import api_keywords, question_options, software_option
-from shapewright.app.cli.param_types import Share
+from shapewright.app.cli.param_types import SHARE
 from shapewright.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ Examples:
 )
 @click.option("--try-offload", is_flag=True, help="also try host memory for activations and optimizer states")
 @click.option(
-    "--headroom", "headroom_fraction", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)"
+    "--headroom", "headroom_fraction", type=SHARE, default=0.0, help="share of memory to leave free (default: 0%)"
 )
 @click.option(
     "--optimizer",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shapewright.app.cli.commands.bench import DEFAULT_STORE, Duration
+from shapewright.app.cli.commands.bench import DEFAULT_STORE
 from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.param_types import BUDGET
 
 if TYPE_CHECKING:
     from shapewright.measure.proxy.runs import ProxySpec
@@ -51,7 +52,7 @@ Examples:
     "--dtype", type=click.Choice(("fp32", "bf16")), help="format of the GEMMs (default: bf16 on GPUs that have it)"
 )
 @click.option("--compile", "compiles", is_flag=True, help="compile each model with torch.compile")
-@click.option("--budget", type=Duration(), help="stop after this time; the same command resumes (default: no limit)")
+@click.option("--budget", type=BUDGET, help="stop after this time; the same command resumes (default: no limit)")
 @click.option("--retry-failed", is_flag=True, help="train models again whose training failed")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(

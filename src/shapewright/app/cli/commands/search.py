@@ -34,7 +34,7 @@ from shapewright.app.cli.options import (
     software_option,
     write_experiments,
 )
-from shapewright.app.cli.param_types import Count, Share
+from shapewright.app.cli.param_types import SHARE, count_of
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
 
@@ -189,7 +189,7 @@ Examples:
 @click.option(
     "--params",
     "num_parameters",
-    type=Count("parameters"),
+    type=count_of("parameters"),
     metavar="N",
     help="number of parameters, such as 2.7b (default: that of CONFIG)",
 )
@@ -197,7 +197,7 @@ Examples:
 @click.option(
     "--tolerance",
     "tolerance_fraction",
-    type=Share(),
+    type=SHARE,
     default=0.02,
     help="allowed deviation from that size (default: 2%)",
 )
@@ -216,7 +216,7 @@ Examples:
 )
 @click.option(
     "--train-tokens",
-    type=Count("tokens"),
+    type=count_of("tokens"),
     metavar="N",
     help="tokens that CONFIG is trained on (default: 20 per parameter)",
 )
@@ -230,7 +230,7 @@ Examples:
 )
 @click.option(
     "--serve-tokens",
-    type=Count("tokens"),
+    type=count_of("tokens"),
     metavar="N",
     help="tokens generated in the model's life, for --objective cost",
 )

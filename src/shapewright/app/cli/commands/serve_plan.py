@@ -12,7 +12,7 @@ from shapewright.app.cli.device_options import calibration_option, named_device,
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import api_keywords, field_options
-from shapewright.app.cli.param_types import RequestRate, Seconds
+from shapewright.app.cli.param_types import REQUEST_RATE, SECONDS
 from shapewright.app.cli.traffic_options import (
     LengthOrDistribution,
     refuse_closed_form_options,
@@ -88,10 +88,10 @@ _FIELDS = {
     help="prompt tokens already in the cache, such as earlier turns or a shared prefix",
 )
 @click.option(
-    "--ttft", "ttft_limit_s", type=Seconds(), metavar="TIME", help="limit on the time to first token, such as 300ms"
+    "--ttft", "ttft_limit_s", type=SECONDS, metavar="TIME", help="limit on the time to first token, such as 300ms"
 )
 @click.option(
-    "--tpot", "tpot_limit_s", type=Seconds(), metavar="TIME", help="limit on the time per output token, such as 10ms"
+    "--tpot", "tpot_limit_s", type=SECONDS, metavar="TIME", help="limit on the time per output token, such as 10ms"
 )
 @click.option(
     "--gpus", "num_devices", type=int, metavar="N", help="number of devices (default: instances of up to a node)"
@@ -133,7 +133,7 @@ _FIELDS = {
 @click.option(
     "--load",
     "requests_per_s",
-    type=RequestRate(),
+    type=REQUEST_RATE,
     metavar="RATE",
     help="requests to carry, such as 12/s: recommends the point with fewest devices, and counts instances with a spare",
 )
