@@ -12,7 +12,7 @@ from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_rule
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
-from shapewright.app.cli.param_types import Count
+from shapewright.app.cli.param_types import count_of
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import ConfigError
 from shapewright.pricing.software import TUNED
@@ -33,7 +33,7 @@ Examples:
 @question_options
 @click.option(
     "--train-tokens",
-    type=Count("tokens"),
+    type=count_of("tokens"),
     metavar="N",
     help="tokens of the run, after which losses of better shapes are compared (default: 20 per parameter)",
 )
