@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.app.report.flags import with_flags
@@ -87,15 +88,24 @@ def fill(template: str, row: object) -> str:
     >>> fill("{low_s} to {high_s}", row), fill("{gain:.0p}", row), fill("{energy:.3g} kWh", row)
     ('500 ms to 2 s', '12 %', '')
     """
-    texts = []
-    for path, style in _FIELD.findall(template):
+    start, fields = _split(template)
+    texts = [start]
+    for path, style, following in fields:
         value: Any = row
-        for name in path.split("."):
+        for name in path:
             value = None if value is None else getattr(value, name)
         if value is None:
             return ""
-        texts.append(_format(path, value, style))
-    return _FIELD.sub(lambda _: texts.pop(0), template)
+        texts += _format(path[-1], value, style), following
+    return "".join(texts)
+
+
+@cache
+def _split(template: str) -> tuple[str, tuple[tuple[list[str], str, str], ...]]:
+    """Split a template of the code into its start, and each field's path, style and following text."""
+    start, *rest = _FIELD.split(template)
+    paths = [path.split(".") for path in rest[::3]]
+    return start, tuple(zip(paths, (style or "" for style in rest[1::3]), rest[2::3], strict=True))
 
 
 def _format(name: str, value: Any, style: str) -> str:
@@ -105,7 +115,13 @@ def _format(name: str, value: Any, style: str) -> str:
         return f"{100.0 * value:{style[:-1]}f} %"
     if style or isinstance(value, str):
         return format(value, style)
-    return next((form for endings, form in _BY_UNIT if name.endswith(endings)), str)(value)
+    return _form_of(name)(value)
+
+
+@cache
+def _form_of(name: str) -> Callable[[Any], str]:
+    """Return the format of a field without a style, by the unit in its name."""
+    return next((form for endings, form in _BY_UNIT if name.endswith(endings)), str)
 
 
 def columns_of(rows: Iterable[Any], headings: Iterable[Column]) -> list[Column]:

@@ -137,6 +137,8 @@ def _entries(cls: type) -> tuple[_Entry, ...]:
 
 def plain(value: Any) -> Any:
     """Convert dataclasses, mappings and sequences to dicts and lists; other values stay as they are."""
+    if value is None or type(value) in (float, int, str, bool):  # most values, of hundreds of operations
+        return value
     if is_dataclass(value):
         written: dict[str, Any] = {}
         cls: type = type(value)
