@@ -10,6 +10,7 @@ import numpy as np
 
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.measure.refit.intervals.rows import SHAPE_COLUMNS, held_out_rows, price_rows
+from shapewright.prediction.loss.law import load_loss_law, loss_recipes
 
 # Cells of device, format and library with fewer rows are too small to estimate coverage.
 FEWEST_ROWS = 200
@@ -37,7 +38,7 @@ def coverage_facts(data: Path, together: dict[str, Accuracy]) -> list[dict[str, 
             "width": row.interval_width,
             **_cells(cells[name]),
             "unseen": _unseen(data, name) if name in ("gemm", *SHAPE_COLUMNS) else None,
-            "left_out": _left_out(far.get(name, [])),
+            "left_out": _left_out_losses() if name == "loss_by_shape" else _left_out(far.get(name, [])),
         }
         for name, row in together.items()
     ]
@@ -86,3 +87,16 @@ def _left_out(rows: list[Accuracy]) -> dict[str, float] | None:
         for name, own in devices.items()
     }
     return dict(sorted(shares.items(), key=lambda item: item[1])) or None
+
+
+def _left_out_losses() -> dict[str, float]:
+    """Coverage of losses of models left out, by source, from the record of the loss law."""
+    sources: dict[str, list[tuple[int, float]]] = {}
+    for recipe in loss_recipes():
+        facts = load_loss_law(recipe).provenance
+        if "held_out_coverage_90" in facts:
+            sources.setdefault(recipe.partition(",")[0], []).append((facts["rows"], facts["held_out_coverage_90"]))
+    shares = {
+        name: sum(rows * share for rows, share in own) / sum(rows for rows, _ in own) for name, own in sources.items()
+    }
+    return dict(sorted(shares.items(), key=lambda item: item[1]))

@@ -24,7 +24,7 @@ from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_lef
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
 from shapewright.measure.fit.shared import Array, round_numbers
 from shapewright.measure.refit.record_files import command
-from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, derivatives, evaluate_terms
+from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, Z_90, derivatives, evaluate_terms
 
 TABLE = "loss_by_shape.csv"
 LAW = Path(shapewright.prediction.loss.__file__).parent / "data" / "loss_law.json"
@@ -144,10 +144,13 @@ def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: 
     terms = evaluate_terms(fit.coefficients[recipe], own.shape, own.tokens)
     slopes = np.stack(np.broadcast_arrays(*derivatives(fit.coefficients[recipe], terms)), axis=-1)
     sizes = own.shape.num_parameters
+    silent = _of_silent_fields(slopes)
+    scatter_nats = scatter_about_law(errors[inside], deviation[inside])
+    variance = deviation[inside] ** 2 + np.einsum("ri,ij,rj->r", slopes, silent, slopes) + scatter_nats**2
     return {
         "coefficients": fit.coefficients[recipe],
-        "covariance": (fit.covariance[recipe] + _of_silent_fields(slopes)).tolist(),
-        "scatter_nats": scatter_about_law(errors[inside], deviation[inside]),
+        "covariance": (fit.covariance[recipe] + silent).tolist(),
+        "scatter_nats": scatter_nats,
         "scatter_length": SCATTER_LENGTH,
         "parameters_range": [float(np.min(sizes)), float(np.max(sizes))],
         "tokens_range": [float(np.min(own.tokens)), float(np.max(own.tokens))],
@@ -155,6 +158,7 @@ def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: 
             "rows": len(own),
             "models": len(set(own.model)),
             "held_out_mean_error_nats": float(np.abs(errors[inside]).mean()),
+            "held_out_coverage_90": float((np.abs(errors[inside]) <= Z_90 * np.sqrt(variance)).mean()),
         },
     }
 
