@@ -33,7 +33,7 @@ BETWEEN_RECIPES = {
 }
 # Noise of a loss apart from what the rows of a model have in common: seeds, smoothing of the training loss. Source:
 # docs/proxy-losses.md, between seeds. [nats]
-NOISE_NATS = 0.007
+NOISE_NATS = 0.011
 # Largest sum of squares of errors and departures from the prior, each over its standard deviation, per row; near 1
 # where the law holds. Losses of other units, of mixed recipes or of diverged runs exceed it.
 _MOST_MISFIT = 20.0
