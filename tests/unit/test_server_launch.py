@@ -124,6 +124,31 @@ def test_lines_parse(engine: str, job: str) -> None:
             assert len(check_settings(launch.text)) == len(commands)
 
 
+@pytest.mark.parametrize("version", ["0.10.2", *GRAMMARS["vllm"]["later"]])
+def test_flags_are_of_the_version_of_the_server(version: str) -> None:
+    """VLLM renamed the largest CUDA graph; a later version names the heading and is no difference from the plan."""
+    renamed = GRAMMARS["vllm"]["later"].get(version, {})
+    server = f"vllm-{version.rpartition('.')[0]}"
+    plan = shapewright.serve_plan(
+        "llama-3-8b", device="h200-sxm-141gb", prompt_len=100, output_len=100, formats=[], server=server
+    )
+    launch = write_launch(plan, "vllm", max(plan.points, key=lambda point: point.batch_size))
+
+    assert launch.version == version
+    assert launch.text.splitlines()[0].endswith(f"vLLM {version}")
+    assert not any("priced for" in words for words in launch.warnings)
+    assert renamed.get("--cuda-graph-sizes", "--cuda-graph-sizes") in launch.text
+
+
+def test_another_version_than_that_of_the_flags_is_a_warning() -> None:
+    """Option lists of vLLM 0.6 were not checked."""
+    plan = shapewright.serve_plan(
+        "llama-3-8b", device="h100-sxm-80gb", prompt_len=100, output_len=100, formats=[], server="vllm-0.6"
+    )
+
+    assert "the plan is priced for vLLM 0.6, and launched in vLLM 0.10.2" in write_launch(plan, "vllm").warnings
+
+
 def test_flags_hold_what_the_plan_assumes() -> None:
     """Sequences, tokens of a pass, formats, memory, block and context of the plan are in vLLM's flags."""
     plan = make_plan("fp8")

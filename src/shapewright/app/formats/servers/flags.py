@@ -101,7 +101,8 @@ def _vllm_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     yield Flag("--enable-chunked-prefill")
     yield Flag("--enable-prefix-caching" if request.cached_len else "--no-enable-prefix-caching")
     if one.batch_size > _VLLM_GRAPH_SEQUENCES and one.role != "prefill":
-        yield Flag("--cuda-graph-sizes", one.batch_size)
+        name = "--cuda-graph-sizes" if engine.version.startswith("0.10.") else "--max-cudagraph-capture-size"
+        yield Flag(name, one.batch_size)
     if request.speculation and one.role != "prefill":
         draft = {
             "method": "eagle",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +14,7 @@ from shapewright.core.dtypes import get_dtype
 if TYPE_CHECKING:
     from shapewright.optimize.serving import OperatingPoint, ServingFormat, ServingPlan, ServingRequest
     from shapewright.optimize.serving.point import Instance
+    from shapewright.pricing.servers import Server
     from shapewright.workload import ParallelLayout
 
 Role = Literal["both", "prefill", "decode"]
@@ -29,6 +30,7 @@ class Engine:
         name: Name of the format.
         title: Name for people.
         version: Version that the flags are of.
+        later: Later versions whose option lists were checked too.
         sources: Where its tables are from.
         model_types: Model types of config.json that it knows.
         formats: Formats of GEMMs and weights that it knows, see engines.toml.
@@ -40,6 +42,7 @@ class Engine:
     name: str
     title: str
     version: str
+    later: tuple[str, ...]
     sources: tuple[str, ...]
     model_types: frozenset[str]
     formats: Mapping[str, str]
@@ -51,6 +54,12 @@ class Engine:
     def heading(self) -> str:
         """Name and version, such as ``vLLM 0.10.2``."""
         return f"{self.title} {self.version}"
+
+    def at_version_of(self, server: Server) -> Engine:
+        """Return the engine at the version of a server, if that version's option list was checked."""
+        is_same = server.engine == self.name
+        found = [version for version in self.later if is_same and version.startswith(f"{server.version}.")]
+        return replace(self, version=found[0]) if found else self
 
     @property
     def server_name(self) -> str:
@@ -67,6 +76,7 @@ def read_engines() -> dict[str, Engine]:
             name=name,
             title=own["title"],
             version=own["version"],
+            later=tuple(own.get("later", ())),
             sources=tuple(own["sources"]),
             model_types=frozenset(own["model_types"]),
             formats=own["formats"],

@@ -108,7 +108,8 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
         ConfigError: unknown engine, or one that does not know the model.
         WorkloadError: the engine does not know the format, or no point keeps the limits.
     """
-    engine = find_engine(engine_name)
+    server = plan.request.server
+    engine = find_engine(engine_name).at_version_of(server)
     check_served(engine, plan.scenario)
     recommended = plan.recommended
     chosen = point or (recommended.point if recommended else None)
@@ -132,8 +133,7 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
     if len(roles) > 1:
         lines += _router_lines(engine, chosen)
         warnings.append("disaggregated: replace the addresses of the router with those of all instances")
-    server = plan.request.server
-    if server.engine not in ("current", engine.name):
+    if server.name not in ("current", engine.server_name):
         warnings.append(f"the plan is priced for {server.title}, and launched in {engine.heading}")
     lines[1:1] = [f"# warning: {words}" for words in warnings]
     text = "\n".join(lines) + "\n"
