@@ -189,48 +189,48 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
     request, instance = decoder.instance.request, decoder.instance
     prefill_layout, layout = prefiller.instance.layout, instance.layout
     limit = request.num_devices
-    best: OperatingPoint | None = None
+    prefill_rate, decode_rate = prefiller.requests_per_s, decoder.requests_per_s
+    best_rate, best, requests_per_s = 0.0, None, 0.0
     for num_prefill in range(1, _MOST_INSTANCES + 1):
-        most = _MOST_INSTANCES
+        most, prefilling = _MOST_INSTANCES, num_prefill * prefill_layout.num_devices
         if limit is not None:
-            most = min(most, (limit - num_prefill * prefill_layout.num_devices) // layout.num_devices)
+            most = min(most, (limit - prefilling) // layout.num_devices)
         if most < 1:
             break
-        prefilling = num_prefill * prefill_layout.num_devices
-        for num_decode in _matching(num_prefill * load * prefiller.requests_per_s / decoder.requests_per_s, most):
-            requests_per_s = min(num_prefill * load * prefiller.requests_per_s, num_decode * decoder.requests_per_s)
-            reached = requests_per_s / (num_prefill * prefiller.requests_per_s)
-            ttft = Span(
-                *(
-                    service + waiting_s(service, reached) + sent
-                    for service, sent in zip(
-                        (prefiller.service.middle_s, prefiller.service.low_s, prefiller.service.high_s),
-                        (transfer.middle_s, transfer.low_s, transfer.high_s),
-                        strict=True,
-                    )
-                )
-            )
-            # Decode instances that receive too few prompts run smaller batches; they are priced with full ones.
-            point = OperatingPoint(
-                mode="disaggregated",
-                format=instance.format,
-                layout=layout,
-                prefill_layout=prefill_layout,
-                num_instances=num_decode,
-                num_prefill_instances=num_prefill,
-                batch_size=decoder.batch_size,
-                num_sequences=decoder.batch_size * instance.num_streams * num_decode,
-                prefill_tokens=prefiller.batch_size * request.new_len,
-                prefill_load_fraction=reached,
-                prompt_cost_fraction=prefilling / (prefilling + num_decode * layout.num_devices),
-                ttft=ttft,
-                tpot=decoder.step.scaled(1.0 / request.tokens_per_pass),
-                requests_per_s=requests_per_s,
-                output_len=request.output_len,
-            )
-            if best is None or point.total_tokens_per_s(limit) > best.total_tokens_per_s(limit) * (1.0 + 1e-9):
-                best = point
-    return best
+        for num_decode in _matching(num_prefill * load * prefill_rate / decode_rate, most):
+            rate = min(num_prefill * load * prefill_rate, num_decode * decode_rate)
+            devices = prefilling + num_decode * layout.num_devices
+            total = rate / devices if limit is None else rate * (limit // devices)
+            if best is None or total > best_rate * (1.0 + 1e-9):
+                best_rate, best, requests_per_s = total, (num_prefill, num_decode), rate
+    if best is None:
+        return None
+    num_prefill, num_decode = best
+    prefilling = num_prefill * prefill_layout.num_devices
+    reached = requests_per_s / (num_prefill * prefill_rate)
+    service = prefiller.service
+    # Decode instances that receive too few prompts run smaller batches; they are priced with full ones.
+    return OperatingPoint(
+        mode="disaggregated",
+        format=instance.format,
+        layout=layout,
+        prefill_layout=prefill_layout,
+        num_instances=num_decode,
+        num_prefill_instances=num_prefill,
+        batch_size=decoder.batch_size,
+        num_sequences=decoder.batch_size * instance.num_streams * num_decode,
+        prefill_tokens=prefiller.batch_size * request.new_len,
+        prefill_load_fraction=reached,
+        prompt_cost_fraction=prefilling / (prefilling + num_decode * layout.num_devices),
+        ttft=Span(
+            service.middle_s + waiting_s(service.middle_s, reached) + transfer.middle_s,
+            service.low_s + waiting_s(service.low_s, reached) + transfer.low_s,
+            service.high_s + waiting_s(service.high_s, reached) + transfer.high_s,
+        ),
+        tpot=decoder.step.scaled(1.0 / request.tokens_per_pass),
+        requests_per_s=requests_per_s,
+        output_len=request.output_len,
+    )
 
 
 def _matching(ratio: float, most: int) -> set[int]:
