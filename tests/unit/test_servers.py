@@ -23,6 +23,12 @@ def test_an_engine_alone_is_its_newest_version() -> None:
     assert all(load_server(name).sources for name in server_names()[1:])
 
 
+def test_a_version_without_rows_scatters_as_the_one_before() -> None:
+    """No throughput of vLLM 0.19 is published; its intervals are those of 0.16."""
+    assert load_server("vllm-0.19").interval == load_server("vllm-0.16").interval
+    assert load_server("vllm-0.19").kernels == {}
+
+
 def test_an_unknown_server_is_refused_with_the_known_ones() -> None:
     """The message gives close names and all names."""
     with pytest.raises(WorkloadError, match=r"unknown server 'trtllm-9'.*trtllm-1\.0"):

@@ -95,8 +95,8 @@ class Server:
             go through the weights of experts, where the kernels of records are faster; 0 for theirs.
         kernels: Differences from the records by class of kernel, see kernel_class.
         interval: 5 % and 95 % quantile of measured / predicted throughput of held-out (model, device) pairs, for
-            ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; missing where no row of
-            the engine is known.
+            ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; of the version before
+            where none of a version is known, missing where none of the engine is.
         sources: Sources of the values, by field.
     """
 
@@ -264,6 +264,11 @@ def _read_servers() -> dict[str, Server]:
             record = json.loads(entry.read_text(encoding="utf-8"))
             for name, own in record["servers"].items():
                 fitted[name] = own
+    for name in raw:
+        # A version whose throughput nobody published scatters as those before it do.
+        before = [other for other in raw if other in fitted and other.partition("-")[0] == name.partition("-")[0]]
+        if name not in fitted and before:
+            fitted[name] = {"interval": fitted[before[-1]]["interval"]}
     tables = ("expert_kernel", "sources")
     return {
         name: _parse(
