@@ -97,24 +97,13 @@ def price_own_all_reduce(device: Device, *, message_bytes: PerCall, ranks: PerCa
     kernels = (name.split(LABEL_SEPARATOR) for name in record.parameters["kernels"])
     measured = np.array(sorted({float(group) for _, in_graph, group in kernels if in_graph == _IN_GRAPH}))
     nearest = measured[np.argmin(np.abs(np.log(ranks[:, None] / measured)), axis=1)]
-    prices = []
-    places = []
+    columns: dict[str, Any] = {spec.name: np.empty(len(ranks)) for spec in fields(Price) if spec.name != "calibration"}
     for group in np.unique(nearest):
-        places.append(np.flatnonzero(nearest == group))
-        work = all_reduce_work(device, message_bytes=message_bytes[places[-1]], ranks=ranks[places[-1]])
-        match = match_kernel(record, (_SERVING_LIBRARY, _IN_GRAPH, f"{group:.0f}"))
-        prices.append(price_kernel(work, device, record, match))
-    order = np.argsort(np.concatenate(places))
-    columns: dict[str, Any] = {
-        spec.name: np.concatenate(
-            [
-                np.broadcast_to(getattr(price, spec.name), place.shape)
-                for price, place in zip(prices, places, strict=True)
-            ]
-        )[order]
-        for spec in fields(Price)
-        if spec.name != "calibration"
-    }
+        here = nearest == group
+        work = all_reduce_work(device, message_bytes=message_bytes[here], ranks=ranks[here])
+        price = price_kernel(work, device, record, match_kernel(record, (_SERVING_LIBRARY, _IN_GRAPH, f"{group:.0f}")))
+        for name, column in columns.items():
+            column[here] = getattr(price, name)
     return Price(calibration=record.source, **columns)
 
 
