@@ -11,6 +11,7 @@ import numpy as np
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.measure.refit.intervals.rows import SHAPE_COLUMNS, held_out_rows, price_rows
 from shapewright.prediction.loss.law import load_loss_law, loss_recipes
+from shapewright.pricing.calibration.records import KERNEL_KINDS, list_records
 
 # Cells of device, format and library with fewer rows are too small to estimate coverage.
 FEWEST_ROWS = 200
@@ -37,7 +38,7 @@ def coverage_facts(data: Path, together: dict[str, Accuracy]) -> list[dict[str, 
             "covered": row.coverage_90,
             "width": row.interval_width,
             **_cells(cells[name]),
-            "unseen": _unseen(data, name) if name in ("gemm", *SHAPE_COLUMNS) else None,
+            "unseen": _unseen(data, name) if name in ("gemm", *SHAPE_COLUMNS) else _unseen_layouts(name),
             "left_out": _left_out_losses() if name == "loss_by_shape" else _left_out(far.get(name, [])),
         }
         for name, row in together.items()
@@ -74,6 +75,21 @@ def _unseen(data: Path, table: str) -> dict[str, Any]:
         "cells": len(cells),
         "cells_inside": int(cells["mean"].map(is_inside).sum()),
         **{name: float(covered[here].mean()) if here.sum() >= FEWEST_ROWS else None for name, here in sizes.items()},
+    }
+
+
+def _unseen_layouts(table: str) -> dict[str, Any] | None:
+    """Coverage of kernels' layouts left out in turn, each judged by the others; from the provenance of the records."""
+    if table not in KERNEL_KINDS:
+        return None
+    cells = [cell for record in list_records(table) for cell in record.provenance.get("covered_left_out", {}).values()]
+    rows = sum(cell["rows"] for cell in cells)
+    large = [cell["covered"] for cell in cells if cell["rows"] >= FEWEST_ROWS]
+    return {
+        "rows": rows,
+        "covered": sum(cell["covered"] * cell["rows"] for cell in cells) / max(rows, 1),
+        "cells": len(large),
+        "cells_inside": sum(map(is_inside, large)),
     }
 
 

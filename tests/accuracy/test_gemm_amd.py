@@ -17,12 +17,15 @@ LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encodin
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, formats in LIMITS.items() for dtype in formats])
 def test_recorded_errors(name: str, dtype: str) -> None:
-    """The held-out error that a record states stays within the limit, below that of the formulas or equal to it."""
+    """The held-out error that a record states stays within the limit, below that of the formulas or equal to it.
+
+    Intervals aim at 97 % of the rows that they are made of: rows of one shape err alike, and there are few shapes.
+    """
     report = load_record("gemm", load_device(name)).provenance["sections"][dtype]
 
     assert report["held_out"]["mean_ape"] <= LIMITS[name][dtype]
     assert report["held_out"]["mean_ape"] <= report["held_out_physics"]["mean_ape"]
-    assert 0.88 <= report["covered"] <= 0.93
+    assert 0.96 <= report["covered"] <= 0.99
 
 
 def test_shapes_left_out() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.refit.kernels import fit_kernel, intervals_of, tabulate
+from shapewright.measure.refit.intervals.work_kernels import KernelRows, coverage_left_out, intervals_of
+from shapewright.measure.refit.kernels import fit_kernel, tabulate
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
-from shapewright.pricing.kernels.price import correct_kernel, kernel_rates, match_kernel, price_kernel
+from shapewright.pricing.kernels.price import (
+    GAP_ERROR,
+    correct_kernel,
+    doublings_from_knots,
+    kernel_rates,
+    match_kernel,
+    price_kernel,
+)
 from shapewright.pricing.kernels.work import KernelWork, estimate_kernel
 from shapewright.pricing.operations import price_operations
 
@@ -158,14 +164,64 @@ def test_kernels_with_few_rows_share_an_interval() -> None:
     heads, keys = grid()
     few = np.flatnonzero(keys >= 4096.0)
     work, times = work_of(heads, keys).take(few), np.full(len(few), 1e-4)
-    fits = {
-        name: replace(fit_kernel(work, times, [heads[few]], []), unseen_s=times, measured_s=times * ratio)
-        for name, ratio in (("slow", 1.2), ("fast", 0.8))
-    }
-    found = intervals_of(fits)
+    rows = fit_kernel(work, times, [heads[few]], []).rows
+    found = intervals_of(
+        {
+            name: rows._replace(unseen_s=times, measured_s=times * ratio, doublings=np.zeros(len(times)))
+            for name, ratio in (("slow", 1.2), ("fast", 0.8))
+        }
+    )
 
     assert found["slow"] == found["fast"]
     assert (found["slow"]["low"], found["slow"]["high"]) == ([0.8], [1.2])
+
+
+def rows_with_errors(doublings: float, error: float) -> KernelRows:
+    """Two hundred rows of five layouts: 1 % off where fitted, off by a factor where their layout was left out."""
+    times, sign = np.full(200, 5e-4), np.where(np.arange(200) % 2, 1.0, -1.0)
+    return KernelRows(
+        measured_s=times * np.exp(error * sign),
+        fitted_s=times * np.exp((error - 0.01) * sign),
+        unseen_s=times,
+        doublings=np.full(200, doublings),
+        folds=np.arange(200) // 40,
+    )
+
+
+def test_interval_grows_with_the_distance_from_the_table() -> None:
+    """Rows 0.5 doublings from the table and off by 0.2 need sqrt(0.2^2 - 0.01^2) / sqrt(0.5) at one doubling."""
+    found = intervals_of({"kernel": rows_with_errors(0.5, 0.2)})["kernel"]
+
+    assert found["high"] == pytest.approx([np.exp(0.01)], rel=1e-3)
+    assert found[GAP_ERROR] == pytest.approx(np.sqrt((0.2**2 - 0.01**2) / 0.5), rel=1e-3)
+
+
+def test_rows_left_out_at_the_table_give_the_spread_itself() -> None:
+    """Where leaving a layout out leads nowhere, its error is the spread everywhere."""
+    found = intervals_of({"kernel": rows_with_errors(0.0, 0.2)})["kernel"]
+
+    assert found["high"] == pytest.approx([np.exp(0.2)], rel=1e-3)
+    assert found[GAP_ERROR] == 0.0
+
+
+def test_coverage_left_out_judges_each_layout_by_the_others() -> None:
+    """A layout whose errors are ten times those of the others lies outside the interval that they give."""
+    rows = rows_with_errors(0.5, 0.02)
+    odd = rows._replace(measured_s=np.where(rows.folds == 0, rows.unseen_s * 1.5, rows.measured_s))
+    inside = coverage_left_out({"kernel": odd})["kernel"]
+
+    assert inside[rows.folds == 0].tolist() == [0.0] * 40
+    assert inside[rows.folds > 0].tolist() == [1.0] * 160
+
+
+def test_distance_from_the_table_is_that_of_a_bridge() -> None:
+    """Halfway between two knots an octave apart a quarter of a doubling, at a knot none, beyond the last all of it."""
+    heads, keys = grid()
+    table = tabulate(work_of(heads, keys), np.zeros(len(heads)), ("heads",))
+    asked = np.array([4.0, 4.0 * 2.0**0.5, 4.0 * heads.max()])
+    found = doublings_from_knots(table, work_of(asked, np.full(3, 1024.0)), ("heads",))
+
+    assert found == pytest.approx([0.0, 0.25, 2.0], abs=1e-3)
 
 
 def call(**changes: object) -> Attention:

@@ -18,14 +18,26 @@ from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.attention import ENCODER, LATENT, LINEAR, SPARSE, TRAINING
 from shapewright.measure.accuracy.tables.communication import ALL_REDUCE, EXCHANGE
 from shapewright.measure.accuracy.tables.kernels import FUSED, NORMS, QUANTIZE, KernelGroup, KernelTable
-from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, fold_of_rows, interval_of
+from shapewright.measure.fit.shared import (
+    Array,
+    error_summary,
+    fit_log_times,
+    fold_of_rows,
+)
+from shapewright.measure.refit.intervals.work_kernels import KernelRows, coverage_left_out, intervals_of
 from shapewright.measure.refit.record_files import SAME_CHIP, SOURCE, command, record_path, write_record
 from shapewright.pricing.calibration.residual import ResidualTable
-from shapewright.pricing.kernels.price import LABEL_SEPARATOR, LOG_STEP, correct_kernel, kernel_rates
+from shapewright.pricing.kernels.price import (
+    LABEL_SEPARATOR,
+    LOG_STEP,
+    correct_kernel,
+    doublings_from_knots,
+    kernel_rates,
+)
 from shapewright.pricing.kernels.work import POWER, KernelWork, estimate_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -47,9 +59,6 @@ FEWEST_SEEN = 6
 # Share that a cell takes of each neighbor along an axis. Encoders of H200 and L40S on heads left out: 0 5.69 %, 0.05
 # 5.72 %, 0.1 5.85 %, 0.2 6.35 %; a little keeps a table from repeating the rows it is made of.
 SMOOTHING = 0.05
-# Residuals of one layout correlate: aiming at 92 % covers about 90 % of rows of further layouts.
-AIMED_COVERAGE = 0.92
-FEWEST_FOR_INTERVAL = 40
 
 
 @dataclass(frozen=True)
@@ -60,16 +69,14 @@ class KernelFit:
         weights: Weights of its terms.
         axes: Axes of its residual table; empty without one.
         table: Residual table.
-        unseen_s: Predictions of rows whose layout the fit left out; of all rows where none could be left out. [s]
-        measured_s: Their measured times. [s]
+        rows: Its rows as predicted.
         report: Errors.
     """
 
     weights: dict[str, float]
     axes: tuple[str, ...]
     table: ResidualTable | None
-    unseen_s: Array
-    measured_s: Array
+    rows: KernelRows
     report: dict[str, Any]
 
     @property
@@ -158,9 +165,9 @@ def fit_kernel(
     folds, is_judged = _folds(layouts)
     choices = [axes for axes in choices if set(axes) <= set(work.places)]
     unseen: dict[tuple[str, ...], Array] = {axes: np.full(len(measured), np.nan) for axes in ((), *choices)}
-    for fold in sorted(set(folds[is_judged])):
-        left = (folds == fold) & is_judged
-        seen = folds != fold
+    doublings: dict[tuple[str, ...], Array] = {axes: np.zeros(len(measured)) for axes in ((), *choices)}
+    for fold in np.unique(folds):
+        left, seen = folds == fold, folds != fold
         if seen.sum() < FEWEST_SEEN:
             continue
         weights = fit_weights(work.take(seen), measured[seen])
@@ -170,37 +177,23 @@ def fit_kernel(
         for axes in choices:
             table = tabulate(work.take(seen), logs[seen], axes)
             unseen[axes][left] = terms_s[left] * np.exp(correct_kernel(table, work.take(left), axes))
+            doublings[axes][left] = doublings_from_knots(table, work.take(left), axes)
     weights = fit_weights(work, measured)
-    terms_s = estimate_kernel(work, weights).total_s
-    known = ~np.isnan(unseen[()])
+    fitted_s = estimate_kernel(work, weights).total_s
+    known = is_judged & ~np.isnan(unseen[()])
     if not known.any():  # too few rows to leave any out
-        return KernelFit(weights, (), None, terms_s, measured, {"fit": error_summary(terms_s, measured)})
+        rows = KernelRows(measured, fitted_s, unseen[()], doublings[()], folds)
+        return KernelFit(weights, (), None, rows, {"fit": error_summary(fitted_s, measured)})
     errors = {axes: float(np.mean(np.abs(times[known] / measured[known] - 1.0))) for axes, times in unseen.items()}
     ratio = RECURRING_RATIO if shapes_recur else WORTHWHILE_RATIO
     best = min(choices, key=lambda axes: errors[axes], default=())
     best = best if errors[best] < ratio * errors[()] else ()
-    own = tabulate(work, np.log(measured / terms_s), best) if best else None
+    own = tabulate(work, np.log(measured / fitted_s), best) if best else None
+    if own is not None:
+        fitted_s = fitted_s * np.exp(correct_kernel(own, work, best))
     report = {"left_out": error_summary(unseen[best][known], measured[known])}
     report["left_out_terms_alone"] = error_summary(unseen[()][known], measured[known])
-    return KernelFit(weights, best, own, unseen[best][known], measured[known], report)
-
-
-def intervals_of(fits: Mapping[str, KernelFit]) -> dict[str, dict[str, list[float]]]:
-    """Intervals of the kernels of one device; those with few rows left out share one."""
-    few = [fit for fit in fits.values() if len(fit.measured_s) < FEWEST_FOR_INTERVAL]
-    shared: dict[str, list[float]] = {}
-    if few:
-        shared = interval_of(
-            np.concatenate([fit.unseen_s for fit in few]),
-            np.concatenate([fit.measured_s for fit in few]),
-            AIMED_COVERAGE,
-        )
-    return {
-        name: shared
-        if len(fit.measured_s) < FEWEST_FOR_INTERVAL
-        else interval_of(fit.unseen_s, fit.measured_s, AIMED_COVERAGE)
-        for name, fit in fits.items()
-    }
+    return KernelFit(weights, best, own, KernelRows(measured, fitted_s, unseen[best], doublings[best], folds), report)
 
 
 def _folds(layouts: Sequence[Array]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -263,12 +256,18 @@ def write_device(table: KernelTable, alias: str, columns: Columns, origin: tuple
             arrays |= {f"{name}@{axis}": knots.astype(np.float32) for axis, knots in enumerate(fit.table.knots_log2)}
         error = fit.report.get("left_out", fit.report.get("fit", {}))["mean_absolute_error"]
         print(f"{device.name:16s} {name:60s} {rows.num_rows:6d} {error:.3f} {' '.join(fit.axes)}", flush=True)
+    predicted = {name: fit.rows for name, fit in fits.items()}
+    cells: dict[str, list[Array]] = {}
+    for name, inside in coverage_left_out(predicted).items():
+        words = dict(zip(table.labels, name.split(LABEL_SEPARATOR), strict=True))
+        cells.setdefault(f"{words.get(table.dtype) or 'bf16'} {words[table.library]}", []).append(inside)
+    covered = {cell: np.concatenate(parts) for cell, parts in cells.items()}
     file = f"{device.name}.npz"
     record: dict[str, Any] = {
         "devices": [device.name, *SAME_CHIP.get(device.name, ())],
         "architecture": device.architecture,
         "parameters": {"kernels": {name: fit.content for name, fit in fits.items()}},
-        "interval": intervals_of(fits),
+        "interval": intervals_of(predicted),
         "residual": {"file": file} if arrays else None,
         "provenance": {
             "source": origin[1],
@@ -277,6 +276,11 @@ def write_device(table: KernelTable, alias: str, columns: Columns, origin: tuple
             "split": f"layouts ({', '.join(table.layout)}) left out whole in turn; parameters fitted on all of them",
             "command": command("kernels", f"--kind {table.name}"),
             "reports": {name: fit.report for name, fit in fits.items()},
+            "covered_left_out": {
+                cell: {"rows": int(known.sum()), "covered": float(inside[known].mean())}
+                for cell, inside in covered.items()
+                if (known := ~np.isnan(inside)).any()
+            },
         },
     }
     path = write_record(table.name, device.name, record)

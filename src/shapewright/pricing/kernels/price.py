@@ -39,9 +39,12 @@ LOG_STEP = 0.02
 """Value of one unit of a stored correction; a byte then spans factors of 0.08 to 12."""
 # Clock where the data sheet gives none: only starts and rounds of tiles depend on it. [Hz]
 _ASSUMED_CLOCK_HZ = 1.6e9
-TRANSFER_ERROR = {"architecture": 1.12, "generic": 2.5, "distant": 3.5, "foreign": 4.0}
+TRANSFER_ERROR = {"architecture": 1.18, "generic": 2.5, "distant": 3.5, "foreign": 4.0}
 """What 90 % of rows are wrong by where another device's record prices them, by distance: each of five devices left out,
-H100 and H200 by each other 1.1 to 1.2, others 1.5 to 4 (docs/decisions/0020). The last two are judgement."""
+H100 and H200 by each other 1.1 to 1.25, others 1.5 to 4 (docs/decisions/0020). The last two are judgement."""
+GAP_ERROR = "error_at_one_doubling"
+"""Key of an interval: logarithm of what rows are wrong by, beyond the spread of measured sizes, where their squared
+error has grown as far as it does in one doubling (doublings_from_knots)."""
 # Records whose tables correct a device: its own and those of its siblings.
 _CORRECTED_TRANSFERS = ("exact", "architecture")
 
@@ -133,13 +136,18 @@ def price_kernel(
             f"kernel {match.name} of {record.id} has no weight {error}; run python -m shapewright.measure.refit kernels"
         ) from error
     time_s = parts.total_s
-    if record.residual and record.transfer in _CORRECTED_TRANSFERS and content.get("axes"):
-        logs = correct_kernel(load_tables(record.residual["file"], record.kind)[match.name], work, content["axes"])
-        time_s = time_s * np.exp(logs)
+    interval = record.interval[match.name]
+    log_error = np.zeros_like(time_s)
+    if record.residual and content.get("axes"):
+        table = load_tables(record.residual["file"], record.kind)[match.name]
+        log_error = interval[GAP_ERROR] * np.sqrt(doublings_from_knots(table, work, content["axes"]))
+        if record.transfer in _CORRECTED_TRANSFERS:
+            time_s = time_s * np.exp(correct_kernel(table, work, content["axes"]))
     time_s = np.maximum(time_s, floor_s) if is_bounded else time_s
+    if record.transfer != "exact":
+        log_error = np.hypot(log_error, np.log(TRANSFER_ERROR[record.distance]))
     widening = 1.0 if match.is_same else OTHER_LIBRARY_WIDENING
-    ends = interval_factors(record.interval[match.name], time_s, widening)
-    low, high = ends if record.transfer == "exact" else widen_by_error(ends, np.log(TRANSFER_ERROR[record.distance]))
+    low, high = widen_by_error(interval_factors(interval, time_s, widening), widening * log_error)
     return Price(
         time_s=time_s,
         low_s=np.maximum(time_s * low, floor_s) if is_bounded else time_s * low,
@@ -167,10 +175,28 @@ def _transfer_weights(
 
 def correct_kernel(table: ResidualTable, work: KernelWork, axes: Sequence[str]) -> np.ndarray:
     """Logarithm of the correction of each call; it fades with the distance from the table."""
-    places = np.stack([np.log2(np.maximum(work.places[axis], 1e-9)) for axis in axes])
-    logs, beyond = interpolate(table, places)
+    logs, beyond = interpolate(table, _places(work, axes))
     corrected: np.ndarray = logs * np.maximum(1.0 - beyond / FADE_DOUBLINGS, 0.0)
     return corrected
+
+
+def doublings_from_knots(table: ResidualTable, work: KernelWork, axes: Sequence[str]) -> np.ndarray:
+    """Distance of each call from the table's knots, to which the variance of its residual is proportional. [doubling]
+
+    Residuals that change at random from size to size have between two knots the variance of a Brownian bridge, the
+    product of the distances to both over their sum, and beyond the outermost knot that distance itself.
+    """
+    distance = np.zeros_like(work.roofline_s)
+    for knots, place in zip(table.knots_log2, _places(work, axes), strict=True):
+        upper = np.clip(np.searchsorted(knots, place), 1, len(knots) - 1)
+        after, before = place - knots[upper - 1], knots[upper] - place
+        between = after * before / (knots[upper] - knots[upper - 1])
+        distance += np.where(between >= 0.0, between, np.maximum(-after, -before))
+    return distance
+
+
+def _places(work: KernelWork, axes: Sequence[str]) -> np.ndarray:
+    return np.round(np.stack([np.log2(np.maximum(work.places[axis], 1e-9)) for axis in axes]), 4)
 
 
 @cache
