@@ -31,6 +31,7 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 THINK_S = 10.0  # mean time between the requests of one client of a soak
 SLOW = ("check", "memory", "sweep", "plan")
 SLOW_SHARE, LEAVING_SHARE = 0.05, 0.02
+ANSWERED = (200, 422, 503)  # an answer, a shape that is refused, a queue that is full
 _MEBIBYTE = 2**20
 
 
@@ -128,25 +129,27 @@ async def run_crowd(
 
 async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict[str, Any]:
     """Clients that think between requests of every lane; latencies by request, and the server's memory each minute."""
-    stop_s = time.perf_counter() + seconds
     found: dict[str, list[tuple[float, bool]]] = {}
     statuses: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=num_clients)
 
+    def body_of(path: str, chance: random.Random) -> dict[str, Any]:
+        own: dict[str, dict[str, Any]] = {"plan": {"num_devices": 8}, "sweep": {"field": "hidden_size"}}
+        return {"job": random_job(chance), **own.get(path, {})}
+
     async def keep_asking(client: httpx.AsyncClient, seed: int) -> None:
         chance = random.Random(seed)
-        while (left_s := stop_s - time.perf_counter()) > 0.0:
-            await asyncio.sleep(min(left_s, chance.expovariate(1.0 / THINK_S)))
+        while time.perf_counter() + (pause_s := chance.expovariate(1.0 / THINK_S)) < stop_s:
+            await asyncio.sleep(pause_s)
             way = chance.random()
             path = "predict" if way > SLOW_SHARE else chance.choice(SLOW)
-            body = {"job": random_job(chance), **({"num_devices": 8} if path == "plan" else {})}
-            body |= {"field": "hidden_size"} if path == "sweep" else {}
+            body = body_of(path, chance)
             start_s = time.perf_counter()
             try:
                 limit_s = 0.05 if way > 1.0 - LEAVING_SHARE else 60.0
                 answer = await client.post(f"/api/v1/{path}", json=body, timeout=limit_s)
                 statuses[f"{path} {answer.status_code}"] += 1
-                found.setdefault(path, []).append((time.perf_counter() - start_s, answer.status_code in (200, 503)))
+                found.setdefault(path, []).append((time.perf_counter() - start_s, answer.status_code in ANSWERED))
             except httpx.HTTPError as error:
                 statuses[f"{path} {type(error).__name__}"] += 1
                 if limit_s > 1.0:
@@ -167,6 +170,9 @@ async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict
 
     memory: list[float] = []
     async with httpx.AsyncClient(base_url=address, limits=limits) as client:
+        for path in ("predict", *SLOW):  # a server that starts answers late once
+            await client.post(f"/api/v1/{path}", json=body_of(path, random.Random(0)), timeout=60.0)
+        stop_s = time.perf_counter() + seconds
         tasks = [asyncio.create_task(keep_asking(client, seed)) for seed in range(num_clients)]
         tasks += [asyncio.create_task(read_slowly(seed)) for seed in range(num_clients // 40)]
         while time.perf_counter() < stop_s:
