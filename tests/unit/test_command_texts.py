@@ -102,6 +102,8 @@ def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixtur
         "params gpt2",
         "devices",
         "devices show h100-sxm-80gb",
+        "design --params 125m --train-tokens 2b --device h100-sxm-80gb --gpus 1 --keep heads=12 --top 1",
+        "design --params 125m --train-tokens 2b --device h100-sxm-80gb --gpus 1 --top 1 -o {folder}/design",
         "rule",
         "batch --global-batch 96",
         "store ls {store}",
@@ -124,6 +126,9 @@ def test_outputs_end_with_the_next_command(command: str, tmp_path: Path, capsys:
     first, second, *following = shlex.split(out.splitlines()[-1])
     assert (first, second) == ("next:", "shapewright")
     assert following[0] in COMMANDS or " ".join(following[:2]) in COMMANDS
+    if words[0] == "design":
+        assert following == ([*words, "-o", "design"] if "-o" not in words else following)
+        assert "-o" not in words or Path(following[1]).is_file()
     if any(word.endswith(".sqlite") for word in following):
         assert any(Path(word).exists() for word in following)
     if words[0] in ("check", "predict", "search", "params", "devices", "batch", "rule", "accuracy"):

@@ -20,6 +20,7 @@ FINER = ", advanced"
 _MOST_EXAMPLES = 3
 _MOST_NAME_LINES = 5  # of the paragraph that only names options
 _FLAGS_WIDTH = 28
+_TYPED = "shapewright.typed"  # key of the words that were typed, in a context's meta
 _CLAUSE_END = re.compile(r"[;:,] (?![^(]*\))| [(\[]")  # not inside parentheses
 # Options of many commands that few calls need; a short page only names them.
 _SELDOM_USED = """
@@ -49,6 +50,11 @@ class GroupedOption(click.Option):
 
 class GuidedCommand(click.Command):
     """A command that names the next useful one where it printed text."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words that were typed, for a next command that repeats them."""
+        ctx.meta[_TYPED] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, then print the next one."""
@@ -164,7 +170,8 @@ _NEXT = {
     "memory": "plan {model_job} --gpus 8 --global-batch 64",
     "compare": "plan {model_job} --gpus 8 --global-batch 64",
     "mfu": "check {job}",
-    "design": "report ./config.json --device {device} -o review.html",
+    "design": "design {typed} -o design",
+    "design -o": "report {output}/config.json --device {device} -o review.html",
     "plan": "check {model_job}",
     "serve-plan": "serve-plan {serving_job} --format vllm",
     "flops": "predict {model} --device NAME",
@@ -214,19 +221,22 @@ def describe_next(context: click.Context) -> str:
     """
     given = context.params
     command = context.command_path.removeprefix("shapewright ") + (" --losses" if given.get("losses_path") else "")
+    if command == "design" and given["output"]:
+        command = "design -o"
     is_traced = bool(given.get("trace_inputs") or given.get("trace_config"))
     template = (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
         return ""
     if given.get("format_name") and command not in _FORMATS_FILES:
         return ""
-    from shlex import quote
+    from shlex import join, quote
 
     model = " ".join((*_config_words(given), *_given_options(context, "model"))) or "CONFIG"
     device = quote(str(given.get("device") or given.get("devices") or "NAME").partition(",")[0])
     on_device = f"--device {device}"
     lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
     words = {
+        "typed": join(context.meta.get(_TYPED, ())),
         "model": model,
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE))),
