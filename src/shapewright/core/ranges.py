@@ -93,7 +93,6 @@ def check_text(name: str, value: object, *, error: type[ShapewrightError]) -> st
 
     Args:
         name: Name of the field, for the message.
-        value: The value.
         error: Class of the error to raise.
 
     Raises:

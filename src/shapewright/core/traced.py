@@ -229,7 +229,6 @@ def evaluate(
     """Evaluate an expression over arrays.
 
     Args:
-        node: The expression.
         values: An array for each variable; they broadcast together.
         memo: Results already computed over the same arrays; new results are added.
     """

@@ -37,8 +37,6 @@ def check_allocation(num_devices: int, device: Device, *, words: str = "", allow
     """Check that a job does not leave part of a node unused.
 
     Args:
-        num_devices: Devices of the job.
-        device: The device.
         words: How the number of devices is computed, for the message; empty for ``num_devices=...``.
         allowed: Numbers of devices that the model can be split over, ascending, to suggest one; empty for any.
 

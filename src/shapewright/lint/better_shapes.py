@@ -85,7 +85,6 @@ def find_better_shapes(
 
     Args:
         scenario: The scenario; its step must be possible.
-        limit: Number of shapes to return.
         train_tokens: Tokens after which losses are compared; default: 20 per parameter.
 
     Returns:

@@ -75,7 +75,6 @@ def check_scenario(
     """Check a scenario against every rule, and search similar shapes for better ones.
 
     Args:
-        scenario: The scenario.
         ignore: Rules to ignore, by code, name or family; their findings are counted.
         look_around: Whether to search for better shapes.
         train_tokens: Tokens of the training run, after which their losses are compared; default: 20 per parameter.
@@ -222,7 +221,6 @@ def exit_code(report: HasFindings, fail_on: str = "warning") -> int:
     """Exit code of a check: 1 if a finding is at least as severe as ``fail_on``, otherwise 0.
 
     Args:
-        report: The report.
         fail_on: One of SEVERITIES, or ``never``.
     """
     if fail_on == "never":

@@ -81,7 +81,6 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
 
     Args:
         scenario: The scenario; its step can run.
-        findings: Its findings, the costliest first.
 
     """
     costly = [index for index, finding in enumerate(findings) if finding.cost_s is not None and finding.suggestions]

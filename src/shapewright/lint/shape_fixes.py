@@ -224,7 +224,6 @@ def head_dim_problem(scenario: Scenario, head_dim: int = 0) -> HeadDimProblem | 
     """Find why a head dimension is slow with the attention kernels in use; None where it is not.
 
     Args:
-        scenario: The scenario.
         head_dim: The head dimension; 0 for that of the model.
     """
     head_dim = head_dim or scenario.config.head_dim

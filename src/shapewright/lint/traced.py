@@ -50,10 +50,7 @@ def check_trace(
     """Check the linear layers and attention heads of a traced module, its format and its memory.
 
     Args:
-        trace: The trace.
-        device: The device.
         ignore: Rules to ignore, by code, name or family; their findings are counted.
-        optimizer: Optimizer of a training step.
 
     Raises:
         UnknownRuleError: an ignored rule does not exist.

@@ -94,16 +94,11 @@ def pointwise(
     """Build one memory-bound operation from the activations that it reads and writes.
 
     Args:
-        shard: Sizes of this device.
         block: Part of the model that it belongs to.
-        role: Its task there.
         operation: One of POINTWISE_KINDS.
-        repeats: Executions per step.
         read: Elements read. [element]
         written: Elements written. [element]
         written_bytes: Bytes written in addition, in another format. [byte]
-        num_kernels: Launches.
-        stage: Pipeline stages that run it.
     """
     return Pointwise(
         name=display_name(shard, block, role),
@@ -232,7 +227,6 @@ def lower_backward(forward: Iterable[Operation], workload: Workload | None = Non
     """Lower the gradients of forward operations, in reverse order.
 
     Args:
-        forward: The operations.
         workload: States which weights are frozen; None if all are trained.
     """
     backward: list[Operation] = []
@@ -291,7 +285,6 @@ def quantization(gemm: Gemm | GroupedGemm, width_bytes: float, *, read: Numeric,
     """Build the quantization of an operand to the format of a GEMM.
 
     Args:
-        gemm: The GEMM.
         width_bytes: Width of an element before quantization. [byte]
         read: Elements read. [element]
         written: Elements written. [element]

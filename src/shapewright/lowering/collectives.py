@@ -81,17 +81,13 @@ def collective(
     """Build one collective, or nothing if its group is a single device. Sizes may be arrays of one shape.
 
     Args:
-        shard: Sizes of this device.
         block: Part of the model or of the step that it belongs to.
-        role: Its task there.
         op_name: One of COLLECTIVE_OPS.
         axis: One of AXES.
-        repeats: Executions per step.
         name: Displayed name without the stack, if not block and role.
         message_bytes: Size of the whole buffer, as Collective counts it. [byte]
         num_ranks: Number of participating devices, if not all of the axis.
         stride: Distance in devices between neighbors, if not that of the axis.
-        stage: Pipeline stages that run it.
         pass_name: One of PASSES.
         overlaps: Whether it can overlap with computation.
     """
@@ -139,13 +135,8 @@ def gather_tokens(
     """Gather the tokens before a column-parallel GEMM; needed only if the tensor axis splits them.
 
     Args:
-        shard: Sizes of this device.
-        block: Block of the GEMM.
-        repeats: Executions per step.
-        tokens: Number of gathered tokens.
         name: Displayed name without the operation, if not the block.
         width: Elements of a token, if not the hidden size.
-        stage: Pipeline stages that run it.
         overlaps: Whether it can overlap with computation.
         num_ranks: Number of devices that share the matrix, if not the tensor axis; each has different tokens.
     """
@@ -182,13 +173,8 @@ def reduce_tokens(
     """Reduce the partial sums of a row-parallel GEMM; if the tensor axis splits tokens, each device gets its share.
 
     Args:
-        shard: Sizes of this device.
-        block: Block of the GEMM.
-        repeats: Executions per step.
-        tokens: Number of tokens.
         name: Displayed name without the operation, if not the block.
         width: Elements of a token, if not the hidden size.
-        stage: Pipeline stages that run it.
         num_ranks: Number of devices that share the matrix, if not the tensor axis; each gets different tokens.
     """
     op_name = "all_reduce" if num_ranks is None and not shard.splits_sequence else "reduce_scatter"
@@ -251,10 +237,6 @@ def _exchange_experts(
     """Lower an alltoall of the expert axis that sends a token to each node once, whatever its number of experts there.
 
     Args:
-        shard: Sizes of this device.
-        role: Direction of the exchange.
-        repeats: Executions per step.
-        rows: Routed rows.
         widths: Width of an element in the forward and in the backward pass. [byte]
     """
     ranks, elements = shard.layout.expert_parallel, 1.0 * rows * shard.config.hidden_size

@@ -249,8 +249,6 @@ def _lower_shared_expert(shard: Shard, repeats: int, *, stands_alone: bool) -> l
     """Lower the shared expert, which processes every token.
 
     Args:
-        shard: Sizes of this device.
-        repeats: Executions per step.
         stands_alone: Whether it gathers its tokens and reduces its outputs itself, because routed rows are exchanged.
     """
     config, tokens = shard.config, shard.num_tokens

@@ -48,9 +48,7 @@ def count_model_flops(config: TransformerConfig, workload: Workload, layout: Par
     number of sequences; sharding does not change the result.
 
     Args:
-        config: The model.
         workload: What is run; global_batch_size sequences per step, or one micro-batch per replica and stage.
-        layout: Parallel layout.
 
     Returns:
         FLOPs. [flop]
@@ -207,7 +205,6 @@ def count_convention_flops(
     """Count the FLOPs of a training step by a named convention.
 
     Args:
-        config: The model.
         workload: Training; its sequence length and recomputation are used, its batch sizes are not.
         num_sequences: Sequences of the step over all replicas.
         convention: One of CONVENTIONS.
@@ -277,7 +274,6 @@ def count_rule_of_thumb_flops(num_parameters: float, num_tokens: float, *, recom
 
     Args:
         num_parameters: Parameters that a token uses.
-        num_tokens: Training tokens.
         recompute: One of ``none``, ``selective``, ``full``; this rule neglects attention and so selective
             recomputation.
 

@@ -26,9 +26,7 @@ def lower_mixer(shard: Shard, kind: str, repeats: int) -> list[Operation]:
     """Lower the layers of one kind.
 
     Args:
-        shard: Sizes of this device.
         kind: One of LINEAR_LAYERS.
-        repeats: Executions per step.
     """
     mixer, block = make_mixer(shard.config, kind, shard.layout.tensor_parallel), cast("Block", kind)
     tokens = shard.num_tokens

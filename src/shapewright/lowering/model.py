@@ -58,9 +58,6 @@ def lower(
     """List the operations of one device in one step; equal layers are listed once with their number of repeats.
 
     Args:
-        config: The model.
-        workload: What is run.
-        layout: Parallel layout.
         node_size: Devices of one node, which determines the ranks of a collective that share one.
 
     Returns:
@@ -137,10 +134,8 @@ def lower_parts(
     """Lower a step into parts that do not depend on recomputation, ZeRO stage, model chunks and schedule.
 
     Args:
-        config: The model.
         workload: What is run; its recomputation mode has no effect.
         layout: Parallel layout; its ZeRO stage, model chunks and schedule have no effect.
-        node_size: Devices of one node.
         counts: Layers of the (decoder) stack and of the encoder; None for those of the busiest stage.
 
     Raises:

@@ -29,8 +29,6 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
     """Lower the copies of one stack's saved tensors to the host and back.
 
     Args:
-        shard: Sizes of this device.
-        counts: Layers of the stack.
         mode: Recomputation mode, which determines the saved tensors.
     """
     workload, config = shard.workload, shard.config
@@ -78,10 +76,7 @@ def lower_host_step(
     """Lower an optimizer step in host memory: gradients to the host, the update, weights back, without overlap.
 
     Args:
-        shard: Sizes of this device.
-        name: Name of the weight group.
         weights: Number of weights whose states belong to this device. [element]
-        recipe: State bytes per weight.
         stage: Pipeline stages that have the weights.
         extra_bytes: State bytes per weight in addition to the recipe's, each read and written. [byte]
 

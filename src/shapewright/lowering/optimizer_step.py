@@ -55,9 +55,7 @@ def count_gemm_weights(
     """Count the weights of GEMMs and of grouped GEMMs on this device. [element]
 
     Args:
-        operations: Forward operations of the layers.
         num_passes: Number of micro-batches, which repeats include.
-        of_adapters: Count those of adapters only.
     """
     dense: Any = 0
     routed: Any = 0
@@ -75,7 +73,6 @@ def weight_groups(shard: Shard, layers: Sequence[Operation], num_layers: int, *,
     """Group the weights of this device into layers, routed experts, embedding and logits.
 
     Args:
-        shard: Sizes of this device.
         layers: Forward operations of all layers, without the attention cores, whose GEMMs have no weights.
         num_layers: Number of layers on this device.
         num_trained: Number of them with a backward pass.
@@ -95,7 +92,6 @@ def make_groups(
     """Group weights given by their counts; counts and sizes of the shard may be arrays.
 
     Args:
-        shard: Sizes of this device.
         weights: Weights of the layers without routed experts, and of routed experts.
         trained: Those of them that the optimizer updates.
         num_layers: Number of layers on this device.

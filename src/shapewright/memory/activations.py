@@ -48,11 +48,8 @@ def estimate_layer(
     """Estimate the saved tensors of one layer under the workload's recomputation.
 
     Args:
-        config: The model.
-        workload: What is run.
         layout: Degrees of parallelism; the pipeline's schedule and stages have no effect.
         kind: Mixer and MLP of the layer.
-        has_cross_attention: Whether it has cross-attention.
     """
     tensors = list_kept_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules))
@@ -95,8 +92,6 @@ def estimate_activation_terms(
     """Estimate the activation memory of one stage in training.
 
     Args:
-        stage: The stage.
-        workload: What is run.
         layer_bytes: estimate_layer, or a cached form of it.
     """
     config, layout = stage.config, stage.layout

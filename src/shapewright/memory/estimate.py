@@ -103,9 +103,6 @@ def estimate_memory(
     """Estimate the memory of one device of the pipeline stage that needs most.
 
     Args:
-        config: The model.
-        workload: What is run.
-        layout: How it is spread.
         recipe: State bytes per parameter in training; by default those of the workload's optimizer.
 
     Assumes: No allocator fragmentation; communication buffers and gradients of activations, which reuse freed memory,
@@ -133,11 +130,6 @@ def estimate_stages(
     layout: ParallelLayout,
 ) -> tuple[MemoryEstimate, ...]:
     """Estimate the memory of one device of every pipeline stage, in order.
-
-    Args:
-        config: The model.
-        workload: What is run.
-        layout: How it is spread.
 
     Assumes: As estimate_memory does.
     """
@@ -268,7 +260,6 @@ def estimate_kv_cache(
     """Estimate the KV cache of one device at the end of the pass, states of linear attention included. [byte]
 
     Args:
-        config: The model.
         workload: Sequences, cached and new tokens, dtype of the cache.
         layout: Degrees of parallelism; the context axis splits the cached tokens.
         kinds: Pairs of a kind of layer and the number of the stage's layers of it.

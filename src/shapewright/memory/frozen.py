@@ -86,11 +86,8 @@ def list_kept_tensors(
     Without frozen weights these are those of list_layer_tensors.
 
     Args:
-        config: The model.
         workload: What is run; states which weights are trained.
-        layout: Degrees of parallelism.
         kind: Mixer and MLP of the layer.
-        has_cross_attention: Whether it has cross-attention.
     """
     tensors = list_layer_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     if not workload.has_adapters:

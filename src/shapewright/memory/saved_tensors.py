@@ -100,9 +100,7 @@ def list_saved_tensors(
     """List the tensors that one layer saves for one micro-batch on one device without recomputation.
 
     Args:
-        config: The model.
         workload: Batch, length, dtype and kind of attention.
-        layout: Degrees of parallelism.
         has_experts: Whether this is a mixture-of-experts layer.
         has_cross_attention: Whether this is a decoder layer of an encoder-decoder.
         layer_type: One of LAYER_TYPES.

@@ -81,8 +81,6 @@ def peak_stage_candidates(
     rises from stage to stage, and in inference the one that caches most.
 
     Args:
-        config: The model.
-        layout: Degrees of parallelism.
         cached_tokens: Tokens that a layer of some kind caches, in inference.
     """
     num_stages = layout.pipeline_parallel
@@ -217,9 +215,6 @@ def count_device_parameters(
     replicated if there are fewer of them than ranks.
 
     Args:
-        config: The model.
-        counts: Its parameters.
-        layout: Degrees of parallelism.
         kinds: Kinds of layer of the stage, whether each has cross-attention, and how many there are.
         is_first: Whether the stage has the embedding.
         is_last: Whether the stage has the final norm and the logits.
@@ -320,8 +315,6 @@ def estimate_states(
     of two stages, and the two devices of a stage share its optimizer states.
 
     Args:
-        parameters: Parameters of the device.
-        workload: Phase and dtype.
         layout: Degrees of parallelism and ZeRO stage.
         recipe: State bytes per parameter in training; by default those of the workload's optimizer.
 

@@ -49,7 +49,6 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object.
 
     Args:
-        content: Content of the file.
         where: Name of the file, for messages.
 
     Raises:

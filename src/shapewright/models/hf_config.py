@@ -79,10 +79,6 @@ class HfReading:
 def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     """Read a config.json object.
 
-    Args:
-        values: The parsed JSON object.
-        name: Name of the model.
-
     Raises:
         ConfigError: a value is invalid, or a size is missing.
     """
@@ -223,7 +219,6 @@ def has_block_scales(values: Mapping[str, object], model_type: str) -> bool:
 
     Args:
         values: The config.json object, or the part of its language model.
-        model_type: Model type, for messages.
 
     Raises:
         ConfigError: the quantization config is malformed.

@@ -169,7 +169,6 @@ def count_ranges(patterns: LayerPatterns, starts: IntArray, stops: IntArray) -> 
     """Count the layers of each kind in ranges of consecutive layers.
 
     Args:
-        patterns: Patterns of the model.
         starts: First layer of each range.
         stops: Layer after the last one of each range.
 

@@ -108,7 +108,6 @@ def make_mixer(config: TransformerConfig, kind: str, degree: int = 1) -> Mixer:
     """Describe a layer of a model.
 
     Args:
-        config: The model.
         kind: One of LINEAR_LAYERS.
         degree: Devices of the tensor axis, which split heads and channels.
     """

@@ -170,7 +170,6 @@ def count_layer_parameters(
     """Count the parameters of one layer.
 
     Args:
-        config: The model.
         group: The kind of layer, one of ``config.layer_groups()`` or ``config.encoder_layer_groups()``.
         is_encoder: Whether the layer belongs to the encoder of an encoder-decoder.
     """

@@ -182,7 +182,6 @@ def read_object(
     """Read a model from a config.json object, without access to files or network.
 
     Args:
-        raw: The object.
         overrides: As for ``read_model``.
         where: Its source, for messages and for ``Model.source``.
         name: Name in reports if the object has none.

@@ -316,10 +316,6 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
     Periodic patterns over layers are kept. Other patterns, such as "the first layers are dense", are truncated, or
     extended with their last value.
 
-    Args:
-        config: The config to change.
-        changes: New values by field name.
-
     Raises:
         ConfigError: an unknown field, or values that contradict each other.
 

@@ -32,7 +32,6 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
 
     Args:
         model: The model as it was read.
-        new_config: The config to write.
 
     Raises:
         ConfigError: the config.json of this family cannot express a change.

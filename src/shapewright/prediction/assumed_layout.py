@@ -33,7 +33,6 @@ def assume_layout(
 
     Args:
         scenario: Training with a global batch; its layout is ignored.
-        num_devices: Devices of the job.
         given: Known fields of ParallelLayout; a missing data_parallel is derived from the number of devices.
         keep_micro_batch: Whether the micro-batch of the workload is known; otherwise it is chosen.
 

@@ -51,7 +51,6 @@ def build_scenario(
         source: Preset, path, hub id, content of a config.json, a Model or TransformerConfig, or None for a model of
             overrides alone. Also a Scenario: the other arguments then replace its parts and fields.
         device: Name, alias, path of a device file, or a Device; required unless ``source`` is a Scenario.
-        overrides: TransformerConfig fields to change.
         workload: A Workload, or some of its fields. Defaults of the others: bf16 where the device has it, otherwise
             fp16; fused attention where the device has kernels for it; at most 2048 tokens.
         layout: A ParallelLayout, or some of its fields.

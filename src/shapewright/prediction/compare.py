@@ -118,7 +118,6 @@ def compare_outcomes(
     Args:
         outcomes: Each device with its predicted step, or with the error that predicting raised.
         usd_per_hour: Price of one device hour by canonical device name. [USD/h]
-        notes: Notes of the caller.
 
     Raises:
         WorkloadError: a price is not a positive number, or names a device that is not compared.

@@ -166,9 +166,6 @@ def predict(
     """Predict the time, throughput and memory of one step.
 
     Args:
-        config: The model.
-        device: The device.
-        workload: The workload.
         layout: The parallel layout; one device by default.
         software: Generation of the training software, one of ``software_names()``; by default a current tuned stack.
             It has no effect in prefill and decode.

@@ -79,7 +79,6 @@ def predict_sweep(
     """Predict a step for every combination of the values of some fields.
 
     Args:
-        scenario: Scenario of all other fields.
         axes: Values by name of a field of Workload or ParallelLayout, or of one of SWEPT_SIZES.
         notes: Notes of the result; by default those of the scenario.
 

@@ -99,8 +99,6 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
     """Predict one step of a traced module.
 
     Args:
-        trace: The trace.
-        device: The device.
         optimizer: Optimizer of a training step, one of OPTIMIZERS; ``adamw`` by default.
 
     Returns:

@@ -119,11 +119,6 @@ def usual_schedule(num_parameters: int, train_tokens: float, num_steps: int) -> 
     The learning rate is 0.3118 C^-0.1250 with C = 6 * parameters * tokens. It rises for 2,000 steps, at most 5 % of
     the run, and falls to a tenth.
 
-    Args:
-        num_parameters: Parameters of the model.
-        train_tokens: Tokens of the run.
-        num_steps: Optimizer steps of the run.
-
     Source: learning rate: arXiv 2401.02954 (DeepSeek LLM), eq. 1; the rest: arXiv 2307.09288 (Llama 2), section 2.2.
 
     >>> schedule = usual_schedule(3_000_000_000, 300e9, 71_526)

@@ -50,7 +50,6 @@ def warn_of_calibration(device: Device, sources: Mapping[str, CalibrationSource]
     """Warn of operations priced without a record of this device, or by data-sheet rates alone.
 
     Args:
-        device: Device of the step.
         sources: Calibration record by kind of operation.
     """
     if unmeasured := [

@@ -291,10 +291,7 @@ def _inside_node(calls: _Calls, link_s: PerCall, device: Device, record: Calibra
     """Start and transfer time inside a node, 0 for ranks without others in their node. [s]
 
     Args:
-        calls: The calls.
         link_s: Time of their messages at full link bandwidth. [s]
-        device: The device.
-        record: The record.
     """
     doublings = np.where(calls.of("send_recv"), 1.0, np.log2(calls.local))
     start_s, transfer_s = np.zeros_like(link_s), np.zeros_like(link_s)
@@ -312,7 +309,6 @@ def _best_protocol(table: _Protocols, link_s: PerCall, doublings: PerCall) -> tu
     """Start and transfer time of the best protocol at the measured group sizes around ``doublings``. [s]
 
     Args:
-        table: Protocols of the operation.
         link_s: Time of the messages at full link bandwidth. [s]
         doublings: log2 of the group sizes.
     """

@@ -53,10 +53,6 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
 def price_operations(operations: Sequence[Operation], device: Device) -> list[Price]:
     """Price scalar operations, in their order; operations of one kind are evaluated together.
 
-    Args:
-        operations: Operations to price.
-        device: Device that runs them.
-
     Raises:
         UnknownRateError: the device's data sheet lacks a number that is needed.
         CalibrationError: there is no record to price with.

@@ -53,7 +53,6 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
 
     Args:
         operation: The operation; its bytes and num_kernels may be arrays of one shape.
-        device: The device.
         record: A record of kind ``pointwise``.
 
     Returns:
@@ -148,7 +147,6 @@ def _foreign_ends(kind: str, measured: str, device: Device, record: CalibrationR
     """Ends of the interval of a kernel of another vendor's chip, as factors; None where no group has them.
 
     Args:
-        kind: Kind of operation.
         measured: The chip whose kernel it is. It predicts its siblings worse, other chips of its vendor worse still,
             and a third vendor's as vendors predict each other.
         device: The chip to price.

@@ -126,7 +126,6 @@ def split_rows(
     step has a hundred.
 
     Args:
-        kind: Price, or a subclass.
         columns: All its fields except ``calibration``, 1-d arrays of one length.
         sources: Its ``calibration``, one for all or one for each.
     """
@@ -152,8 +151,6 @@ def roofline_s(flops: Numeric, num_bytes: Numeric, device: Device, dtype: str) -
     Args:
         flops: Arithmetic. [flop]
         num_bytes: Memory traffic. [byte]
-        device: The device.
-        dtype: Element format of the arithmetic.
 
     Raises:
         UnknownRateError: the device has no rate for this dtype.

@@ -184,8 +184,6 @@ class Server:
         """Return the time that the host adds to a pass. [s]
 
         Args:
-            num_sequences: Decoding sequences.
-            num_kernels: Kernels of the pass.
             device_s: Time of the pass on the device. [s]
             is_decode: Whether the pass only decodes, so that it may be a CUDA graph.
         """
@@ -209,7 +207,6 @@ def kernel_class(operation: Operation, device: Device) -> str:
     """Class of an operation's kernel, as in ``Server.kernels``.
 
     Args:
-        operation: The operation.
         device: Where it runs: links and PCIe are different classes.
     """
     if isinstance(operation, Attention):

@@ -127,7 +127,6 @@ class Software:
         """Time of one execution as this software runs it. [s]
 
         Args:
-            operation: What runs.
             time_s: Its price, or those of many of its kind. [s]
             device: Where it runs.
         """

@@ -275,7 +275,6 @@ def pack_sequence(text: str, seq_len: int) -> tuple[int, ...]:
     Args:
         text: Lengths as for read_documents, or ``mean:700`` for documents of an exponential distribution, the widest of
             a given mean: equally likely quantiles, scaled to fill the sequence.
-        seq_len: Tokens of the sequence.
 
     Raises:
         WorkloadError: the text is malformed, or the documents are longer than the sequence.

@@ -54,12 +54,6 @@ def tower_job(
 ) -> tuple[TransformerConfig, Workload, ParallelLayout]:
     """Return the vision tower of a model, with the images that a step gives it and the layout of the first stage.
 
-    Args:
-        config: The model.
-        workload: What is run.
-        layout: How it is spread.
-        num_passes: Micro-batches of a step.
-
     Raises:
         WorkloadError: an image is smaller than a token, or its patches cannot be merged.
     """

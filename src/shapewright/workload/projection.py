@@ -43,10 +43,6 @@ def projection_rank(config: TransformerConfig, workload: Workload) -> Count:
 def training_recipe(config: TransformerConfig, workload: Workload) -> TrainingRecipe:
     """Return the bytes per parameter of the workload's optimizer; projected moments depend on the model's matrices.
 
-    Args:
-        config: The model.
-        workload: Optimizer, rank and dtype.
-
     >>> from shapewright.models.transformer import TransformerConfig
     >>> from shapewright.workload import Workload
     >>> square = TransformerConfig(hidden_size=1024, num_layers=1, num_heads=8, intermediate_size=1024, vocab_size=512)

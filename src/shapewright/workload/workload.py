@@ -321,13 +321,7 @@ class Workload:
         return self.has_adapters and is_target(self.lora_targets or "all-linear", block, role)
 
     def trained_layers(self, first: int, stop: int, num_layers: int) -> int:
-        """Count the layers from ``first`` to before ``stop`` that have a backward pass: all, or the last ones.
-
-        Args:
-            first: First layer of a stage.
-            stop: Layer after its last one.
-            num_layers: Layers of the model.
-        """
+        """Count the layers from ``first`` to before ``stop`` that have a backward pass: all, or the last ones."""
         if self.last_layers is None:
             return stop - first
         return max(0, stop - max(first, num_layers - self.last_layers))
@@ -337,11 +331,6 @@ class Workload:
 
         Fused kernels take as many as the vocabulary is wider than the embeddings, so that the logits of a chunk are no
         larger than the hidden states of all tokens; not where the vocabulary is split, which the kernel does not do.
-
-        Args:
-            embedding_size: Width of the embeddings.
-            vocab_size: Vocabulary of the model.
-            tensor_parallel: Devices that share the vocabulary.
 
         Source: linkedin/Liger-Kernel @ead96b6, ops/fused_linear_cross_entropy.py, which rounds rows to powers of two.
 

@@ -101,8 +101,6 @@ def pop_traced_job(config: str | None, device: str, given: dict[str, Any], **idl
     """Take the options of a trace from those given, and trace; None where CONFIG is no module and --trace is not given.
 
     Args:
-        config: CONFIG of the command line.
-        device: Name of the device.
         given: Options by name; those of a trace are removed.
         idle: Values of other options that have no effect on a trace, by flag without dashes; falsy where not given.
 

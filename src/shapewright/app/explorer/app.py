@@ -79,7 +79,6 @@ def create_app(
         host: Name or address of the server, in addition to those of this machine.
         token: Access token that every request must carry; None for loopback.
         queue: Queue of searches; None for a default one.
-        measured: Measurements to show with predictions.
         devices: Devices that requests can name; None for those of the package.
         public_names: Host names of a public server, which needs no token and has short searches.
         frame_origins: Origins whose pages may show the page in a frame.

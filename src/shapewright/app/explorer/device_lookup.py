@@ -38,7 +38,6 @@ class DeviceLookup:
         """Find a device by name or alias, with the given node options instead of those of its file.
 
         Args:
-            name: Name or alias.
             node_size: Devices per node; None for the value of the device file.
             network_gbit_per_s: Network of each device, one direction; None for the value of the device file. [Gbit/s]
 

@@ -63,7 +63,6 @@ def problem(status: int, title: str, detail: str) -> Response:
     """Make a problem response.
 
     Args:
-        status: HTTP status.
         title: Name of the error class, such as ``ConfigError``.
         detail: Message: what is wrong, the value, what is allowed and what to do, in one line.
     """

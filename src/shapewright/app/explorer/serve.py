@@ -87,7 +87,6 @@ def serve(
     Args:
         host: Address to listen on; addresses other than loopback require a token, unless the server is public.
         port: Port; 0 for any free one.
-        open_browser: Whether to open the page.
         say: Called with every line to print.
         store_path: Store whose measurements are shown with predictions; empty for none.
         calibration: Path of a calibration file whose device is priced with its records; empty for none.

@@ -132,8 +132,6 @@ def predicted_layer_map(
 
     Args:
         config: Model whose layer is varied; key-value heads and MLP keep their proportions.
-        workload: Workload of the layer.
-        device: Device to predict for.
     """
     values = [[_rate(config, workload, device, h, a) for h in HIDDEN_SIZES] for a in HEADS]
     outlined = None

@@ -35,7 +35,6 @@ def save_chart(chart: Chart, path: Path, *, description: str = "") -> None:
     """Draw a chart into a file.
 
     Args:
-        chart: Chart to draw.
         path: Output file; its suffix selects the format, one of ``FORMATS``.
         description: Description in the metadata of an SVG file.
 

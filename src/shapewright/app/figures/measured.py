@@ -63,7 +63,6 @@ def samples_from_rows(rows: Iterable[Row], *, device: str = "", suite: str = "")
     """Samples of successful rows of single operations, without repetitions.
 
     Args:
-        rows: Rows of a measurement store.
         device: Canonical name of the device to keep; empty for all.
         suite: Suite to keep; empty for all.
     """
@@ -135,7 +134,6 @@ def attention_heads_chart(
 
     Args:
         samples: Score GEMMs from find_scores or default_samples.
-        device: Device to predict for.
     """
     priced = price_samples(samples, device)
     by_heads: dict[int, list[tuple[float, float, float | None]]] = {}
@@ -184,7 +182,6 @@ def measured_vs_predicted_chart(samples: Sequence[Sample], device: Device, *, ro
 
     Args:
         samples: Samples; unmeasured ones are ignored.
-        device: Device to predict for.
         rows: Rows of a store; successful layers and steps of the device are used.
     """
     pairs: dict[str, list[_Pair]] = {}

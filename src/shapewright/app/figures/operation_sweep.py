@@ -103,9 +103,6 @@ def operation_sweep_chart(
     """Draw one sweep.
 
     Args:
-        sweep: Samples, measured or not.
-        device: Device to predict for.
-        measured_name: Name of the measured points.
         measured_scale: Factor on predicted times to match the measuring setup, such as an older library.
         measured_extra_s: Overhead per call of the measuring setup, added to predicted times. [s]
     """

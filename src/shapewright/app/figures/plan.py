@@ -64,7 +64,6 @@ def pipeline_chart(prediction: Prediction, title: str = "Pipeline") -> tuple[Tim
 
     Args:
         prediction: A training step with at least two pipeline stages.
-        title: Title of the chart.
 
     Returns:
         The chart, the number of micro-batches shown, and their number in the step.

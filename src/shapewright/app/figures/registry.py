@@ -59,7 +59,6 @@ def draw_figure(name: str, request: FigureRequest) -> list[Chart]:
 
     Args:
         name: One of FIGURE_NAMES.
-        request: Inputs of the figure.
 
     Raises:
         MeasuredFileError: the store has no measurements for the figure.

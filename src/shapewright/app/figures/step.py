@@ -146,8 +146,6 @@ def samples_roofline_chart(samples: Sequence[Sample], device: Device, dtype: str
 
     Args:
         samples: Samples; operations without FLOPs or in another dtype are ignored.
-        device: Device to predict for.
-        dtype: Element format of the roofline.
     """
     chosen = [sample for sample in samples if float(sample.operation.flops) > 0.0 and sample.operation.dtype == dtype]
     step = max(1, -(-len(chosen) // _MAX_SAMPLE_POINTS))

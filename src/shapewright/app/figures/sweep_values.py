@@ -109,7 +109,6 @@ def sweep_field(scenario: Scenario, field: str, *, values: Sequence[int] | None 
     """Predict the step at many values of one field.
 
     Args:
-        scenario: Scenario whose field is varied.
         field: A key of SWEPT_FIELDS.
         values: Values to take, at most MAX_POINTS; None for a grid around the current one.
 

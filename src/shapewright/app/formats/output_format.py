@@ -148,8 +148,6 @@ def check_training_workload(form_name: str, workload: Workload, dtypes: Collecti
     """Check that a workload is training in a supported dtype, with full recomputation or none.
 
     Args:
-        form_name: Name of the format.
-        workload: Workload to write.
         dtypes: Dtypes that the framework trains in.
 
     Raises:

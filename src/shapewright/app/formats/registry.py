@@ -62,9 +62,7 @@ def write_format(
 
     Args:
         name: A key of FORMATS or RUN_FORMATS; the latter write only workload and layout.
-        config: The model.
         workload: Batch, sequence length, dtype and recomputation of a training step.
-        layout: Parallel layout.
         untimed: Values that no prediction depends on: those of ``models.untimed_values``, and the fields of a
             ``RunSchedule`` where the length of the run is known.
 
@@ -103,7 +101,6 @@ def check_format(name: str, *, also: Iterable[str] = ("hf",)) -> OutputFormat:
     """Look up a format of FORMATS.
 
     Args:
-        name: Name of the format.
         also: Further formats that the caller supports, for the error message.
 
     Raises:

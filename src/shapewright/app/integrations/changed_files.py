@@ -81,9 +81,7 @@ def check_files(
     """Check config files; those that describe no model have neither report nor problem.
 
     Args:
-        paths: The files.
         build: Builds the scenario of a file.
-        ignore: Rules to ignore.
     """
     return [_check_file(path, build, ignore) for path in paths]
 
@@ -139,8 +137,6 @@ def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fract
     """Markdown text of the comment: a row for each config, and the findings of each.
 
     Args:
-        checked: The files.
-        device_title: Name of the device.
         limit_fraction: Predicted cost above which a file fails.
     """
     models = [each for each in checked if each.is_model]

@@ -180,8 +180,6 @@ class StepMonitor:
         """Take the model and the batch of a training that begins, and warn of costly findings.
 
         Args:
-            config: The model, see explain_step.
-            num_devices: Devices of the job.
             workload: Fields of Workload that the trainer knows; those given to the monitor come first.
         """
         given = given_fields(self._parts.get("workload"))

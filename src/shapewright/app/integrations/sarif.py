@@ -27,7 +27,6 @@ def to_sarif(report: CheckReport, artifact: str, lines: Mapping[str, int] | None
     """Convert the report to a SARIF log with one run.
 
     Args:
-        report: The report.
         artifact: Path, hub id or name of the checked config.
         lines: Line of each field of the model in the config; findings of other fields are placed at line 1.
 

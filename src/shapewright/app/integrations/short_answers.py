@@ -89,7 +89,6 @@ def shorten(tool: str, answer: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         tool: A key of KEYS.
-        answer: JSON output of the command.
 
     >>> shorten("plan", {"plans": [{"rank": 1, "mfu": 0.51239, "layout": {}}], "elapsed_s": 3.0, "notes": []})
     {'plans': [{'rank': 1, 'mfu': 0.5124}]}

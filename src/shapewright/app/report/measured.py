@@ -211,8 +211,6 @@ def print_rows(rows: Sequence[BenchRow], console: Console, *, most: int | None =
     """Print a table of rows; failed ones have the reason.
 
     Args:
-        rows: The rows.
-        console: Console to print on.
         most: Largest number of rows to print.
     """
     shown = rows[:most]

@@ -76,7 +76,6 @@ def render_page(title: str, sections: Sequence[Section], *, subtitle: str = "") 
 
     Args:
         title: Heading of the page and title of its tab.
-        sections: Content, in order.
         subtitle: One line under the heading, such as the device and the workload.
 
     Returns:
@@ -182,10 +181,6 @@ def find_browser() -> str | None:
 
 def print_to_pdf(page: Path, target: Path) -> None:
     """Convert an HTML file to PDF.
-
-    Args:
-        page: A self-contained page.
-        target: The PDF to write.
 
     Raises:
         MissingExtraError: no browser is installed.

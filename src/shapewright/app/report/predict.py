@@ -28,8 +28,6 @@ def print_prediction(output: PredictOutput, console: Console, *, top: int | None
     """Print a whole prediction.
 
     Args:
-        output: The prediction.
-        console: Console to print on.
         top: Operations to list, slowest first; None for all.
     """
     print_verdict(output, console)

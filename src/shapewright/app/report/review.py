@@ -228,7 +228,6 @@ def gather_review(scenario: Scenario, *, no_search: bool = False) -> Review:
     """Compute all results of a review.
 
     Args:
-        scenario: The scenario to review.
         no_search: Skip the search for faster shapes.
 
     Raises:

@@ -119,7 +119,6 @@ def _more_devices(scenario: Scenario, spread: Mapping[int, dict[str, int]]) -> I
     """Yield layouts on more devices, the fewest first, with more devices per stage and more pipeline stages.
 
     Args:
-        scenario: The scenario.
         spread: Layout changes by number of devices per stage.
     """
     layout = scenario.layout

@@ -36,8 +36,6 @@ def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operat
     """Lower queries, keys and values of self-attention with their norms and rotary positions.
 
     Args:
-        shard: Sizes of this device.
-        repeats: Executions per step.
         rotary_repeats: Executions per step in layers with rotary positions.
     """
     config, tokens = shard.config, shard.num_tokens

@@ -80,10 +80,7 @@ def trace_config(
     """Trace the model that transformers or diffusers builds from a config.json object, without weights and remote code.
 
     Args:
-        config: The config.json object.
         source: Where it was read from.
-        batch_size: Sequences of a step.
-        seq_len: Tokens of a sequence.
         inputs: Inputs as text; by default token ids, and labels in training.
         time_limit_s: Time after which the child is ended. [s]
         options: phase, dtype, fused and values, as trace_module takes them.

@@ -50,7 +50,6 @@ def describe_error(error: BaseException, what: str) -> TraceError:
     """One line for an exception of the user's code.
 
     Args:
-        error: The exception.
         what: What ran: the builder, or the module's forward function.
     """
     frames = traceback.extract_tb(error.__traceback__)

@@ -45,7 +45,6 @@ def build_from_config(
     Of a multimodal config the text model is built. ``auto_map``, which names code of a repository, is ignored.
 
     Args:
-        values: The config.json object.
         dtype: Element format of the weights by its torch name.
         attentions: Attention implementations to try, the first one that the model supports is used.
 
@@ -165,11 +164,8 @@ def trace_built_model(
     """Build the model of a config.json object and trace it; see build_from_config and trace_module.
 
     Args:
-        config: The config.json object.
         inputs: Inputs as text; by default those of default_inputs.
         source: Where the object was read from.
-        batch_size: Sequences of a step.
-        seq_len: Tokens of a sequence.
         dtype: Element format of the weights; bf16 by default.
         options: phase, fused and values, as trace_module takes them.
 
@@ -230,9 +226,6 @@ def default_inputs(model: Any, batch_size: int, seq_len: int, *, has_labels: boo
     """Inputs of a model of transformers: token ids and labels, or images.
 
     Args:
-        model: The model.
-        batch_size: Sequences or images.
-        seq_len: Tokens of a sequence.
         has_labels: Whether labels are given, so that the model computes its loss.
     """
     ids = TensorSpec("int64", (batch_size, seq_len))

@@ -124,7 +124,6 @@ def read_gemm(name: str, args: Sequence[Any], dtype_of: Any) -> Operation | None
 
     Args:
         name: Name of the operator without namespace and overload.
-        args: Its positional arguments.
         dtype_of: Function that names the element format of a tensor.
     """
     if name in _GEMMS:
@@ -207,7 +206,6 @@ def read_collective(name: str, num_ranks: int, num_bytes: float, axis: str = "da
 
     Args:
         name: Name of the operator without namespace and overload.
-        num_ranks: Ranks of its group.
         num_bytes: Larger of its input and output. [byte]
         axis: Axis of the layout that the group stands for.
     """

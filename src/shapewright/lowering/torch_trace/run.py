@@ -69,7 +69,6 @@ def trace_module(
     The module is not changed: parameters that have memory are replaced by meta tensors while it runs.
 
     Args:
-        module: A torch.nn.Module.
         inputs: Inputs as text, such as ``tokens=int64[4,2048]``, or tensors and numbers by name or in order. Values of
             tensors are not read.
         phase: ``train`` for forward and backward pass, ``prefill`` for the forward pass alone.

@@ -197,8 +197,6 @@ def split_chunks(
     """Split priced rows by part.
 
     Args:
-        table: Table or quantity.
-        labels: Canonical device, dtype and library.
         parts: Part of each row, or of all. [rows]
         measured: Measured times. [s], [rows]
         prices: Predictions. [rows]

@@ -169,8 +169,6 @@ class Context:
         """Return the record to price with.
 
         Args:
-            kind: Kind of operation.
-            device: The device.
             older_software: The rows were timed with libraries older than the record's, with other heuristics. Learned
                 corrections of current libraries are then ignored (docs/decisions/0003), and the interval is that of
                 older software. Records without learned corrections were fitted to such rows and stay unchanged.

@@ -139,7 +139,6 @@ def evaluate_folder(
         by: Labels to group by, of ``GROUPINGS``; tables are always separate.
         uncalibrated: Price as if the devices had no records of their own.
         calibration: File of records to price its device with; see ``pricing.calibration.file``.
-        physics_only: Ignore learned corrections.
         on_table: Called with name and number of rows before each table.
         on_rows: Called with the number of rows that were priced.
 

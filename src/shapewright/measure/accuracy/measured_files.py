@@ -29,11 +29,6 @@ def read_csv(
 ) -> tuple[Columns, dict[str, tuple[str, int]]]:
     """Read numeric and label columns; a time in seconds may be given in another unit, as latency_us for latency_s.
 
-    Args:
-        path: The file.
-        number_names: Numeric columns.
-        label_names: Label columns.
-
     Returns:
         The columns, NaN for missing numbers; by numeric column that holds text, the first text and how many there are.
 

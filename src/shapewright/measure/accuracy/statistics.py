@@ -140,8 +140,6 @@ def loss_errors(
         predicted: Predicted losses. [nats]
         measured: Measured ones. [nats]
         group: Rows of different groups are not compared.
-        log_parameters: ln of the size.
-        log_tokens: ln of the training tokens.
     """
     pairs = []
     for number in np.unique(group):

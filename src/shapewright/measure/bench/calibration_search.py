@@ -78,11 +78,8 @@ def measure_for_calibration(
 
     Args:
         dtypes: Element formats, which share the budget.
-        facts: The device.
         store: Store of the rows; those that it has of this device count.
-        run: Describes this run.
         measure: Measures cases within a time. [s]
-        seed: Seed of the draws.
         budget_s: Time for all formats. [s]
         target_error: Mean error on random shapes at which a format is done.
 

@@ -50,8 +50,6 @@ def measure_case(
     """Measure one case; an error of the case is recorded in its row.
 
     Args:
-        case: What to measure.
-        backend: Device to run on.
         run: The run that the row belongs to.
         budget_s: Time after which no further samples are begun. [s]
         ci_fraction: Half width of the median's confidence interval over the median at which sampling may stop.

@@ -121,14 +121,10 @@ def run_cases(
     """Measure cases in order; each row is committed before the next one begins.
 
     Args:
-        cases: What to measure.
-        measurer: Measures each case.
         store: Store for the rows; the rows that it contains are not measured again.
-        run: Describes this run.
         budget_s: Time after which no further row is begun. [s]
         ci_fraction: Half width of the median's confidence interval over the median at which sampling may stop.
         retry_failed: Whether to measure failed and wrong rows again.
-        on_row: Called with each new row.
         on_start: Called with the number of cases to measure.
 
     Raises:
@@ -176,10 +172,7 @@ def count_outcome(
     """Count the cases of a run by what became of them.
 
     Args:
-        measured: New rows.
         num_unstored: Rows of these that the store did not take.
-        cases: All cases of the run.
-        measurable: Those within the device's limit.
         pending: Those of them that the store did not contain.
         wall_s: Elapsed time. [s]
     """

@@ -49,8 +49,6 @@ def verify_search(
     """Measure the baseline and the best shapes of a search.
 
     Args:
-        result: The search.
-        num_shapes: Number of shapes to measure.
         measurer: Measures each operation; operations that fail or crash the process are excluded.
         budget_s: Time after which no further round is begun. [s]
         on_case: Called with the number of finished measurements and their total.

@@ -62,7 +62,6 @@ def fit_attention_record(
 
     Args:
         rows: Valid rows of one device.
-        device: The device.
     """
     sibling = load_record("attention", device)
     section = sibling.parameters["sections"][_SECTION]

@@ -116,11 +116,9 @@ def calibrate_rows(
     """Fit records to the rows of a store: GEMMs, and pointwise operations and attention where there are enough rows.
 
     Args:
-        rows: Rows of a store.
         runs: Its runs, which hold facts about the device.
         device: Name or file of the device; may be omitted if the store has one device only.
         source: Name of the store, for the provenance.
-        command: Command line, for the provenance.
         on_kind: Called with the name of each kind before it is fitted.
 
     Raises:

@@ -77,7 +77,6 @@ def fit_gemm_sections(
 
     Args:
         table: GEMMs of one device, from ``measured_rows.gemm_table``.
-        device: The device.
 
     Raises:
         CalibrationError: no dtype has FEWEST_ROWS rows.
@@ -214,8 +213,6 @@ def gemm_forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: boo
 
     Args:
         rows: GEMMs of one format, from ``gemm_table``.
-        device: The device.
-        dtype: The format.
         has_cache: Whether rows may have found their operands in the cache.
     """
     known = device.architecture_facts

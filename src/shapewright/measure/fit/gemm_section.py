@@ -240,9 +240,6 @@ def fit(
 
     Args:
         rows: Measured rows; at most FIT_ROWS of them are used.
-        parameters: The free parameters.
-        rates: Data-sheet rates.
-        layout: Layout of the operands.
         factors: Alignment table if it is not free.
         start: Starting point instead of that of ``parameters``.
     """
@@ -269,7 +266,6 @@ def fit_vector(
         predict: Returns times from parameters. [s]
         measured: Measured times. [s]
         start: Starting point, which is also the prior.
-        weight: Weight of the prior.
         most_evaluations: Limit on evaluations, Jacobians not counted.
 
     Returns:

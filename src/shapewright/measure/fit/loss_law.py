@@ -87,8 +87,6 @@ def fit_law(
     """Fit coefficients to losses.
 
     Args:
-        rows: The losses.
-        priors: Prior of every coefficient.
         group_of: Takes a coefficient and a recipe; recipes of which it returns the same word share the coefficient.
 
     Returns:
@@ -169,10 +167,6 @@ def predict_left_out(
 ) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
     """Predict each row by a fit that saw no row of its model.
 
-    Args:
-        rows: The losses.
-        fit: Fits rows.
-
     Returns:
         Predicted losses [nats], and their standard deviations by the coefficients alone [nats].
     """
@@ -193,6 +187,5 @@ def scatter_about_law(
     Args:
         errors: Predicted minus measured losses. [nats]
         deviation: Standard deviations of the predictions by the coefficients alone. [nats]
-        coverage: Share of the errors inside.
     """
     return float(np.sqrt(np.quantile(np.maximum((errors / Z_90) ** 2 - deviation**2, 0.0), coverage)))

@@ -136,7 +136,6 @@ def read_own_losses(path: str | Path, skipped: Counter[str]) -> LossRows:
     """Read a user's own losses of one recipe, from a store of ``shapewright proxy`` or a table with ``FORMAT``.
 
     Args:
-        path: The file.
         skipped: Receives the number of rows left out by reason.
 
     Raises:

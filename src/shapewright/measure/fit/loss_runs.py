@@ -52,8 +52,6 @@ def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
 
     Args:
         law: The law whose coefficients and covariance are the prior, the reference.
-        rows: Losses of one recipe.
-        name: Name of the recipe.
 
     Returns:
         The law with updated coefficients and covariance.
@@ -153,7 +151,6 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
 
     Args:
         path: Store or table of losses of one recipe.
-        command: Command line, for the provenance.
 
     Raises:
         MeasuredFileError: the file cannot be read, or has too few losses, mixed ones or losses in other units.

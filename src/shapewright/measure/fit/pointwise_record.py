@@ -42,7 +42,6 @@ def predict_pointwise(
         num_bytes: Bytes that each moves. [byte]
         bandwidth_bytes_per_s: Memory bandwidth of the device. [byte/s]
         l2_bytes: Its last-level cache. [byte]
-        num_kernels: Launches of each operation.
     """
     names = sorted(set(kinds))
     start = np.select([kinds == kind for kind in names], [free["start_s", kind] for kind in names])
@@ -75,9 +74,7 @@ def fit_pointwise(
         bandwidth_bytes_per_s: Memory bandwidth of the device. [byte/s]
         l2_bytes: Its last-level cache. [byte]
         start_bounds_s: Range of the starts. [s]
-        fraction_bounds: Range of the bandwidth fractions.
         pull: See ``fit_log_times``.
-        num_kernels: Launches of each row.
     """
     names = sorted(set(kinds))
     bounds = {("l2_reach_fraction", ""): (0.2, 2.0), ("l2_speedup", ""): (1.0, 4.0)}
@@ -118,7 +115,6 @@ def fit_pointwise_record(
 
     Args:
         rows: Valid rows of one device.
-        device: The device.
     """
     used = [row for row in rows if row.kind == "pointwise" and (_kernels(row) == 1 or _kind(row) in _CHAINS)]
     if len(used) < FEWEST_ROWS:
@@ -159,7 +155,6 @@ def assume_pointwise_record(
 
     Args:
         gemm_sections: Fitted GEMM sections by format; the slowest traffic of them counts.
-        device: The device.
     """
     section = min(gemm_sections.values(), key=lambda each: float(each["bandwidth_fraction"]))
     free: dict[Constant, float] = {

@@ -69,8 +69,6 @@ def fit_log_times(
     Args:
         predict: Returns times from parameters. [s]
         measured: Measured times. [s]
-        start: Starting value of every parameter.
-        bounds: Range of every parameter.
         most_evaluations: Limit on evaluations, Jacobians not counted.
         pull: Residual of a parameter that is a factor of e from its start, relative to residuals that are logarithms of
             times; keeps parameters that the rows do not determine near their start.
@@ -151,7 +149,6 @@ def regimes_of(
     Args:
         predicted: Predicted times. [s]
         edges_s: Candidate edges, rising. [s]
-        fewest: Rows that a regime needs.
     """
     edges: list[float] = []
     regimes: list[Bool[np.ndarray, " rows"]] = []
@@ -207,7 +204,6 @@ def good_rows(rows: Iterable[Row], device: str = "") -> tuple[str, list[Row]]:
     """Return the valid rows of one device without repetitions.
 
     Args:
-        rows: Rows of a store.
         device: Canonical name; may be omitted if the store has one device only.
 
     Raises:

@@ -119,9 +119,7 @@ class ProxySpec:
         """Identity of the loss after a step, as it is stored.
 
         Args:
-            dtype: Element format of the GEMMs.
             text: Digest of the text.
-            step: Optimizer steps done.
         """
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in _WORKLOAD_FIELDS}
         trained = {"trained_tokens": step * self.recipe.batch_tokens, "train_tokens": self.train_tokens}

@@ -97,9 +97,6 @@ def run_apart(steps: Sequence[Step], data: Path, options: Sequence[str], package
     """Run steps one after the other, each in a new process.
 
     Args:
-        steps: The refits.
-        data: Folder with the measured tables.
-        options: Options of each.
         package: Folder of the shapewright package to run, whose records are read and written.
 
     Raises:

@@ -107,7 +107,6 @@ def tabulate(work: KernelWork, logs: Array, axes: Sequence[str]) -> ResidualTabl
     """Mean residual of the rows at each knot; empty cells take nine tenths of the mean of their neighbors.
 
     Args:
-        work: The rows.
         logs: ln(measured / terms). [rows]
         axes: Places of the axes; the knots are the values that occur.
     """
@@ -154,7 +153,6 @@ def fit_kernel(
     """Fit one kernel, with tables along those axes that err least on layouts left out.
 
     Args:
-        work: Work of the rows.
         measured: Their times. [s]
         layouts: Columns that identify a layout.
         choices: Axes of tables to try; those of which the work has all places.

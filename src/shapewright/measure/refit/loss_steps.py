@@ -23,11 +23,7 @@ _FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
 
 
 def read_measured_steps(data: Path) -> dict[str, PublishedRun]:
-    """Runs of the table of losses that have a step time, by width and depth in words.
-
-    Args:
-        data: Folder of the table.
-    """
+    """Runs of the table of losses that have a step time, by width and depth in words."""
     found = {}
     with (data / TABLE).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -102,8 +102,6 @@ def compare_folders(committed: Path, refitted: Path, *, compares_reports: bool) 
     """List the differences between two folders of records, one line each.
 
     Args:
-        committed: Folder of the committed records.
-        refitted: Folder of the refitted ones.
         compares_reports: Compare all fields. Otherwise fields that a step writes from scratch and later steps extend
             may lack entries, and reports and learned tables are left out.
     """

@@ -260,7 +260,6 @@ def fit(
     """Fit the parameters of an engine.
 
     Args:
-        prices: Its rows.
         engine: Priors and given parameters.
         kept: Rows to fit on; None for all. [rows]
         start: Parameters to start from; None for the priors.

@@ -152,12 +152,8 @@ def make_record(
     """Return the record of a generation.
 
     Args:
-        final: The generation.
-        runs: Its rows.
         ends: Ends of its interval, measured over predicted.
-        fitted: Names of the fitted parameters.
         why: Reason for these parameters, and how rows were held out.
-        reports: Errors.
         rows_of: Source and file of the rows.
     """
     parameters = {

@@ -234,7 +234,6 @@ class Store:
         """Records of ``runs`` or ``measurements`` that can be read and match their checksums, each looked up alone.
 
         Args:
-            table: Name of the table.
             lost: Receives the number of records that cannot be read or differ.
         """
         execute = self._connection.execute

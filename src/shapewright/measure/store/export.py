@@ -35,7 +35,6 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
     models are one row per model, the mean over its seeds.
 
     Args:
-        store: Store to read.
         folder: Folder to write to; it is created if it does not exist.
         format_name: ``parquet`` or ``csv``; ``shapewright accuracy`` reads both.
 

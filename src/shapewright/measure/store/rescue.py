@@ -14,7 +14,6 @@ def rescue_store(target: str | Path, damaged: str | Path) -> tuple[dict[str, int
 
     Args:
         target: Store that receives the rows; it is created if it does not exist.
-        damaged: Store to read.
 
     Returns:
         Rows ``added``, ``replaced`` and ``kept`` in the target, and numbers of lost rows by reason.

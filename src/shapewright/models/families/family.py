@@ -62,7 +62,6 @@ def windows_from_layer_types(values: ConfigValues, default: list[str] | None) ->
     """Convert ``layer_types`` to attention windows.
 
     Args:
-        values: The config.json object.
         default: Layer types if the config has none; None or empty for full attention in all layers.
 
     Raises:

@@ -51,7 +51,6 @@ def design_model(
         model_of: Returns the shape of the family at a number of parameters.
         global_batch_size: Sequences of a step; None for those that suit the run.
         refusal: Returns why a plan cannot be written in the formats that are wanted; empty if it can.
-        notes: Notes kept with the result.
         progress: Called with the number of shapes planned and the most that may be.
 
     Raises:
@@ -165,7 +164,6 @@ def _design(plan: Plan, own: Plan, request: DesignRequest, run_tokens: int) -> D
     """Compare a plan with that of the shape of the family.
 
     Args:
-        plan: The plan.
         own: The plan of the shape of the family.
         request: The request, with size and tokens.
         run_tokens: Tokens of its run; losses are compared after those of the request.

@@ -126,10 +126,8 @@ def budget_device_hours(
     """Return a budget in hours summed over all devices; None without one.
 
     Args:
-        num_devices: Devices of the job.
         hours: Hours that the job may take. [h]
         gpu_hours: Hours summed over all devices. [h]
-        usd: Dollars that it may cost.
         usd_per_hour: Price of one device. [USD/h]
 
     Raises:
@@ -158,12 +156,6 @@ def usual_batch_size(num_parameters: int, train_tokens: float, num_devices: int,
 
     The tokens of a batch are 0.2920 C^0.3271 with C = 6 * parameters * tokens, rounded to the number of devices times a
     power of two, or to a divisor of that number where the run is small.
-
-    Args:
-        num_parameters: Parameters of the model.
-        train_tokens: Tokens of the run.
-        num_devices: Devices of the job.
-        seq_len: Tokens of a sequence.
 
     Source: arXiv 2401.02954 (DeepSeek LLM), eq. 1.
 

@@ -78,7 +78,6 @@ def make_experiment(name: str, config: TransformerConfig, num_parameters: float,
 
     Args:
         name: Name in the file of runs.
-        config: The model.
         num_parameters: Its nominal size, without embeddings: models of one size have the same tokens and batch.
         device: Device that it is trained on.
     """
@@ -111,7 +110,6 @@ def scale_down(
     as the size to the power of ``growth``. Heads keep their width and become fewer, the MLP takes up the rounding.
 
     Args:
-        config: The model.
         scale: Parameters of the small model over those of the model.
         growth: Exponent of the best width per layer over size.
         num_parameters: Parameters without embeddings that the small model is given; default: ``scale`` times its own.

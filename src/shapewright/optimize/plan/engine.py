@@ -42,7 +42,6 @@ def explore(job: PlanJob, *, memory_only: bool = False, progress: Progress | Non
     """Evaluate every plan of a job.
 
     Args:
-        job: The job.
         memory_only: Find the plan of least memory only; no step is predicted.
         progress: Called after each chunk with the number of splits done and of all splits.
 

@@ -108,7 +108,6 @@ class MatrixSteps:
         """Return the time per step, unsharded and sharded over replicas. [s]
 
         Args:
-            factors: Layers of each kind.
             replicas: Devices that hold the same weights.
             num_expert_replicas: Devices that hold the same routed experts.
         """
@@ -179,7 +178,6 @@ class SplitSums:
         """Return the step times of the splits under one schedule. [s]
 
         Args:
-            num_microbatches: Micro-batches of a step.
             layout: Pipeline degree, chunks and schedule; its other degrees have no effect.
         """
         chunks = layout.virtual_pipeline
@@ -203,7 +201,6 @@ def expose_tensor_communication(base: SplitTimes, software: Software) -> SplitTi
 
     Args:
         base: Times of splits; changed in place. [s]
-        software: Determines what overlaps.
     """
     parts: dict[str, Any] = {name: base[:, index] for name, index in _INDEX.items()}
     exposed = add_exposed_communication(parts, software, pools=(GRADIENT_GEMMS,))
@@ -238,8 +235,6 @@ def sum_by_row(
     Args:
         columns: Columns that each time belongs to, see columns_of.
         times_s: Times of all executions of operations, of several sizes. [s]
-        rows: Row of each operation.
-        num_rows: Rows of the result.
     """
     kinds: dict[tuple[int, ...], int] = {}
     codes = np.array([kinds.setdefault(each, len(kinds)) for each in columns])

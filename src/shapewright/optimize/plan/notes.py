@@ -35,7 +35,6 @@ def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
     """Return degrees above 1, sharding, schedule, micro-batch, recomputation and offload in one phrase.
 
     Args:
-        layout: The layout.
         workload: Fields of the workload that a plan chooses.
     """
     degrees = {
@@ -177,12 +176,7 @@ _MOST_BATCH_CHANGE_FRACTION = 0.25
 
 
 def plan_notes(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
-    """Yield the notes on plans, one line each.
-
-    Args:
-        job: The planned job.
-        plans: Its plans, best first.
-    """
+    """Yield the notes on plans, one line each."""
     if not plans:
         return
     request, best = job.request, plans[0]

@@ -125,7 +125,6 @@ class _PriceTable:
 
         Args:
             times_s: Time of all executions of each operation. [s]
-            num_rows: Rows of the table.
         """
         columns = [columns_of(self.operations[place]) for place, _ in self.entries]
         columns += [columns_of(self.operations[place], "recompute") for place, _ in self.recomputed]
@@ -196,8 +195,6 @@ class LayerPassPricer:
         """Store the passes of a group, one per micro-batch size.
 
         Args:
-            members: Its keys.
-            lowered: A layer of each kind.
             sums: Its rows of the table of times. [s]
         """
         groups = [{group.name: group for group in parts.groups} for parts in lowered]

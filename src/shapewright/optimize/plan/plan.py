@@ -42,7 +42,6 @@ def plan_job(
     Args:
         scenario: The job: model, device, sequence length, dtype, attention, optimizer and global batch size; plans
             choose layout, micro-batch size and recomputation.
-        request: Devices, objective and kept values.
         notes: Notes kept with the result, instead of those of the scenario.
         progress: Called with the number of splits done and of all splits.
 

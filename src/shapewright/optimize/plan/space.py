@@ -106,12 +106,6 @@ def list_splits(
 
     The tensor axis stays inside a node, no stage is empty, the data axis takes the remaining devices, and replicas
     share the global batch evenly. Lowering decides later whether a split divides the model.
-
-    Args:
-        scenario: Model, device and sequence length.
-        request: Kept values.
-        num_devices: Devices of the job.
-        global_batch_size: Sequences of a step.
     """
     config, device, seq_len = scenario.config, scenario.device, scenario.workload.query_len
     batches: dict[int, list[int]] = {}

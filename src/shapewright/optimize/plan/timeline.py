@@ -99,9 +99,7 @@ def simulate_pipeline(layout: ParallelLayout, num_passes: int, times: PassTimes)
     """Simulate one step of a pipeline.
 
     Args:
-        layout: Stages, chunks and schedule.
         num_passes: Micro-batches of a step; interleaving needs a multiple of the stages.
-        times: Times of the passes.
 
     Returns:
         Every pass, by stage in the order in which it runs.

@@ -31,7 +31,6 @@ def usual_model(
     """Return a model of a family, scaled to a number of parameters.
 
     Args:
-        num_parameters: Parameters wanted.
         family: Prefix of preset names, such as ``llama``; ``gpt`` stands for GPT-3.
         tensor_parallel: Tensor degree that should divide its heads.
         overrides: TransformerConfig fields to change before it is scaled.
@@ -60,7 +59,6 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
 
     Args:
         model: What to start from; returned as it is where its size is already within 1 %.
-        num_parameters: Parameters wanted.
         tensor_parallel: Tensor degree that divides the heads of a scaled model, if a number of heads nearby allows it.
 
     Raises:

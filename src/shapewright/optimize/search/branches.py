@@ -217,7 +217,6 @@ def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario) -> PerSha
 
     Args:
         shapes: Varied fields, one entry per shape.
-        scenario: The baseline.
     """
     config, name = scenario.config, ffn_field(scenario.config)
     width, heads, head_dim, kv_heads = (

@@ -186,7 +186,6 @@ class DeviceSearch:
         """Predict a candidate of another device's search on this device.
 
         Args:
-            candidate: The candidate.
             least_cost: Cost of the best shape on this device.
         """
         other, base = candidate.prediction, self.scenario

@@ -344,7 +344,6 @@ class _Evaluation:
         Args:
             steps_s: Step times on each device. [s]
             tokens: Tokens of a step on each device.
-            columns: Other columns of the shapes.
         """
         ranking, per_step = self._limits.ranking, self._limits.per_step
         tokens_s = [

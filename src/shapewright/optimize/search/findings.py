@@ -109,12 +109,7 @@ class Tally:
     least_memory_bytes: float | None = None
 
     def add(self, other: Tally, wanted: int) -> None:
-        """Add the counts of other shapes.
-
-        Args:
-            other: Their counts.
-            wanted: Parameters that shapes should have.
-        """
+        """Add the counts of other shapes."""
         for name in ("num_shapes", "outside_guard", "outside_budget", "priced", "too_large", "faster"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refused.update(other.refused)
@@ -153,12 +148,7 @@ class Findings:
             self.merge_collected()
 
     def merge(self, other: Findings, wanted: int) -> None:
-        """Add the merged findings of another job.
-
-        Args:
-            other: Its findings.
-            wanted: Parameters that shapes should have.
-        """
+        """Add the merged findings of another job."""
         self.tally.add(other.tally, wanted)
         self.is_complete &= other.is_complete
         if other.best is not None:

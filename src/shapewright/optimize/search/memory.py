@@ -73,7 +73,6 @@ class MemoryOfShapes:
         """Return total bytes of the fullest device, and bytes that one token adds to the whole KV cache. [byte]
 
         Args:
-            grid: The shapes.
             index: Positions on the axes of the grid, one entry per shape.
         """
         count = len(index[0])

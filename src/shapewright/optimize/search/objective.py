@@ -223,7 +223,6 @@ class LossRanking:
         """Return what the costs of some shapes need, one row per shape.
 
         Args:
-            shapes: The shapes.
             num_compared: Their parameters, as prediction.loss counts them to compare sizes.
         """
         size_ratio = num_compared / self.num_compared

@@ -85,11 +85,8 @@ def price_columns(
     """Return the time of one execution of an operation for each of some shapes. [s]
 
     Args:
-        operation: The operation, with traced sizes.
-        grid: The shapes.
         index: Positions on the axes of the grid, one entry per shape.
         memo: Expressions computed so far for these shapes; extended.
-        device: The device.
         software: Training software, which may change the price.
     """
     traced = {

@@ -88,7 +88,6 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
 
     Args:
         engine: One of ``shapewright.core.ray_cluster.ENGINES``.
-        address: Address of a Ray cluster.
 
     Raises:
         ConfigError: the engine is not known, or an address is given without Ray.

@@ -105,7 +105,6 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     trades is recommended instead only if the lower end of its interval is above the net speed-up of the best of them.
 
     Args:
-        candidates: Shapes compared with the baseline.
         only_free: Whether other changes can be proposed for a trial only, because the loss law is far from its data.
     """
     judged = [(candidate, _net(candidate)) for candidate in candidates]
@@ -132,7 +131,6 @@ def judge_search(candidates: Sequence[Judged], *, is_training: bool, only_free: 
     Args:
         candidates: Shapes compared with it, best first.
         is_training: Whether training is compared, where speed and loss join in one number.
-        only_free: As of recommend.
     """
     if any(candidate.effect is None for candidate in candidates):
         return None

@@ -116,10 +116,7 @@ class Adapters:
         """Return the operations of a pass with those of the adapters.
 
         Args:
-            operations: Operations of the pass.
-            num_sequences: Its sequences.
             config: The model that they were lowered from.
-            layout: Its layout.
         """
         active = self.num_active(num_sequences)
         widths = {

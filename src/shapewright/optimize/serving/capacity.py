@@ -163,7 +163,6 @@ def candidate_layouts(scenario: Scenario, most_devices: int, given: Mapping[str,
 
     Args:
         scenario: Model, device and an inference workload.
-        most_devices: Most devices of an instance.
         given: Degrees that are fixed, by field name.
     """
     config, device = scenario.config, scenario.device

@@ -102,7 +102,6 @@ def queued(instance: Instance, num_requests: float, concurrency: float | None = 
 
     Args:
         instance: The instance; its request gives the lengths.
-        num_requests: Requests.
         concurrency: Requests in flight at most; None for all.
         longest: Longest answer over the mean one.
 

@@ -70,13 +70,7 @@ def lower_pass(instance: Instance, shape: PassShape) -> Pass:
 
 
 def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> list[StepTimes]:
-    """Price and compose many passes of one model as a server runs them, with one pricing call for all operations.
-
-    Args:
-        passes: The passes.
-        scenario: Model and device.
-        server: The server.
-    """
+    """Price and compose many passes of one model as a server runs them, with one pricing call for all operations."""
     adjust = server.adjust if server.changes_prices(scenario.device) else None
     times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
     return [_add_host(one, alone, server) for one, alone in zip(passes, times, strict=True)]

@@ -34,7 +34,6 @@ def spread_windows(config: TransformerConfig, context_len: int, num_contexts: in
     Layers without a window see the mean if the model is lowered with the middle context.
 
     Args:
-        config: The model.
         context_len: Tokens in the cache before the first of the passes.
         num_contexts: Passes, each with one more token in the cache.
     """
@@ -58,10 +57,7 @@ def contexts_of_passes(config: TransformerConfig, mean_context: int, tokens: int
     the prompt.
 
     Args:
-        config: The model.
         mean_context: Mean number of tokens in the cache before a pass.
-        tokens: Prompt tokens of a pass.
-        num_passes: Passes of the prompt.
 
     >>> from shapewright.models import TransformerConfig
     >>> chunks = {"attention_windows": (32, 0), "attention_window_kind": "chunked"}
@@ -148,9 +144,7 @@ class Passes:
         Unfused attention has no kernel for few queries against a long cache: then each new token counts as a sequence.
 
         Args:
-            batch_size: Sequences.
             context_len: Tokens that each has in the cache, in the middle of its answer.
-            query_len: New tokens of each.
             answer_len: Tokens of an answer, over which the sequences are distributed; affects layers with windows.
         """
         key = ("decode", batch_size, context_len, query_len, answer_len)
@@ -172,8 +166,6 @@ class Passes:
         """Return a pass over ``num_tokens`` of each of some prompts, after ``context_len`` cached tokens.
 
         Args:
-            batch_size: Prompts.
-            num_tokens: New tokens of each.
             context_len: Tokens that each has in the cache.
             num_sequences: Sequences whose adapters are used; by default the prompts.
         """

@@ -75,12 +75,7 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
         return min(close, key=lambda point: (point.num_devices, point.tpot.middle_s), default=None)
 
     def front(self, mode: str | None = None, format_name: str | None = None) -> tuple[OperatingPoint, ...]:
-        """Return the Pareto front of tokens/s of a device and of a user, within the limit of the first token.
-
-        Args:
-            mode: As for best.
-            format_name: As for best.
-        """
+        """Return the Pareto front of tokens/s of a device and of a user, within the limit of the first token."""
         wanted = format_name or self.formats[0].name
         limit_s = self.request.ttft_limit_s
         return pareto_front(
@@ -114,9 +109,7 @@ def plan_serving(
 
     Args:
         scenario: Model, a decoder, and device; of the workload, the kind of attention is used.
-        request: Lengths, limits and devices.
         formats: Element formats to try, the wanted one first.
-        layout: Degrees that are fixed.
         notes: Notes kept with the result, instead of those of the scenario.
 
     Raises:

@@ -157,9 +157,6 @@ def _within(value_s: float, limit_s: float | None) -> bool:
 def pareto_front(points: Iterable[OperatingPoint]) -> tuple[OperatingPoint, ...]:
     """Return the points that no other beats in tokens per second of a device or of a user without losing in the other.
 
-    Args:
-        points: The points.
-
     Returns:
         Points of the front, the fastest for a user first. Of equal points, the one with fewest devices.
     """
@@ -298,7 +295,6 @@ class Instance:
         """Return the sequences of a length that one replica holds beside a pass over some tokens.
 
         Args:
-            num_tokens: Tokens of the largest pass.
             length: Tokens of each sequence; by default prompt and answer.
         """
         cache = self.cache_bytes(length or self.request.total_len)

@@ -94,7 +94,6 @@ def recommend(
     Args:
         points: All points of the wanted format.
         best: The point with most tokens/s of the devices that keeps the limits; None if none does.
-        request: Limits, devices and load.
         node_size: Devices of a node, see find_knee.
 
     Returns:
@@ -183,7 +182,6 @@ def find_limits(
     """Return what limits each of some operating points of a plan.
 
     Args:
-        points: The points.
         scenario: Model and device of the plan.
         request: Lengths and limits of the plan.
     """

@@ -128,7 +128,6 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
 
     Args:
         instance: The instance; its request gives the lengths.
-        num_requests: Requests.
         rate: Arrivals per second. [1/s]
         longest: Longest answer over the mean one.
 
@@ -218,9 +217,6 @@ def disaggregated(instance: Instance, prefillers: int, decoders: int, concurrenc
 
     Args:
         instance: The instance; its request gives the lengths.
-        prefillers: Instances that prefill.
-        decoders: Instances that decode.
-        concurrency: Requests in flight.
 
     Source: M. Reiser and S. Lavenberg, Mean-value analysis of closed multichain queuing networks, J. ACM 27 (1980);
     approximation of Schweitzer.

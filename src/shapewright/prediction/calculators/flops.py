@@ -139,7 +139,6 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     """Count the FLOPs of a token.
 
     Args:
-        config: The model.
         workload: Its seq_len and its recompute count.
 
     >>> from shapewright.models import TransformerConfig

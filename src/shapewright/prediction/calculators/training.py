@@ -110,9 +110,6 @@ def solve_batch(request: BatchRequest) -> tuple[BatchSolution, ...]:
     With a known global batch these are all splits into micro-batch, replicas and accumulation; otherwise the global
     batch is computed.
 
-    Args:
-        request: The known parameters.
-
     Raises:
         LayoutError: devices and degrees contradict each other.
         WorkloadError: the batch is underdetermined, or has no solution.
@@ -264,8 +261,6 @@ def estimate_budget(
 
     Args:
         num_parameters: Active parameters per token.
-        num_tokens: Tokens of the run.
-        num_devices: Devices of the job.
         flops_per_s_per_device: Achieved rate of each device, recomputation included. [flop/s]
         usd_per_hour: Price of one device hour. [USD]
         recompute: ``full`` counts 8 P T instead of 6 P T.

@@ -110,7 +110,6 @@ def estimate_capacity(
     """Compare the memory that a job needs with that of its device.
 
     Args:
-        scenario: The job.
         optimizer: A key of shapewright.memory.OPTIMIZERS, to replace that of the workload.
         notes: Notes of the result; by default those of the scenario.
 

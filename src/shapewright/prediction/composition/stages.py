@@ -58,7 +58,6 @@ def overlap_pools(operation: Operation, pass_name: str) -> tuple[str, ...]:
     the expert axis overlap with another micro-batch, if at all; all others with the whole forward or backward pass.
 
     Args:
-        operation: The operation.
         pass_name: Pass that it runs in, which may differ from its own.
     """
     side = "forward" if pass_name == "forward" else "backward"
@@ -80,7 +79,6 @@ def exchange_overlap_fraction(software: Software, layout: ParallelLayout, passes
     The first micro-batch of a step has no predecessor, and the last has no successor.
 
     Args:
-        software: Determines what overlaps.
         layout: Its schedule counts: DualPipe is built for this overlap.
         passes: Micro-batches of one step.
     """
@@ -108,8 +106,6 @@ def exposed_fraction(
         compute_s: Computation of its pool. [s]
         collective_s: Overlappable communication of its pool, above zero. [s]
         pool: One of COLLECTIVE_POOLS.
-        software: Determines what overlaps.
-        exchange_overlap: See exchange_overlap_fraction.
     """
     if pool == EXPERT_EXCHANGES:
         return 1.0 - exchange_overlap * minimum(1.0, compute_s / collective_s)
@@ -127,8 +123,6 @@ def overlap_communication(
 
     Args:
         priced: Operations of a step, with all of their time exposed.
-        software: Determines what overlaps.
-        exchange_overlap: See exchange_overlap_fraction.
     """
     overlapping = {
         index: pools[0]
@@ -169,7 +163,6 @@ def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelL
             that run once per ``step``. Where the schedule is one of SPLIT_BACKWARD_SCHEDULES also WEIGHT_GRADIENTS, the
             operations of ``every`` stage that compute weight gradients. Numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
-        layout: Parallel layout.
 
     Returns:
         Step and bubble. [s]

@@ -192,9 +192,6 @@ def compose_passes(
     """Price and compose many passes of one model as ``predict`` does.
 
     Args:
-        passes: The passes.
-        config: The model.
-        device: The device.
         adjust: Returns the price of an operation as the software of the passes runs it; None for today's kernels.
     """
     return [
@@ -206,13 +203,7 @@ def compose_passes(
 def price_passes(
     passes: Sequence[LoweredPass], device: Device, adjust: Callable[[Operation, Price, Device], Price] | None = None
 ) -> Iterator[list[PricedOperation]]:
-    """Yield the priced operations of each pass, with overlapped communication, from one pricing call.
-
-    Args:
-        passes: The passes.
-        device: The device.
-        adjust: As for compose_passes.
-    """
+    """Yield the priced operations of each pass, with overlapped communication, from one pricing call."""
     listed = [operation for each in passes for operation in each.operations]
     priced = price_operations(listed, device)
     if adjust:
@@ -254,7 +245,6 @@ def parts_of(operation: Operation, pass_name: str = "", *, overlaps_exchanges: b
     """Return the parts of a step that an operation's time is added to.
 
     Args:
-        operation: The operation.
         pass_name: Pass that it runs in, if not its own: recomputation runs forward operations in the backward pass.
         overlaps_exchanges: False if expert exchanges overlap with nothing, so that they are exposed.
     """
@@ -299,8 +289,6 @@ def compose_parts(
         parts: Times by name of the part, numbers or arrays that broadcast together; a missing part takes no time. [s]
         passes: Micro-batches of a step.
         layout: Pipeline degree, chunks and schedule; its other degrees have no effect.
-        software: Determines what overlaps.
-        layers_per_stage: Layers of the busiest stage.
         num_spare: Layers that the other stages together have fewer, see rebalance_ends.
 
     Returns:
@@ -325,9 +313,6 @@ def add_exposed_communication(
 
     Args:
         parts: Times by name of the part. [s]
-        software: Determines what overlaps.
-        exchange_overlap: See exchange_overlap_fraction.
-        pools: Pools of communication to add.
 
     Returns:
         Times of the parts in EXPOSED_PARTS. [s]

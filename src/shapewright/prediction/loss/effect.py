@@ -116,8 +116,6 @@ def judge_change(
     """Judge a change of shape by loss and speed.
 
     Args:
-        baseline: The shape that is changed.
-        candidate: The changed one.
         train_tokens: Tokens that the baseline is trained on.
         speedup: Ratio of the training throughputs; None outside training.
     """
@@ -156,7 +154,6 @@ def as_compared(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) ->
 
     Args:
         shape: One shape, or arrays of many.
-        baseline: The baseline.
         size_ratio: Parameters of the shape over the baseline's.
     """
     low, high = NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD

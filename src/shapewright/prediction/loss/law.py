@@ -243,7 +243,6 @@ class LossLaw:
         """Expected loss per token of this recipe. [nats]
 
         Args:
-            shape: The models.
             train_tokens: Tokens that they are trained on.
         """
         terms = evaluate_terms(self.coefficients, shape, train_tokens)
@@ -273,7 +272,6 @@ class LossLaw:
 
         Args:
             candidates: The models to compare; tables are fastest in blocks of some thousands.
-            baseline: The model to compare with.
             train_tokens: Tokens that the baseline is trained on.
         """
         one, other = (evaluate_terms(self.coefficients, shape, train_tokens) for shape in (candidates, baseline))
@@ -297,7 +295,6 @@ class LossLaw:
         """Tokens after which a shape is expected to have a loss; infinite where it never has.
 
         Args:
-            shape: The models.
             loss_nats: Loss to reach. [nats]
         """
         terms = evaluate_terms(self.coefficients, shape, REFERENCE_TOKENS)

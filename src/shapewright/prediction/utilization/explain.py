@@ -162,9 +162,7 @@ def explain_utilization(
         tokens_per_s_per_device: Measured tokens per second and device. [token/s]
         steps_per_s: Measured optimizer steps per second. [1/s]
         images_per_s: Measured images per second of the whole job. [image/s]
-        num_devices: Devices of the job.
         has_layout: Whether the layout of the scenario is known; without it there is no waterfall.
-        convention: FLOP convention of the headline.
         notes: Notes of the result; by default those of the scenario.
         trace: Trace of the step, which is compared with its prediction.
 

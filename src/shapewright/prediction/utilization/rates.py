@@ -59,8 +59,6 @@ def read_measurement(
 
     Args:
         workload: The measured workload; its global batch and seq_len give the tokens of a step.
-        num_devices: Devices of the job.
-        num_images: Images of each sequence.
         measured: One of seconds [s], tokens_per_s [token/s], tokens_per_s_per_device [token/s], steps_per_s [1/s] and
             images_per_s [image/s]; others are None.
 

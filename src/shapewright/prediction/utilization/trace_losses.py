@@ -167,7 +167,6 @@ def compare_trace(trace: Trace, prediction: Prediction) -> TraceComparison:
     """Match the kernels of a trace to the operations of a prediction, and list where the step loses time.
 
     Args:
-        trace: The trace.
         prediction: The predicted step of the same job.
     """
     steps = trace.num_steps

@@ -121,8 +121,6 @@ def estimate_decode(
     """Time of attention of one (or very few) new tokens per sequence over its cache.
 
     Args:
-        shape: The calls.
-        rates: The device.
         p: The kernel.
         writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
         hot_cache: Whether a short cache may still lie in the last-level cache from the previous run.

@@ -71,8 +71,6 @@ def measured_record(operation: Attention, device: Device, serving: CalibrationRe
     """Find the record of measured kernels that prices a call; None where the formulas of serving kernels do.
 
     Args:
-        operation: The call.
-        device: The device.
         serving: Its record of serving kernels. One that the user measured goes before a sibling's kernels.
     """
     kind = measured_kind(operation)
@@ -89,7 +87,6 @@ def price_measured_attention(operation: Attention, device: Device, record: Calib
 
     Args:
         operation: The calls; their sizes may be arrays of one shape.
-        device: The device.
         record: The record that ``measured_record`` found.
     """
     arrays = [np.asarray(getattr(operation, name), dtype=float) for name in _SIZES]

@@ -126,8 +126,6 @@ def estimate_prefill(
     """Time of attention of many queries over the keys of their sequence.
 
     Args:
-        shape: The calls.
-        rates: The device.
         p: The kernel.
         writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
         is_backward: Whether this is the gradient, one for all or one for each: five GEMMs instead of two, at
@@ -212,7 +210,6 @@ def _visit_keys(
     """Keys that all tiles of one head visit, and those of the longest tile.
 
     Args:
-        shape: The calls.
         step: Query positions of one tile.
         num_steps: Tiles of one head.
         most_keys: Upper bound of keys that one tile visits.

@@ -72,7 +72,6 @@ def price_attention(
 
     Args:
         operation: The call; its sizes are ints, or arrays of one shape.
-        device: The device.
         record: A record of kind ``attention``.
         hot_cache: Whether the keys and values of decode may lie in the last-level cache from a previous run, as in a
             benchmark; then memory bandwidth is not a bound. In a model, other layers evict them.
@@ -334,7 +333,6 @@ def _by_own_gemms(
         operation: The calls.
         bound: Columns of the bound.
         device: A device without a data sheet.
-        record: Its own record of GEMMs.
     """
     sizes = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in _SIZES))
     batch, query, keys, heads, kv_heads, head, value = (size.reshape(-1) for size in sizes[:7])

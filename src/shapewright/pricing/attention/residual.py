@@ -69,8 +69,6 @@ def log_correction(
     """Look up the correction of each call and its weight.
 
     Args:
-        table: The kernel's table.
-        shape: The calls.
         head_dim: Head width that the kernel was measured at. [element]
         is_decode: Whether the table holds calls of one new token instead of whole sequences.
         where: Calls that may be corrected; the others get 0.

@@ -179,7 +179,6 @@ def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> dict
 
     Args:
         shape: The calls; latent heads (key and value widths differ) use the section's usual kernel.
-        section: The kernels.
         kernel: Running kernel, as libraries spell it, if known; otherwise each width uses its usual one.
     """
     content = section.content

@@ -71,7 +71,6 @@ def decode_section(section: Section, library: str, kernel: str, device: Device) 
         section: The donor's section for the formats and the library.
         library: Running library and version; empty if unknown.
         kernel: Running kernel, as libraries spell it; empty if unknown.
-        device: The device to price.
     """
     record = section.record
     is_known = not kernel or kernel_family(kernel) == _FLASH or has_family(section, kernel)

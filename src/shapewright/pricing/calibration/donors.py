@@ -119,8 +119,6 @@ def choose_donor(kind: str, spec: DeviceSpec, measured: Sequence[DeviceSpec]) ->
     """Choose the device whose record prices an unmeasured device.
 
     Args:
-        kind: Kind of record.
-        spec: The device to price.
         measured: Candidates: the other devices that have a record of the kind, at least one.
     """
     if kind in ("collectives", "collectives_more"):

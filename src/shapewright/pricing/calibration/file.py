@@ -89,7 +89,6 @@ def calibrated_device(name: str | Device, path: str | Path) -> Device:
     Args:
         name: Name, alias or file of the device, or the device itself; without a device file, the description in the
             calibration file is used.
-        path: The calibration file.
 
     Raises:
         CalibrationError: the file cannot be used, or belongs to another device.

@@ -75,11 +75,9 @@ def forest_correction(
     """Look up the correction of each shape and its weight, as calibration.residual.log_correction does.
 
     Args:
-        forest: The section's forest.
         m: Rows of C. [element]
         n: Columns of C. [element]
         k: Contraction. [element]
-        batch: Number of GEMMs.
         time_s: Formula times. [s]
     """
     features = forest_features(m, n, k, batch, time_s)
@@ -122,7 +120,6 @@ def load_forests(file_name: str, kind: str) -> Mapping[str, ResidualForest]:
 
     Args:
         file_name: Name of the file next to the record.
-        kind: Kind of the record.
 
     Raises:
         CalibrationError: the file is missing or malformed.

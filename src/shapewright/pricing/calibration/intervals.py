@@ -123,7 +123,6 @@ def choose_interval(
     """Choose the interval of a record's section for its use here.
 
     Args:
-        record: The record.
         own: The record's own interval of the section.
         section: Name of the section within the record.
         formats: Element formats to look for among the groups, nearest first.

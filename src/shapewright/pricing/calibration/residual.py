@@ -67,7 +67,6 @@ def log_correction(table: ResidualTable, *sizes: PerShape, layer: Layers | None 
     """Look up the correction of each shape and its weight.
 
     Args:
-        table: The section's table.
         *sizes: One 1-d array for each axis of the table; m, n and k for GEMMs.
         layer: Index of each shape's table where several share the knots; None otherwise.
 
@@ -98,7 +97,6 @@ def interpolate(
     """Interpolate r at some points, clamped to the table, with the distance of each point outside it in doublings.
 
     Args:
-        table: The table.
         places: log2 of the sizes. [axes, shapes]
         layer: As in log_correction. [shapes]
     """

@@ -172,11 +172,6 @@ _REPORTS = {"[reports]": {"*": {"[libraries]": [str]}}, "[defaults]": {"*": str}
 def check_record(kind: str, raw: Mapping[str, Any], *, where: str) -> None:
     """Check the content of a record against its schema.
 
-    Args:
-        kind: Kind of record.
-        raw: The record's content.
-        where: The record, for messages.
-
     Raises:
         CalibrationError: a key is missing, or a value is not allowed; the message names its path.
     """

@@ -166,8 +166,6 @@ def transfer_alignment(
     Args:
         factors: The donor's, by alignment class along the last axis.
         tile_rates: Fractions of an SM's peak that tiles reach, on the donor and on the device.
-        device: The device.
-        record: Record of the factors.
     """
     donor = load_device(record.device)
     if record.transfer == "exact" or not (is_gpu(device) and is_gpu(donor)):
@@ -184,8 +182,6 @@ def has_transferred_alignment(device: Device, record: CalibrationRecord, alignme
     Intervals of records two generations away or of another vendor come from sweeps that include unaligned sizes.
 
     Args:
-        device: The device to price.
-        record: Record of the factors.
         alignment_from: Device that they were measured on, where the record's section names another.
     """
     if record.kind != "gemm" or record.distance in ("distant", "foreign"):
@@ -220,7 +216,6 @@ def sustained_clock_ratio(device: Device, donor: Device, dtype: str = "fp16") ->
     stands for multipliers x clock, and the energy of a cycle grows with the clock squared.
 
     Args:
-        device: The device to price.
         donor: The device whose record prices it.
         dtype: Format whose multipliers run: tensor cores in fp16, ordinary cores in fp32.
     """

@@ -49,8 +49,6 @@ def describe_expert_kernel(
 
     Args:
         record: A record of kind ``moe``.
-        dtype: Format of the GEMMs.
-        is_training: Whether training software runs them.
         is_own: Whether a server runs kernels of its own (``expert_kernel="as-16-bit"``).
     """
     kernel = record.provenance.get("defaults", {}).get(dtype, "").partition(", ")[2]

@@ -61,7 +61,6 @@ def price_grouped_gemm(
 
     Args:
         operation: The GEMMs; dims and groups are ints, or arrays of one shape.
-        device: The device.
         record: A record of kind ``moe``.
         hot_cache: Whether weights may lie in the last-level cache from a previous run, as in a benchmark.
         library: Running library, version and kernel, such as ``vllm 0.24.0/triton``; unmeasured ones are priced as a
@@ -126,7 +125,6 @@ def describe_tiles(operation: GroupedGemm, device: Device, record: CalibrationRe
 
     Args:
         operation: One layer; its sizes are ints.
-        device: The device.
         record: A record of kind ``moe``.
     """
     own_record, uses_tile_rule = _record_of(operation, record)

@@ -58,9 +58,7 @@ class TileRule:
 
         Args:
             tokens: Tokens that reach the device. Same shape as the others, or scalar.
-            experts: Experts of the device.
             inner: Width between an expert's two GEMMs. [element]
-            tuned: Tuned shapes (tuned_shapes).
         """
         counted = np.asarray(tokens / experts if self.per_expert else tokens, dtype=float)
         step = np.searchsorted(self.up_to, counted, side="left")

@@ -63,9 +63,7 @@ def time_batches(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates, *
     """Time the batched GEMMs that batch kernels run.
 
     Args:
-        gemms: Sizes and contiguous dimensions.
         parameters: Constants of the record; start, power and wave recovery apply to batch kernels too.
-        rates: The device's rates.
         aligned: Time them as if every dimension were aligned.
     """
     known = parameters.batch_kernels

@@ -58,7 +58,6 @@ def run_over_threads(work: Callable[[int], None], blocks: Sequence[int], *, num_
 
     Args:
         work: Processes one block, and touches no data of another.
-        blocks: Arguments of the calls.
         num_threads: Upper bound of threads; fewer are used for few blocks.
     """
     num_threads = min(num_threads, len(blocks) // _FEWEST_BLOCKS_PER_THREAD)
@@ -126,7 +125,6 @@ def find_fastest(gemms: Gemms, align_factor: PerGemm, parameters: GemmParameters
     """Find the fastest kernel of each shape and its time.
 
     Args:
-        gemms: Sizes.
         align_factor: Rate factor of the alignment class.
         parameters: Candidate kernels and constants of the record.
         rates: The device's rates for this dtype.
@@ -153,7 +151,6 @@ def fastest_s(
     """Time of the fastest kernel of each shape, without selecting it. [s], shape [shapes]
 
     Args:
-        gemms: Sizes.
         align_factor: Rate factor of the alignment class.
         parameters: Candidate kernels and constants of the record.
         rates: The device's rates for this dtype.

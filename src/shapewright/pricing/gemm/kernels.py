@@ -110,10 +110,8 @@ def estimate_kernels(
     gemm.fastest finds the fastest kernel without timing each one, and must agree with this reference.
 
     Args:
-        gemms: Sizes.
         align_factor: Rate factor of the alignment class.
         kernels: One kernel for each shape, or arrays shaped so that every kernel meets every shape.
-        parameters: Constants of the record.
         rates: The device's rates for this dtype.
     """
     p = parameters
@@ -203,7 +201,6 @@ def alignment_factor(gemms: Gemms, element_bits: int, parameters: GemmParameters
     """Rate factor of the contiguous dimensions, and the smallest alignment among them.
 
     Args:
-        gemms: Sizes and contiguous dimensions.
         element_bits: Width of an element. [bit]
         parameters: Constants of the record, with the factor table.
 

@@ -56,7 +56,6 @@ def price_gemm(
 
     Args:
         operation: The GEMM; its dims are ints, or arrays of one shape.
-        device: The device.
         record: A record of kind ``gemm``.
         hot_cache: Whether operands may lie in the last-level cache from a previous run, as in a benchmark.
         library: Library and version whose kernels run, if the record has it; otherwise all libraries together.

@@ -132,9 +132,6 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
     """Read a section that the record has.
 
     Args:
-        record: The record.
-        wanted: Format to price.
-        dtype: Format of the section.
         library: Library of the section; empty for the section of all libraries.
         match: How near that is to the running library.
     """
@@ -249,9 +246,7 @@ def prepare_gemm_pricing(
     a record takes the mean of all records (docs/decisions/0017).
 
     Args:
-        dtype: Element format of the GEMMs.
         weight_dtype: Element format of B in memory, if it is narrower.
-        device: The device.
         record: A record of kind ``gemm`` or ``moe``.
         hot_cache: Whether operands may lie in the last-level cache from a previous run.
         library: Library and version whose kernels run.

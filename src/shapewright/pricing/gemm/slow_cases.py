@@ -147,7 +147,6 @@ def rate_share(n: PerGemm, k: PerGemm, element_bytes: float, cases: SlowCases) -
         n: Columns of C. [element]
         k: Contraction. [element]
         element_bytes: Width of an element of B. [byte]
-        cases: The section's slow cases.
     """
     loss: PerGemm | float = 0.0
     if cases.reach_bytes:
@@ -164,11 +163,9 @@ def narrow_floor_s(
     """Lower bound of the time of GEMMs with a narrow dimension, 0 for all others. [s]
 
     Args:
-        gemms: Sizes and contiguous dimensions.
         element_bits: Width of an element. [bit]
         traffic_s: Time of reading A and B and writing C. [s]
         flops_per_s: Peak of the device. [flop/s]
-        cases: The section's slow cases.
     """
     floor_s = np.zeros_like(gemms.m)
     for case in cases.narrow:
@@ -203,7 +200,6 @@ def is_idle_case(m: PerGemm, n: PerGemm, k: PerGemm, num_sms: float, cases: Slow
         n: Columns of C. [element]
         k: Contraction. [element]
         num_sms: SMs, which run one tile each in a wave.
-        cases: The section's slow cases.
     """
     num_tiles = np.ceil(m / cases.idle_tile_m) * np.ceil(n / cases.idle_tile_n)
     last_wave = num_tiles % num_sms  # number of tiles; 0 means full

@@ -81,10 +81,6 @@ def transfer_parameters(
 
     Args:
         parameters: Parameters of the record's own device.
-        raw: The record's sections by dtype.
-        device: The device to price.
-        record: The record.
-        dtype: Element format of the GEMMs.
     """
     if record.kind == FP32_GEMM:
         return _transfer_fp32(parameters, device, load_device(record.device))

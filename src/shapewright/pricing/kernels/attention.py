@@ -141,17 +141,9 @@ def latent_attention_work(
     """Work of causal attention over latents.
 
     Args:
-        device: The device.
-        rates: Its rates.
-        batch_size: Sequences.
-        query_len: New tokens per sequence.
         context_len: Tokens that the last one attends to.
-        num_heads: Query heads.
         is_decode: Whether keys are split over the SMs, as for one new token.
         is_absorbed: Whether heads attend to the latents themselves.
-        dtype: Format of the arithmetic.
-        cache_dtype: Format of the cached latents.
-        sizes: Widths of the model.
         projections: Format of the GEMMs of the whole module: projections down and up, and the output; empty for
             attention alone.
     """
@@ -256,19 +248,11 @@ def training_work(
     """Work of a training framework's attention, forward or backward.
 
     Args:
-        device: The device.
-        rates: Its rates.
-        batch_size: Sequences.
-        query_len: Query tokens per sequence.
-        kv_len: Key tokens per sequence.
-        num_heads: Query heads.
-        num_kv_heads: Key-value heads.
         head_dim: Width of a query and key head. [element]
         v_head_dim: Width of a value head. [element]
         window_size: Latest keys that a query attends to; 0 for all.
         is_causal: Whether a query attends only to keys up to its own position, 1 or 0.
         is_backward: Whether this is the gradient: five GEMMs over the scores instead of two.
-        dtype: Format of the arithmetic.
     """
     peak, width = narrow_rate(device, dtype), get_dtype(dtype).num_bytes
     flops_per_score = 2.0 * (head_dim + v_head_dim) if not is_backward else 2.0 * (3.0 * head_dim + 2.0 * v_head_dim)

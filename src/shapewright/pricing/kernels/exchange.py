@@ -64,9 +64,7 @@ def all_reduce_work(device: Device, *, message_bytes: PerCall, ranks: PerCall) -
     """Work of a serving library's own all-reduce inside a node.
 
     Args:
-        device: The device.
         message_bytes: The reduced buffer. [byte]
-        ranks: Participating devices.
     """
     bandwidth = np.array([link_bytes_per_s(device, count) for count in ranks])
     one_shot_s = (ranks - 1.0) * message_bytes / bandwidth
@@ -124,14 +122,8 @@ def exchange_work(
     """Work of one exchange of tokens between the devices that share the experts.
 
     Args:
-        device: The device.
-        rates: Its rates.
         tokens: Tokens that a device sends.
-        hidden_size: Their width.
-        topk: Experts of a token.
         num_experts: Experts of all devices.
-        ranks: Devices.
-        nodes: Nodes of these devices.
         num_sms: Multiprocessors given to the kernel; not used in low-latency mode, which takes one block for each
             group of experts.
         element_bytes: Bytes of an element. [byte]

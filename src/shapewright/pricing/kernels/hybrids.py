@@ -67,12 +67,6 @@ def scan_work(
     """Work of a gated delta rule over the tokens of each sequence.
 
     Args:
-        device: The device.
-        rates: Its rates.
-        batch_size: Sequences.
-        seq_len: Tokens of each.
-        num_k_heads: Query and key heads.
-        num_v_heads: Value heads.
         k_head_dim: Width of a query and key head. [element]
         v_head_dim: Width of a value head. [element]
         removes: Whether a token also removes from the state, which takes scores and an inverse for every value head; a
@@ -130,18 +124,12 @@ def sparse_work(
     """Work of sparse attention: indexer, selection, attention to the selected tokens, and projections of a module.
 
     Args:
-        device: The device.
-        rates: Its rates.
-        batch_size: Sequences.
-        query_len: New tokens of each.
         context_len: Tokens that the last one may attend to.
         num_heads: Query heads of this device.
         compress_ratio: Tokens that one compressed token stands for; 1 where none are compressed.
         hidden_size: Width of the residual stream. [element]
         selected: Most tokens that a query attends to.
         is_module: Whether the projections belong to it.
-        gemm_dtype: Format of the projections.
-        cache_dtype: Format of the cache.
     """
     head_dim, index_dim = 512.0, 128.0
     tokens = batch_size * query_len

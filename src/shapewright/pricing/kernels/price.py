@@ -110,9 +110,6 @@ def price_kernel(
 
     Args:
         work: The calls, counted with ``kernel_rates(device, record)``.
-        device: The device.
-        record: A record with kernels.
-        match: Its kernel.
         is_bounded: Whether the data-sheet bound holds; not in a benchmark whose operands stay in the last-level cache.
     """
     floor_s = work.roofline_s

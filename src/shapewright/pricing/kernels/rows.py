@@ -41,9 +41,6 @@ def row_work(
     """Work of a kernel that reads and writes each element of [rows, columns] once.
 
     Args:
-        rates: Rates of the device.
-        rows: Rows.
-        columns: Elements of a row.
         read_bytes: Bytes read per element. [byte]
         written_bytes: Bytes written per element. [byte]
         sums_columns: Whether it also sums over the rows, as the gradient of a norm's weight does: every SM keeps a
@@ -143,10 +140,6 @@ def fused_work(
     """Work of a training kernel, with the traffic of one read and one write of each element.
 
     Args:
-        device: The device.
-        rates: Its rates.
-        found: Sizes of the calls.
-        dtype: Format of the GEMMs.
         element_bytes: Width of an element. [byte]
         gemms: GEMMs of the pass for each one of the forward pass: 1 forward, 2 backward, 3 both.
     """

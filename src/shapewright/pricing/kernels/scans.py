@@ -69,8 +69,6 @@ def price_scan(operation: Scan | CausalConv, device: Device, record: Calibration
     """Price a scan or a convolution; its sizes may be arrays of one length.
 
     Args:
-        operation: The call.
-        device: The device.
         record: A record of kind ``linear_attention``.
 
     Raises:

@@ -52,8 +52,6 @@ def price_sparse_attention(operation: SparseAttention, device: Device, record: C
     """Price one kernel; its sizes may be arrays of one length.
 
     Args:
-        operation: The call.
-        device: The device.
         record: A record of kind ``sparse_attention``.
 
     Raises:

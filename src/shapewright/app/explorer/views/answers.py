@@ -53,9 +53,7 @@ def answer_predict(
     """JSON and text output of ``predict``; with a baseline also the relative changes.
 
     Args:
-        scenario: Scenario of the job.
         followed: Fields that the job changes without setting them: value without its changes, and value now.
-        baseline: Scenario to compare with.
     """
     prediction = scenario.predict()
     warnings = [note for note in prediction.warnings if note.code not in _SHOWN_WARNINGS]

@@ -274,7 +274,6 @@ def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> Swee
     """Judge whether a value near the current one is faster at equal model size.
 
     Args:
-        sweep: Predictions over a field.
         pairs: Speed-up of each value over the current one.
     """
     name = sweep.field.replace("_", " ")

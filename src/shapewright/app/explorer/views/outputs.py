@@ -28,7 +28,6 @@ def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **mor
     """A chart as the page draws it.
 
     Args:
-        chart: What to draw.
         texts: Tooltip of each point, by series.
         more: ``rows`` or ``words``.
     """

@@ -231,12 +231,7 @@ COMMANDS = {"vllm": vllm_command, "sglang": sglang_command, "trtllm": trtllm_com
 
 
 def layout_problem(engine: Engine, one: Any) -> str:
-    """Return why an engine cannot have a layout; empty if it can.
-
-    Args:
-        engine: The engine.
-        one: The layout of an instance.
-    """
+    """Return why an engine cannot have a layout; empty if it can."""
     world, experts, each = one.tensor_parallel * one.data_parallel, one.expert_parallel, one.expert_tensor_degree
     if engine.name == "vllm" and experts > 1 and (experts, each) != (world, 1):
         return f"experts over EP {experts} x ETP {each}: vLLM has EP = TP x DP = {world} or none"

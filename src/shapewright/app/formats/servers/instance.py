@@ -162,10 +162,7 @@ def launched_instance(
     """Return the facts of one instance of an operating point.
 
     Args:
-        plan: The plan.
-        point: The operating point.
         instance: The instance, with the layout of its role.
-        role: Its role.
         model: Hub id or folder of the checkpoint.
     """
     request, layout, device = plan.request, instance.layout, plan.device

@@ -100,7 +100,6 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
     """Write the commands that start an operating point of a plan.
 
     Args:
-        plan: The plan.
         engine_name: One of ENGINES.
         point: The point; None for the recommended one.
 

@@ -183,7 +183,6 @@ def render_plan(output: PlansOutput, best: Prediction) -> str:
     """Render a result as one HTML page.
 
     Args:
-        output: The result.
         best: The predicted step of rank 1, whose pipeline is drawn.
     """
     plan = output.plans[0]

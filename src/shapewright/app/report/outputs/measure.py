@@ -162,7 +162,6 @@ def accuracy_output(evaluation: Evaluation, separated: Sequence[str], *, regret:
     """Output of an accuracy report: a list without a schema version.
 
     Args:
-        evaluation: The report.
         separated: Those of ``part`` and ``decade`` that its rows are separated by.
         regret: Whether to add the ranking regret.
     """
@@ -222,11 +221,7 @@ def bench_output(
     """Output of a call of the benchmark.
 
     Args:
-        outcome: What was measured.
-        rows: The rows of all suites.
         suite: Names of the suites, or of the model.
-        measured: The device that was measured.
-        store_path: Store of the rows.
         rounds: Errors on new shapes of the suite ``calibration``.
     """
     stored = [entry.row for entry in rows]

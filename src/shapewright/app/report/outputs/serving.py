@@ -173,7 +173,6 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
     """Output of a serving plan.
 
     Args:
-        found: The plan.
         launch: Commands that start its recommended point; None without.
     """
     speculation, recommendation = found.request.speculation, found.recommended

@@ -104,8 +104,6 @@ def print_traced_prediction(output: TracedPredictOutput, console: Console, *, to
     """Print a prediction of a trace.
 
     Args:
-        output: The prediction.
-        console: Console to print on.
         top: Operations to list, slowest first; None for all.
     """
     _print_heading(output, console)

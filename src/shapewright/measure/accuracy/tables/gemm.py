@@ -58,9 +58,6 @@ def price_gemms(
     """Price arrays of GEMMs as a benchmark times them.
 
     Args:
-        operation: GEMMs; dims are arrays.
-        device: The device.
-        context: Selects the record.
         library: Library and version, as measured files name it.
         extra_s: Cost of the measurement, added to each. [s]
         older_software: The rows were timed with libraries older than the record's.

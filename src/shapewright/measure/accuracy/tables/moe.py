@@ -84,8 +84,6 @@ def busiest_loads(groups: Sequence[Array], distribution: str, *, packs_rest: boo
 
     Args:
         groups: Tokens, experts per token, experts, and devices that share them, of each group. [groups]
-        distribution: See busiest_load.
-        packs_rest: See busiest_load.
 
     Raises:
         MeasuredFileError: the distribution is unknown.
@@ -117,7 +115,6 @@ def busiest_load(
 
     Args:
         num_tokens: Tokens of the whole group.
-        topk: Experts per token.
         num_experts: Experts of the whole group.
         num_devices: Devices that share them.
         distribution: ``balanced`` or ``uniform``, or ``power_law_`` and the exponent.
@@ -271,8 +268,6 @@ def block_of(
     Args:
         sizes: Columns of ``_SIZES``. [rows]
         distributions: Distribution of tokens over experts: of all rows, or of each. [rows]
-        dtype: Element format of the GEMMs.
-        library: Measured library and version.
         weight_dtype: Element format of the stored weights, if it is another.
 
     Raises:

@@ -68,12 +68,6 @@ def recomputed_modules(preset: str, device: Device, dtype_words: str, software: 
     """Return the modules that NVIDIA's recipes recompute (``recompute_modules``), which its tables do not state.
 
     If the iteration is one graph, recipes keep all activations.
-
-    Args:
-        preset: The model.
-        device: The device.
-        dtype_words: Element format as published.
-        software: Generation of software.
     """
     if software not in (LAUNCHED, CAPTURED):
         return None
@@ -87,7 +81,6 @@ def software_of(source: str, framework: str = "") -> str:
     """Return the generation of software that a source names, or that of unnamed software.
 
     Args:
-        source: Publisher.
         framework: Framework that a row of MLPerf states: NVIDIA's containers run NeMo; others are not named.
     """
     if any(word in framework for word in _NVIDIA_FRAMEWORKS):
@@ -112,11 +105,7 @@ def software_of_experts(source: str, preset: str, device: Device, dtype_words: s
     """Return the generation of software that ran a mixture of experts.
 
     Args:
-        source: Publisher.
-        preset: The model.
-        device: The device.
         dtype_words: Element format as published; block-scaled formats are ``mxfp8``, ``fp8-mx`` and ``nvfp4``.
-        num_stages: Pipeline stages.
     """
     if software_of(source) != NVIDIA:
         return UNNAMED
@@ -175,9 +164,6 @@ def fill_gaps(numbers: Numbers, model: str, source: str, assumed: Counter[str]) 
 
     Args:
         numbers: Stated numbers; NaN for missing ones.
-        model: Name of the model.
-        source: Publisher.
-        assumed: Counts the filled gaps.
     """
     filled = dict(numbers)
     _fill_shape(filled, model, assumed)

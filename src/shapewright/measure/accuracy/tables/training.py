@@ -87,8 +87,6 @@ def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = 
     """Complete the rows that can be completed; reasons for the others are counted in the context.
 
     Args:
-        columns: The table.
-        context: State of the evaluation.
         has_experts: Whether models have experts; None for both kinds.
     """
     assumed: Counter[str] = Counter()

@@ -67,12 +67,7 @@ class InputPool:
         self._chunks.clear()
 
     def take(self, shape: tuple[int, ...], kind: Any) -> Any:
-        """A tensor of random normal numbers that the current row has not taken yet; callers must not write to it.
-
-        Args:
-            shape: Shape of the tensor.
-            kind: Its torch.dtype.
-        """
+        """A tensor of random normal numbers that the current row has not taken yet; callers must not write to it."""
         count = math.prod(shape)
         step = max(1, _ALIGNMENT_BYTES // kind.itemsize)
         padded = -(-count // step) * step
@@ -178,7 +173,6 @@ class Backend(DeviceFacts):
         """Time of a function by device events, or by the clock on a CPU. [s]
 
         Args:
-            run: Function to time.
             is_replay: Whether it replays a graph; the device then waits until the host has submitted it.
         """
         if not self.is_cuda:
@@ -274,7 +268,6 @@ def writes_results(replay: Callable[[], object], results: object) -> bool:
     """Whether replaying a captured graph writes all of its results.
 
     Args:
-        replay: Replays the graph.
         results: A tensor, or tensors in tuples and lists.
     """
     import torch

@@ -31,7 +31,6 @@ def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
     """Open the device to measure.
 
     Args:
-        cpu: Open the CPU.
         device_index: Index of the GPU among the visible ones.
 
     Raises:

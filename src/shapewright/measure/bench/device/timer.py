@@ -148,8 +148,6 @@ def measure(
     """Time a call.
 
     Args:
-        backend: Device to run on.
-        call: Takes one set of inputs.
         inputs: Sets of inputs to rotate over.
         budget_s: Time after which no further samples are begun; three are always taken. [s]
         ci_fraction: Half width of the median's confidence interval over the median at which sampling may stop.

@@ -27,8 +27,6 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     """Prepare one attention call with tensors of (batch, heads, tokens, head_dim).
 
     Args:
-        operation: The attention operation.
-        backend: Device to run on.
         variant: Torch's kernel, ``flash``, ``cudnn``, ``efficient`` or ``math``; empty for torch's own choice.
 
     Raises:

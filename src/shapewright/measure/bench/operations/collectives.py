@@ -37,7 +37,6 @@ def open_ranks(num_ranks: int, rank: int, rendezvous_file: str, *, cpu: bool) ->
     """Open this rank's device and connect to the other ranks.
 
     Args:
-        num_ranks: Number of processes.
         rank: Index of this process; on GPUs also the index of its device.
         rendezvous_file: Path of the file through which the ranks find each other.
         cpu: Use gloo on the CPU instead of NCCL.

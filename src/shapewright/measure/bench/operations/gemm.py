@@ -76,8 +76,6 @@ def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend, variant: str 
     """Prepare the grouped GEMM of one expert layer, with rows spread evenly over the groups.
 
     Args:
-        operation: The grouped GEMM.
-        backend: Device to run on.
         variant: GROUPED for torch's grouped kernel; empty for one call per group.
 
     Raises:

@@ -39,8 +39,6 @@ def prepare_layer(layer: LayerRun, backend: Backend, variant: str) -> PreparedCa
     """Prepare one layer: forward, or forward and backward with the gradients of the input and all weights.
 
     Args:
-        layer: The layer.
-        backend: Device to run on.
         variant: COMPILED for torch.compile, or empty for eager mode.
 
     Raises:

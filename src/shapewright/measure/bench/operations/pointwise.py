@@ -70,7 +70,6 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int, va
 
     Args:
         operation: The operation, with its kind and bytes.
-        backend: Device to run on.
         row_width: Elements per row, the dimension that norms and softmax reduce.
         variant: Kernel, for kinds that have several; empty for the default.
 

@@ -135,8 +135,6 @@ def make_pass_context(config: TransformerConfig, workload: Workload, like: Any, 
     """Make what the layers of a pass share.
 
     Args:
-        config: The model.
-        workload: What is run.
         like: A tensor with the device and format of the activations.
         num_tokens: New tokens per sequence; 0 for those of the workload.
     """
@@ -161,7 +159,6 @@ def run_layer(weights: Mapping[str, Any], x: Any, context: PassContext, cache: t
     """Run one layer on the residual stream.
 
     Args:
-        weights: Weights from make_layer.
         x: Residual stream of shape (b, s, h).
         context: What all layers of the pass share.
         cache: Keys and values of shape (b, a_kv, tokens, d), to which the new ones are written; None in training.

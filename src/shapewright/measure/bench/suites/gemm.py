@@ -113,9 +113,6 @@ def _random_gemms(
     """GEMMs of linear layers in random layouts.
 
     Args:
-        name: Name of the operations.
-        dtype: Element format.
-        count: Number of GEMMs.
         tokens: Range of the logarithm of the tokens. [octave]
         features: Range of the logarithms of input and output features. [octave]
     """

@@ -203,13 +203,7 @@ class ModelCases:
 
 
 def list_model_cases(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> ModelCases:
-    """List the operations of one step on one device as cases; collectives are skipped.
-
-    Args:
-        config: The model.
-        workload: What is run.
-        layout: Parallel layout.
-    """
+    """List the operations of one step on one device as cases; collectives are skipped."""
     cases: dict[str, Case] = {}
     repeats: dict[str, int] = {}
     skipped: dict[str, str] = {}

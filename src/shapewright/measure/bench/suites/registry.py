@@ -114,7 +114,6 @@ def choose_dtypes(preferred: tuple[str, ...] | None, device_dtypes: Sequence[str
 
     Args:
         preferred: Formats measured on a GPU; None for every format of the device.
-        device_dtypes: Formats that the device supports.
         cpu: Whether the device is a CPU, which measures fp32.
     """
     if cpu:
@@ -134,7 +133,6 @@ def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> l
 
     Args:
         name: One of suite_names(), other than MAMF, COLLECTIVES and CALIBRATION.
-        dtypes: Element formats.
         small: Whether to scale the sweeps down to shapes that a few CPU cores can measure.
         seed: Seed of the shuffle within blocks.
 
@@ -152,8 +150,6 @@ def collective_cases(num_ranks: int, dtypes: Sequence[str], *, small: bool, seed
     """List the cases of the collectives suite in the order of measurement.
 
     Args:
-        num_ranks: Communicating processes.
-        dtypes: Element formats.
         small: Whether to limit messages to what a CPU can measure.
         seed: Seed of the shuffle within blocks.
     """

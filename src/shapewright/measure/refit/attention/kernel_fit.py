@@ -301,10 +301,8 @@ def calibrate_family(
     """Fit the kernels of one family, one per head width, and return them by width.
 
     Args:
-        device: The device.
         source: Library and element formats of the rows.
         phase: ``prefill`` or ``decode``.
-        rows: Measured rows of the family.
         known: Constants fixed by other rows.
     """
     held_out = layout_folds(rows) == HELD_OUT_FOLD

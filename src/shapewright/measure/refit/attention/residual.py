@@ -193,7 +193,6 @@ def fade_past_most_heads(table: NDArray[np.int8], kv_heads: Array, groups: Array
 
     Args:
         table: Corrections in steps; shape [kv_heads, groups, ...].
-        kv_heads: Knots of key-value heads.
         groups: Knots of query heads per key-value head, rising from 1.
     """
     faded = table.copy()

@@ -245,8 +245,6 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
     """Return the record of a device.
 
     Args:
-        table: Measured blocks.
-        name: The device.
         kernels: Only kernels with one of these words in their name are fitted; the others keep their sections.
     """
     device = load_device(name)

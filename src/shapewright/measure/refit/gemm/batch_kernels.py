@@ -123,11 +123,7 @@ def fit_batch_kernels(
     """Fit the kernels of batched GEMMs.
 
     Args:
-        rows: Measured batched GEMMs.
-        plans: The kernels.
         section: The other parameters of batched GEMMs.
-        rates: Data-sheet rates.
-        layout: Layout of the operands.
         least_waves: Fewest waves of tiles that such kernels run.
         extra_s: Candidates for the extra time of the slowest iteration. [s]
     """
@@ -263,7 +259,6 @@ def feed_from_caches(kernel: dict[str, Any], edge: float) -> dict[str, Any]:
     good one are equal there. On small matrices the former would be up to three times too slow.
 
     Args:
-        kernel: A fitted kernel.
         edge: Rows and columns of the scores that it was fitted to. [element]
     """
     read, written = kernel["bandwidth_fraction"], kernel["bandwidth_fraction"] / kernel["write_ratio"]

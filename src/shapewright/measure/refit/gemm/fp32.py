@@ -159,8 +159,6 @@ def learn_device(rows: pd.DataFrame, device: Device, starts: Mapping[str, Array]
     """Fit kernels and forest of a device; errors and intervals are those of a fifth of the shapes, held out.
 
     Args:
-        rows: All its rows.
-        device: The device.
         starts: Vectors of the first fitted device by operation, from which devices with few rows start.
     """
     train, held = split_by_shape(rows)

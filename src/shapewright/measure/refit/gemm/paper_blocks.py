@@ -94,11 +94,9 @@ def fit_blocks(
     """Return slow cases of a section for layers, and their errors on MLP blocks of held-out hidden sizes.
 
     Args:
-        blocks: See read_blocks.
         is_held_out: Which of them are held out. [rows]
         section: The section fitted to single GEMMs.
         spans: Those of its spans that blocks have too.
-        rates: Data-sheet rates.
     """
     entries = (*ENTRIES, *MASK)
 

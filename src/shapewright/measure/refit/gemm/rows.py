@@ -58,10 +58,6 @@ def layer_rows(gpu: str, gemms: Sequence[str]) -> Callable[[Path], pd.DataFrame]
     """Return a reader of single and batched GEMMs of the paper's layers, as times.
 
     Most logs hold the slowest iteration.
-
-    Args:
-        gpu: Name in the table.
-        gemms: GEMMs to read.
     """
 
     def read(folder: Path) -> pd.DataFrame:

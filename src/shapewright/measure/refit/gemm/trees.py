@@ -48,11 +48,6 @@ NUM_RUNNERS_UP = 3
 def runner_up_columns(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
     """Return features of the next best tiles of single GEMMs, each with its best split of k.
 
-    Args:
-        gemms: Their sizes and contiguous dimensions.
-        parameters: The kernels of the section.
-        rates: Data-sheet rates for this dtype.
-
     Returns:
         Shape [gemms, 5 * NUM_RUNNERS_UP + 1]. Of each tile its rows, columns and split, ln(its time / the best
         time), and its last wave as a share of a full one; then ln(best time without a split / best time).
@@ -143,10 +138,6 @@ def learn_section(
     Args:
         knots: Columns m, n, k.
         measured_s: Measured times of each library at the knots. [s]
-        device: The device.
-        record: Its record of GEMMs.
-        dtype: Element format.
-        layout: Layout of the operands.
         hot_cache: Operands may lie in the last-level cache.
         library: Library of the section; empty for all of them.
         uses_runners_up: Include features of the runner-up kernels.
@@ -201,11 +192,9 @@ def learn_together(
     """Learn the residuals of several sections with one model.
 
     Args:
-        sections: Sections over the same knots.
         marks: Indicator columns of each section; shape [sections, marks].
         fitted: Knots whose (n, k) may be fitted.
         folds: Fold of each knot's (n, k).
-        trees: LightGBM parameters.
     """
     seen = [
         np.column_stack([one.seen, np.tile(mark, (len(one.seen), 1))])

@@ -187,7 +187,6 @@ def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
 
     Args:
         columns: The whole table, which contains the measured combinations.
-        some: The rows to price.
     """
     is_default = np.array([word.startswith("vllm") for word in label_values(some, "library")])
     unnamed = with_labels(some, library="another", kernel="another")

@@ -77,10 +77,6 @@ def left_out_widening(parts: Mapping[str, Rows], **others: Any) -> float:
 
     Each of ``parts`` in turn is compared with the interval of the others; the factor is at least 1, and 1 for a single
     device. It accounts for differences in scatter, which a pool of two or three devices does not show.
-
-    Args:
-        parts: Rows of each device.
-        others: Other arguments of left_out_interval.
     """
     if len(parts) < 2:
         return 1.0
@@ -97,12 +93,7 @@ def bias_of(rows: Rows) -> float:
 
 
 def prior_bias_of(biases: Mapping[str, float], causes: Mapping[str, str] = _NO_CAUSES) -> PriorBias | None:
-    """Return the prior that devices with these biases give another class; None without devices.
-
-    Args:
-        biases: Bias of each device.
-        causes: See left_out_interval.
-    """
+    """Return the prior that devices with these biases give another class; None without devices."""
     if not biases:
         return None
     squares = _mean_by_cause([(name, bias**2) for name, bias in biases.items()], causes)
@@ -121,13 +112,11 @@ def left_out_interval(
     """Return the interval of the next device of a distance class.
 
     Args:
-        parts: Rows of each left-out device.
         biases: Biases of further devices, of which only single rows are known.
         causes: Common cause of devices, such as their vendor: those with the same one count as one device, and those
             that are not listed count separately.
         prior: Prior for the biases, from a wider class.
         scatter: Rows of other devices, whose scatter is used if ``parts`` is empty.
-        scatter_factor: Factor on that scatter.
 
     Returns:
         The interval, with ``shared``: the share of its ends that is the device's bias, by regime.
@@ -190,9 +179,7 @@ def _end(
     """Return the logarithm of the upper end, and the share of it that is the device's bias.
 
     Args:
-        scatters: Scatter of each device's rows.
         squares: b^2 of each independent cause.
-        prior: Prior for the biases.
     """
     squares, weights = list(squares), [1.0] * len(squares)
     if prior is not None:

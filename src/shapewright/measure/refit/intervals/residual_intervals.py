@@ -129,7 +129,6 @@ def pool(
         both_ways: Use each residual with both signs: an error of one sign on few devices may have the other sign on the
             next, as for two siblings that borrow from each other.
         edges_s: Candidate edges of regimes. [s]
-        fewest: Rows that a regime needs.
     """
     share = min(POOL_ROWS, max(len(predicted) for predicted, _ in parts))
     drawn = [draw_rows(predicted, measured, share) for predicted, measured in parts]

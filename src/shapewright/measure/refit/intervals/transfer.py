@@ -41,9 +41,7 @@ def transfer_groups(kind: str, rows: pd.DataFrame, others: OtherDevices | None =
     Each group has a version without each of its devices, for pricing that device as unmeasured.
 
     Args:
-        kind: Kind of record.
         rows: Rows priced uncalibrated, with ``format`` and ``format_family``, by each of which groups are named.
-        others: Biases of other devices.
     """
     others = others or OtherDevices()
     borrowed = {

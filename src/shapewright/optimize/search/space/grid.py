@@ -115,7 +115,6 @@ class Grid:
         """Evaluate an expression for the shapes at an index; its parts of few fields are read from the axes.
 
         Args:
-            node: The expression.
             index: Positions on the axes, one entry per shape.
             memo: Expressions computed so far for these shapes; extended.
         """

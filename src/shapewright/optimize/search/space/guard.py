@@ -79,7 +79,6 @@ def active_ffn_width(config: TransformerConfig, width: Any) -> Any:
     """Return the MLP width that one token uses.
 
     Args:
-        config: The model.
         width: Width of one expert, or of the MLP of a dense model.
     """
     if not config.is_moe:
@@ -111,7 +110,6 @@ def allowed_range(measure: Measure, baseline: float, guard: str) -> tuple[float,
     """Return the range of values that the guard allows.
 
     Args:
-        measure: The measure.
         baseline: The baseline's value, which is always allowed.
         guard: One of GUARDS; ``free`` allows everything.
 

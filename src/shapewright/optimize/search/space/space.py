@@ -80,7 +80,6 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
 
     Args:
         scenario: The baseline; widths are multiples of its parallel degrees.
-        request: What is varied and kept.
 
     Raises:
         ConfigError: nothing is left to vary, or a kept value leaves no shape.

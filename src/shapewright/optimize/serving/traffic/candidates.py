@@ -115,12 +115,7 @@ def find_candidates(
     """Return the servers to simulate: the best layouts that prefill and decode together, and the best that do not.
 
     Args:
-        scenario: Model and device.
         request: Mean lengths, devices, memory and cache blocks.
-        scheduler: Limits of the scheduler.
-        format_: Element formats.
-        layout: Degrees that are fixed.
-        num_layouts: Most layouts.
         longest_len: Tokens of the longest request.
         notes: Receives the notes of the plan, and why layouts are left out.
 
@@ -182,9 +177,7 @@ def make_candidate(
     """Price the passes of a server.
 
     Args:
-        scenario: Model and device.
         request: Mean lengths, devices, memory and cache blocks.
-        scheduler: Limits of the scheduler.
         point: Its operating point by the closed form.
         longest_len: Tokens of the longest request.
         tables: Times of passes and limits by layout, which are kept for further points.
@@ -228,8 +221,6 @@ def pass_interval(server: Server, priced: PricedTable, *, is_moe: bool) -> tuple
     That of the server's published throughput where it is known, else that of the passes.
 
     Args:
-        server: The server.
-        priced: The passes.
         is_moe: Whether the model is a mixture of experts.
     """
     ends = server.interval.get("moe" if is_moe else "dense")

@@ -109,9 +109,6 @@ def summarize_outcome(
     """Compute the figures of a simulation.
 
     Args:
-        unit: The server.
-        traffic: The requests.
-        outcome: What happened to them.
         ttft_p90_s: Limit of the time to the first token that 90 % of the requests are to keep. [s]
         tpot_p90_s: Limit of the time per further token. [s]
         warm_up_fraction: Share of requests, the first ones, that percentiles leave out.
@@ -184,13 +181,9 @@ def largest_rate(
     """Return the largest rate of arrival at which 90 % of the requests keep the limits, within 2 %; 0 if none. [1/s]
 
     Args:
-        unit: The server.
-        traffic: Requests, whose intervals are scaled.
         capacity_per_s: Rate that the server reaches without limits. [1/s]
         ttft_p90_s: As for summarize_outcome. [s]
         tpot_p90_s: As for summarize_outcome. [s]
-        warm_up_fraction: As for summarize_outcome.
-        compiled: As for simulate_unit.
     """
 
     def keeps(rate_per_s: float) -> bool:

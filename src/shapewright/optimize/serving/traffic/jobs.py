@@ -111,7 +111,6 @@ def draw_requests(source: RandomTraffic | Traffic, context: int) -> tuple[Traffi
     """Return the requests, and how many of them were cut to the context of the model.
 
     Args:
-        source: Distributions, or the requests.
         context: Tokens of the longest sequence of the model.
 
     Raises:
@@ -165,7 +164,6 @@ def run_job(job: Job, *, compiled: bool = False) -> float | tuple[TrafficFigures
     """Run one job.
 
     Args:
-        job: The simulation.
         compiled: Use Numba, which must be installed.
 
     Returns:

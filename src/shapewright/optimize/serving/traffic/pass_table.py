@@ -54,14 +54,7 @@ class PricedTable(NamedTuple):
 
 
 def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, longest_len: int) -> PricedTable:
-    """Price the passes of a stream.
-
-    Args:
-        instance: Model, layout, formats and device.
-        max_sequences: Most sequences of a pass.
-        max_tokens: Most tokens of a pass.
-        longest_len: Tokens of the longest sequence.
-    """
+    """Price the passes of a stream."""
     batches = np.array(batch_sizes(max_sequences))
     contexts = _context_points(longest_len)
     tokens, sequences = _token_points(max_tokens), _token_points(max_sequences)
@@ -113,9 +106,6 @@ def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, l
 
     Args:
         pass_time_s: The time. [s]
-        max_sequences: As for price_table.
-        max_tokens: As for price_table.
-        longest_len: As for price_table.
     """
     ones = np.array([1])
     cells = [_cells(ones, most) for most in (max_sequences, longest_len, max_tokens)]

@@ -113,7 +113,6 @@ def read_lengths(text: str | int, name: str) -> LengthDistribution:
     """Read a distribution such as ``500``, ``uniform:100,900``, ``lognormal(800,600)`` or ``128=0.7,2048=0.3``.
 
     Args:
-        text: The distribution.
         name: Field that holds it, for messages.
 
     Raises:

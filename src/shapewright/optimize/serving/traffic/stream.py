@@ -34,7 +34,6 @@ def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, n
     X(n + q) + D(n, c) + P(q, s / q), at least the launches of a pass that is no CUDA graph, and what the host adds.
 
     Args:
-        table: The table.
         num_decoding: Sequences that decode, n.
         context: Tokens in the cache of all of them, n c.
         num_tokens: Prompt tokens, q.
@@ -116,7 +115,6 @@ def evict_blocks(work: Work, again: list[int], num_lost: int, num_blocks: int) -
     """Evict unused blocks, oldest first, until enough are free: preempted sequences, then prefixes.
 
     Args:
-        work: Memory of the simulation.
         again: Preempted sequences, in order.
         num_lost: How many of them, from the first, have no blocks left.
         num_blocks: Blocks that are needed.
@@ -144,10 +142,7 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
 
     Args:
         requests: The requests, each of which fits into the cache by itself.
-        table: Times of passes.
-        limits: Limits of the scheduler.
         log: Receives times and counts.
-        work: Memory of the simulation.
 
     Returns:
         The Totals, as a tuple. An error would be a mistake of this function: more than the cache was taken.

@@ -116,12 +116,7 @@ def plan_traffic(
     """Simulate traffic on the best layouts of each device.
 
     Args:
-        scenarios: The model on each device.
         request: Mean lengths, devices, memory and cache blocks.
-        question: Requests, rates, limits.
-        format_: Element formats.
-        layout: Degrees that are fixed.
-        notes: Notes to keep.
 
     Raises:
         WorkloadError: no server holds a rate, or a request is longer than model or cache allow.
@@ -196,10 +191,8 @@ def simulate_loads(
     """Simulate one unit of an operating point at several loads, with requests of the plan's lengths.
 
     Args:
-        plan: The plan.
         point: The operating point; its batch is the limit of the scheduler.
         load_fractions: Rates of arrival over the largest load.
-        num_requests: Requests of each simulation.
 
     Returns:
         Rates [1/s] with their figures.

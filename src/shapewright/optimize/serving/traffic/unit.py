@@ -106,8 +106,6 @@ def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = Fal
     """Simulate requests until all of them ended.
 
     Args:
-        unit: The server.
-        traffic: The requests.
         compiled: Use Numba, which must be installed; the result is the same.
 
     Raises:

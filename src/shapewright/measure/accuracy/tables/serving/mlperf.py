@@ -96,10 +96,6 @@ def best_load(
     """Return the instance that serves most on the devices of a row, and their load together.
 
     Args:
-        model: The model.
-        device: The device.
-        formats: Element formats.
-        server: The server.
         metric: ``mlperf_offline``, ``mlperf_server`` or ``mlperf_interactive``.
         numbers: num_gpus, and output_len where it is stated.
 
