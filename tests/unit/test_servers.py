@@ -13,7 +13,7 @@ from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import settle_model
 from shapewright.pricing.operations import price_operations
-from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, Server, load_server, server_names
+from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, Server, load_server, make_servers, server_names
 
 
 def test_an_engine_alone_is_its_newest_version() -> None:
@@ -26,7 +26,22 @@ def test_an_engine_alone_is_its_newest_version() -> None:
 def test_a_version_without_rows_scatters_as_the_one_before() -> None:
     """No throughput of vLLM 0.19 is published; its intervals are those of 0.16."""
     assert load_server("vllm-0.19").interval == load_server("vllm-0.16").interval
+    assert load_server("vllm-0.19").interval_of == "vllm-0.16"
+    assert load_server("vllm-0.16").interval_of == ""
     assert load_server("vllm-0.19").kernels == {}
+
+
+def test_only_earlier_versions_lend_their_intervals() -> None:
+    """Never a later version nor another engine; the closest earlier one of several."""
+    common = {"kept_windows": [], "expert_kernel": {}, "sources": {}}
+    names = ("a-1.0", "a-2.0", "a-3.0", "a-4.0", "a-5.0", "b-1.0")
+    fitted = {name: {"interval": {"dense": [low, 1.1]}} for name, low in (("a-2.0", 0.5), ("a-3.0", 0.7))}
+
+    servers = make_servers({"all": common, **{name: {} for name in names}}, {**fitted, "a-5.0": {"interval": {}}})
+
+    assert {name: server.interval_of for name, server in servers.items() if server.interval_of} == {"a-4.0": "a-3.0"}
+    assert servers["a-4.0"].interval == {"dense": [0.7, 1.1]}
+    assert servers["a-1.0"].interval == servers["b-1.0"].interval == {}
 
 
 def test_an_unknown_server_is_refused_with_the_known_ones() -> None:

@@ -217,3 +217,26 @@ def test_api_takes_devices_and_rates() -> None:
     assert [(run.server, run.rate_per_s) for run in found.runs] == [(0, 1.0), (0, 2.0), (1, 1.0), (1, 2.0)]
     assert read_rates("60/min") == (1.0,)
     assert "largest load" in found._repr_html_()
+
+
+def test_lent_intervals_are_noted() -> None:
+    """A version without published throughput states whose intervals its percentiles have; one with its own does not."""
+
+    def notes_of(server: str) -> list[str]:
+        found = shapewright.serve_traffic(
+            "llama-3-8b",
+            device="h100-sxm-80gb",
+            arrivals="1/s",
+            prompt_len=200,
+            output_len=40,
+            num_requests=50,
+            num_layouts=1,
+            layout={"tensor_parallel": 1},
+            server=server,
+        )
+        return [note for note in found.notes if "intervals are those of" in note]
+
+    assert notes_of("vllm-0.19") == [
+        "intervals are those of vllm-0.16: no published throughput of vllm-0.19 was compared"
+    ]
+    assert notes_of("vllm-0.16") == []

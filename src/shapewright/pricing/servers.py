@@ -95,8 +95,9 @@ class Server:
             go through the weights of experts, where the kernels of records are faster; 0 for theirs.
         kernels: Differences from the records by class of kernel, see kernel_class.
         interval: 5 % and 95 % quantile of measured / predicted throughput of held-out (model, device) pairs, for
-            ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; of the version before
-            where none of a version is known, missing where none of the engine is.
+            ``dense`` models and for ``moe``, and of other quantities, as in ``dense.ttft_s``; missing where none of
+            the version or an earlier one is known.
+        interval_of: Earlier version whose intervals these are; empty if they are those of the version itself.
         sources: Sources of the values, by field.
     """
 
@@ -127,6 +128,7 @@ class Server:
     prompt_experts_fraction: float = 0.0
     kernels: Mapping[str, KernelFit] = field(default_factory=dict)
     interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    interval_of: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -253,27 +255,44 @@ def server_names() -> tuple[str, ...]:
 def _read_servers() -> dict[str, Server]:
     """Read all servers, in the order of the file."""
     folder = resources.files("shapewright.pricing") / _FOLDER
-    raw = tomllib.loads((folder / _DEFAULTS).read_text(encoding="utf-8"))
-    common: dict[str, Any] = raw.pop("all")
+    defaults = tomllib.loads((folder / _DEFAULTS).read_text(encoding="utf-8"))
     fitted: dict[str, dict[str, Any]] = {}
     for entry in folder.iterdir():
         if entry.name.endswith(".json"):
-            record = json.loads(entry.read_text(encoding="utf-8"))
-            for name, own in record["servers"].items():
-                fitted[name] = own
-    for name in raw:
-        # A version whose throughput nobody published scatters as those before it do.
-        before = [other for other in raw if other in fitted and other.partition("-")[0] == name.partition("-")[0]]
-        if name not in fitted and before:
-            fitted[name] = {"interval": fitted[before[-1]]["interval"]}
+            fitted.update(json.loads(entry.read_text(encoding="utf-8"))["servers"])
+    return make_servers(defaults, fitted)
+
+
+def make_servers(
+    defaults: Mapping[str, Mapping[str, Any]], fitted: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Server]:
+    """Make the servers of all versions from their defaults and what is fitted.
+
+    A version without fitted values has the intervals of the closest earlier version of its engine that has some.
+
+    Args:
+        defaults: Fields of each server, the versions of an engine in order; those under ``all`` hold for every server.
+        fitted: Fitted fields by server.
+
+    Raises:
+        CalibrationError: a field is not known.
+    """
+    common = defaults["all"]
     tables = ("expert_kernel", "sources")
-    return {
-        name: _parse(
-            name,
-            {**common, **own, **fitted.get(name, {}), **{key: {**common[key], **own.get(key, {})} for key in tables}},
-        )
-        for name, own in raw.items()
-    }
+    servers: dict[str, Server] = {}
+    latest: dict[str, str] = {}
+    for name, own in defaults.items():
+        if name == "all":
+            continue
+        engine = name.partition("-")[0]
+        values = fitted.get(name)
+        if values is not None:
+            latest[engine] = name
+        elif engine in latest:
+            values = {"interval": fitted[latest[engine]]["interval"], "interval_of": latest[engine]}
+        merged = {key: {**common[key], **own.get(key, {})} for key in tables}
+        servers[name] = _parse(name, {**common, **own, **(values or {}), **merged})
+    return servers
 
 
 def _parse(name: str, own: Mapping[str, Any]) -> Server:

@@ -129,6 +129,11 @@ def plan_traffic(
     if num_cut:
         words = f"{num_cut} of {traffic.num_requests} requests were cut to the model's {context} tokens"
         found_notes.append(Note(words, "cut", "prompt_len"))
+    server = request.server
+    if server.interval_of:
+        found_notes.append(
+            f"intervals are those of {server.interval_of}: no published throughput of {server.name} was compared"
+        )
     candidates: list[Candidate] = []
     refusals: list[ShapewrightError] = []
     for scenario in scenarios:
