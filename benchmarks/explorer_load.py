@@ -128,7 +128,7 @@ async def run_crowd(
 
 
 async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict[str, Any]:
-    """Clients that think between requests of every lane; latencies by request, and the server's memory each minute."""
+    """Clients that think between requests of every lane; latencies by request, and memory each minute."""
     found: dict[str, list[tuple[float, bool]]] = {}
     statuses: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=num_clients)
@@ -169,6 +169,7 @@ async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict
             writer.close()
 
     memory: list[float] = []
+    worker_memory: list[float] = []
     async with httpx.AsyncClient(base_url=address, limits=limits) as client:
         for path in ("predict", *SLOW):  # a server that starts answers late once
             await client.post(f"/api/v1/{path}", json=body_of(path, random.Random(0)), timeout=60.0)
@@ -177,6 +178,7 @@ async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict
         tasks += [asyncio.create_task(read_slowly(seed)) for seed in range(num_clients // 40)]
         while time.perf_counter() < stop_s:
             memory.append(round(resident_bytes(pid) / _MEBIBYTE, 1))
+            worker_memory.append(round(sum(map(resident_bytes, children(pid))) / _MEBIBYTE, 1))
             await asyncio.sleep(min(60.0, max(0.0, stop_s - time.perf_counter())))
         for task in tasks[num_clients:]:
             task.cancel()
@@ -184,6 +186,7 @@ async def soak(address: str, pid: int, num_clients: int, seconds: float) -> dict
     return {
         "load_average": os.getloadavg(),
         "memory_mib": memory,
+        "worker_memory_mib": worker_memory,
         "answers": dict(statuses),
         **{path: summary(times, seconds) for path, times in found.items()},
     }
@@ -205,6 +208,12 @@ def summary(found: list[tuple[float, bool]], seconds: float) -> dict[str, Any]:
         "p99_ms": at(0.99),
         "max_ms": 1e3 * times[-1],
     }
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for one in lists for child in one.read_text(encoding="ascii").split()]
 
 
 def resident_bytes(pid: int) -> int:

@@ -95,34 +95,16 @@ def test_internal_errors_have_the_headers(client: TestClient, monkeypatch: pytes
     assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-@pytest.mark.parametrize(
-    ("lane", "path", "name"), [("slow", "check", "answer_check"), ("fast", "operations.csv", "answer_csv")]
-)
-def test_an_answer_has_a_time_limit(
-    lane: str, path: str, name: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_has_a_time_limit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work beyond the time limit of its lane ends with an error, and the next request is answered."""
-    monkeypatch.setattr(answers, name, work_until_stopped)
+    monkeypatch.setattr(answers, "answer_csv", work_until_stopped)
     app: Any = client.app
-    monkeypatch.setattr(getattr(app.state, lane), "limit_s", 0.2)
-    answer = client.post(f"/api/v1/{path}", json={"job": GPT3})
+    monkeypatch.setattr(app.state.fast, "limit_s", 0.2)
+    answer = client.post("/api/v1/operations.csv", json={"job": GPT3})
 
     assert (answer.status_code, answer.json()["title"]) == (503, "TimeLimitError")
     assert "longer than 0.2 s" in answer.json()["detail"]
     assert client.get("/api/v1").status_code == 200
-
-
-def test_work_for_a_lost_client_ends(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that go away, running or waiting, leave the lane to the next one."""
-    endless, whole = work_until_stopped, answers.answer_check
-    monkeypatch.setattr(answers, "answer_check", endless)
-    for _ in range(3):
-        with socket.create_connection(address, timeout=30) as connection:
-            connection.sendall(b"POST /api/v1/check HTTP/1.1\r\n" + HEAD + BODY)
-            time.sleep(0.3)
-    monkeypatch.setattr(answers, "answer_check", whole)
-
-    assert post(address, "check").startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(

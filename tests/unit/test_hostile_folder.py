@@ -61,8 +61,8 @@ def test_commands_import_nothing_from_the_working_directory(name: str, hostile: 
     assert outcome.returncode == 0, outcome.stderr
 
 
-def test_searches_of_the_explorer_import_nothing_from_the_working_directory(hostile: Path) -> None:
-    """A search that the explorer starts ends with a result, and no planted module ran."""
+def test_processes_of_the_explorer_import_nothing_from_the_working_directory(hostile: Path) -> None:
+    """Findings and a search, each in a process that the explorer starts, have a result, and no planted module ran."""
     pytest.importorskip("uvicorn", reason="needs the serve extra")
     command = [*python_command("shapewright"), "serve", "--port", "0", "--no-browser"]
     server = subprocess.Popen(command, cwd=hostile, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -71,7 +71,9 @@ def test_searches_of_the_explorer_import_nothing_from_the_working_directory(host
         found = re.search(r"http://\S+", server.stdout.readline())
         assert found is not None
         address = found.group()
-        run = ask(f"{address}api/v1/searches", {"job": {"preset": "gpt3-125m", "device": "h100-sxm-80gb"}})
+        job = {"preset": "gpt3-125m", "device": "h100-sxm-80gb"}
+        assert ask(f"{address}api/v1/check", {"job": job})["findings"]
+        run = ask(f"{address}api/v1/searches", {"job": job})
         stop_s = time.monotonic() + 60.0
         while run["state"] in ("waiting", "running") and time.monotonic() < stop_s:
             time.sleep(0.2)

@@ -18,7 +18,15 @@ from shapewright import __version__
 from shapewright.app.explorer.assets import TRACED_PAGE, load_assets, serve_asset
 from shapewright.app.explorer.device_lookup import DeviceLookup
 from shapewright.app.explorer.guard import Guard
-from shapewright.app.explorer.lanes import NUM_FAST_THREADS, make_lanes
+from shapewright.app.explorer.lanes import (
+    FAST_LIMIT_S,
+    MAX_FAST_WAITING,
+    MAX_WAITING,
+    NUM_FAST_THREADS,
+    SLOW_LIMIT_S,
+    Lane,
+    WorkerLane,
+)
 from shapewright.app.explorer.measured import Measurements
 from shapewright.app.explorer.problems import (
     NOT_FOUND,
@@ -30,23 +38,19 @@ from shapewright.app.explorer.problems import (
 )
 from shapewright.app.explorer.protocol import QuietLog
 from shapewright.app.explorer.requests import (
-    CompareRequest,
+    SLOW_REQUESTS,
     DesignRequestBody,
     ExplainRequest,
     JobRequest,
-    MemoryRequest,
-    PlanRequestBody,
     PredictRequest,
     SearchRequestBody,
-    ServingRequestBody,
-    SweepRequest,
     TilesRequest,
     build_job_scenario,
     followed_fields,
     read_job_model,
 )
 from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
-from shapewright.app.explorer.views import answers, catalogue, figures, plans, serving
+from shapewright.app.explorer.views import answers, catalogue, figures
 from shapewright.app.explorer.views.answers import Answer
 from shapewright.app.explorer.views.traced import TracedModule, answer_trace
 
@@ -84,15 +88,20 @@ def create_app(
         frame_origins: Origins whose pages may show the page in a frame.
         traced: A traced module, which has a page of its own.
     """
-    devices = devices or DeviceLookup()
+    devices, measured = devices or DeviceLookup(), measured or Measurements()
     searches = queue or SearchQueue(PUBLIC_RUN_S if public_names else MAX_RUN_S, calibration=devices.calibration)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(QuietLog())
         anyio.to_thread.current_default_thread_limiter().total_tokens = NUM_FAST_THREADS
-        app.state.fast, app.state.slow = make_lanes()
+        app.state.fast = Lane(NUM_FAST_THREADS, FAST_LIMIT_S, MAX_FAST_WAITING)
+        app.state.slow = WorkerLane(SLOW_LIMIT_S, MAX_WAITING, calibration=devices.calibration, store=measured.path)
+        app.state.traced = Lane(1, SLOW_LIMIT_S, MAX_WAITING)
+        app.state.lanes = app.state.fast, app.state.slow, app.state.traced
+        app.state.slow.warm_up()
         yield
+        await app.state.slow.close()
         await searches.close()
 
     app = FastAPI(
@@ -107,10 +116,9 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     install_handlers(app)
-    measured = measured or Measurements()
     _add_fast_routes(app, measured, devices)
-    _add_slow_routes(app, measured, devices)
-    _add_file_routes(app, devices)
+    _add_slow_routes(app)
+    _add_csv_route(app, devices)
     _add_catalogue_routes(app, devices)
     _add_search_routes(app, searches, devices)
     if traced is not None:
@@ -160,77 +168,35 @@ def _add_fast_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
         return _json(await app.state.fast.run(request, compute))
 
 
-def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup) -> None:
-    """Routes that predict many steps; they run one at a time."""
-
-    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **_ANSWER)
-    async def check(body: JobRequest, request: Request) -> Response:
-        return _json(
-            await app.state.slow.run(request, lambda: answers.answer_check(build_job_scenario(body.job, devices)))
-        )
-
-    @app.post(f"{API}/memory", summary="Memory by component and stage, largest sizes that fit, and remedies", **_ANSWER)
-    async def memory(body: MemoryRequest, request: Request) -> Response:
-        return _json(
-            await app.state.slow.run(
-                request, lambda: answers.answer_capacity(build_job_scenario(body.job, devices), body.optimizer)
-            )
-        )
-
-    @app.post(f"{API}/compare", summary="The same job on several devices", **_ANSWER)
-    async def compare(body: CompareRequest, request: Request) -> Response:
-        prices = body.usd_per_hour
-        return _json(
-            await app.state.slow.run(request, lambda: answers.answer_compare(body.job, body.devices, prices, devices))
-        )
-
-    @app.post(f"{API}/breakdown", summary="Layers, roofline, waterfall and pipeline as figures", **_ANSWER)
-    async def breakdown(body: JobRequest, request: Request) -> Response:
-        return _json(
-            await app.state.slow.run(request, lambda: figures.answer_breakdown(build_job_scenario(body.job, devices)))
-        )
-
-    @app.post(
-        f"{API}/sweep",
-        summary="Time or throughput over one field, compared with the current value",
-        **_ANSWER,
-    )
-    async def sweep(body: SweepRequest, request: Request) -> Response:
-        wanted = body.field, body.measure, body.values
-        return _json(
-            await app.state.slow.run(
-                request, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured)
-            )
-        )
-
-    @app.post(f"{API}/plan", summary="Ways to distribute a training job over devices", **_ANSWER)
-    async def plan(body: PlanRequestBody, request: Request) -> Response:
-        return _json(await app.state.slow.run(request, lambda: plans.answer_plan(body, devices)))
-
-    @app.post(
-        f"{API}/serving",
-        summary="Ways to serve: front, recommended point, latency over load, launch lines",
-        **_ANSWER,
-    )
-    async def serving_plan(body: ServingRequestBody, request: Request) -> Response:
-        return _json(await app.state.slow.run(request, lambda: serving.answer_serving(body, devices)))
-
-    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **_ANSWER)
-    async def heat_map(body: JobRequest, request: Request) -> Response:
-        return _json(
-            await app.state.slow.run(request, lambda: figures.answer_head_grid(build_job_scenario(body.job, devices)))
-        )
-
-
-def _add_file_routes(app: FastAPI, devices: DeviceLookup) -> None:
-    """Routes whose answers are files: the report and the operations table."""
+def _add_slow_routes(app: FastAPI) -> None:
+    """Routes that predict many steps; a worker process answers them one at a time."""
     page_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The page.", "content": {"text/html": {}}}}}
 
-    @app.post(f"{API}/report.html", summary="Design review of the shape, as one self-contained page", **page_route)
-    async def report(body: JobRequest, request: Request) -> Response:
-        page = await app.state.slow.run(request, lambda: answers.answer_report(build_job_scenario(body.job, devices)))
-        return Response(page, media_type="text/html", headers=_AS_FILE)
+    def add(path: str, name: str, summary: str, route: dict[str, Any] = _ANSWER) -> None:
+        media_type, headers = ("text/html", _AS_FILE) if route is page_route else ("application/json", {})
 
+        async def answer(body: Any, request: Request) -> Response:  # noqa: ARG001 (read by the worker)
+            found: Response = await app.state.slow.answer(request, path, media_type)
+            if found.status_code == 200:
+                found.headers.update(headers)
+            return found
+
+        answer.__annotations__["body"] = SLOW_REQUESTS[path]
+        app.post(f"{API}/{path}", name=name, summary=summary, **route)(answer)
+
+    add("check", "check", "Findings with their cost, and nearest better shapes")
+    add("memory", "memory", "Memory by component and stage, largest sizes that fit, and remedies")
+    add("compare", "compare", "The same job on several devices")
+    add("breakdown", "breakdown", "Layers, roofline, waterfall and pipeline as figures")
+    add("sweep", "sweep", "Time or throughput over one field, compared with the current value")
+    add("plan", "plan", "Ways to distribute a training job over devices")
+    add("serving", "serving_plan", "Ways to serve: front, recommended point, latency over load, launch lines")
+    add("heat-map", "heat_map", "Model rate over numbers of heads and hidden sizes")
+    add("report.html", "report", "Design review of the shape, as one self-contained page", page_route)
+
+
+def _add_csv_route(app: FastAPI, devices: DeviceLookup) -> None:
+    """Route of the operations table as a file."""
     csv_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The table.", "content": {"text/csv": {}}}}}
 
     @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_route)
@@ -341,7 +307,7 @@ def _add_trace_route(app: FastAPI, traced: TracedModule, devices: DeviceLookup) 
     )
     async def trace(request: Request, device: str = Query(max_length=200)) -> Response:
         return _json(
-            await app.state.slow.run(
+            await app.state.traced.run(
                 request, lambda: answer_trace(traced.trace, devices.find(device), traced.optimizer)
             )
         )

@@ -35,9 +35,11 @@ class Measurements:
 
     Args:
         rows: Rows of a store; failed rows and other kinds are ignored.
+        path: Path of the store; empty for none.
     """
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = (), path: str = "") -> None:
+        self.path = path
         self._fastest: dict[str, Measurement] = {}
         for row in rows:
             if row.status != OK or not row.median_s or row.kind not in (Gemm.kind, StepRun.kind):
@@ -68,4 +70,4 @@ def read_measurements(path: str | Path) -> Measurements:
         StoreError: the store does not exist or is corrupt.
     """
     with Store(path, read_only=True) as store:
-        return Measurements(store.rows())
+        return Measurements(store.rows(), str(path))

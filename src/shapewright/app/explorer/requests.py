@@ -221,6 +221,20 @@ class ServingRequestBody(JobRequest):
         return {**{name: getattr(self, name) for name in names}, "usd_per_hour": self.usd_per_hour, "formats": []}
 
 
+SLOW_REQUESTS: dict[str, type[JobRequest]] = {
+    "check": JobRequest,
+    "memory": MemoryRequest,
+    "compare": CompareRequest,
+    "breakdown": JobRequest,
+    "sweep": SweepRequest,
+    "plan": PlanRequestBody,
+    "serving": ServingRequestBody,
+    "heat-map": JobRequest,
+    "report.html": JobRequest,
+}
+"""Requests that take many predictions, by name: the body of each."""
+
+
 def read_job_model(job: Job) -> Model:
     """Read the model of a job.
 

@@ -169,7 +169,7 @@ def _server_class(app: FastAPI) -> type[uvicorn.Server]:
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Stop accepting, cancel what runs, and set a last deadline."""
             super().handle_exit(sig, frame)
-            for lane in (app.state.fast, app.state.slow):
+            for lane in app.state.lanes:
                 lane.cancel_all()
             # A thread that does not end would keep the interpreter alive.
             last = threading.Timer(_STOP_LIMIT_S, os._exit, [128 + sig])
