@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapewright.lowering.builders import gemm_gradients
+from shapewright.lowering.gradients import gemm_gradients
 from shapewright.lowering.operations import Gemm, Operation, Pointwise
 from shapewright.lowering.torch_trace.trace import Trace, TracedLinear, TracedMemory, TracedModule, UnknownOperator
 

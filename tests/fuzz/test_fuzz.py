@@ -23,7 +23,7 @@ from shapewright.app.formats import read_job
 from shapewright.core.child_process import SOURCE_FOLDER
 from shapewright.core.errors import ConfigError, MeasuredFileError, StoreError
 from shapewright.measure.store.database import Store
-from shapewright.measure.store.rescue import rescue_store
+from shapewright.measure.store.merge import rescue_store
 
 pytest.importorskip("yaml", reason="YAML files need the yaml extra")
 

@@ -14,7 +14,8 @@ from shapewright.lowering import lower, lower_parts
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
 from shapewright.memory import count_trained_parameters, estimate_memory
-from shapewright.memory.states import Stage, count_stage_parameters
+from shapewright.memory.stages import Stage
+from shapewright.memory.states import count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.workload import ParallelLayout, Workload
 from shapewright.workload.finetuning import pack_sequence

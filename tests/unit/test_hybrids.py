@@ -12,7 +12,8 @@ from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering import count_model_flops, lower
 from shapewright.lowering.operations import Attention, CausalConv, Gemm, Operation, Scan, SparseAttention
 from shapewright.memory import estimate_memory
-from shapewright.memory.states import Stage, count_stage_parameters
+from shapewright.memory.stages import Stage
+from shapewright.memory.states import count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
 from shapewright.models.write import to_config_json
 from shapewright.workload import ParallelLayout, Workload

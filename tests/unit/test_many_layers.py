@@ -11,7 +11,7 @@ from shapewright.core.errors import ConfigError
 from shapewright.core.traced import Tape, Traced, sum_of_products
 from shapewright.lowering.counts import count_layers
 from shapewright.memory.estimate import estimate_memory, estimate_stages
-from shapewright.memory.states import peak_stage_candidates
+from shapewright.memory.stages import peak_stage_candidates
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import count_kinds
 from shapewright.workload import ParallelLayout, Workload

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from shapewright.app.cli.commands.store import command
 from shapewright.core.errors import StoreError
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.store.database import Store, merge_stores
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.merge import merge_stores
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 from shapewright.measure.store.summary import summarize_store
 

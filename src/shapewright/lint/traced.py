@@ -12,7 +12,7 @@ from shapewright.core.units import format_bytes
 from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
 from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
-from shapewright.lowering.builders import gemm_gradients
+from shapewright.lowering.gradients import gemm_gradients
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.prediction.traced import TracedPrediction, predict_trace
 from shapewright.pricing.operations import price_operations

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
-from shapewright.memory.states import unlike_stages
+from shapewright.memory.stages import unlike_stages
 from shapewright.models.layers import ATTENTION, NO_MIXER, LayerKind, mixers_of
 
 if TYPE_CHECKING:

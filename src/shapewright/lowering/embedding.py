@@ -12,16 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.builders import (
-    activation,
-    dropout,
-    gemm_gradients,
-    lower_backward,
-    norm,
-    pointwise,
-    weight_gemm,
-)
+from shapewright.lowering.builders import activation, dropout, norm, pointwise, weight_gemm
 from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
+from shapewright.lowering.gradients import gemm_gradients, lower_backward
 from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
 from shapewright.lowering.operations import Gemm, Pointwise
 

@@ -8,13 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.lowering.attention.core import lower_pooling
-from shapewright.lowering.builders import (
-    activation,
-    bias_gradients,
-    lower_backward,
-    pointwise,
-    weight_gemm,
-)
+from shapewright.lowering.builders import activation, bias_gradients, pointwise, weight_gemm
+from shapewright.lowering.gradients import lower_backward
 from shapewright.models.image_linears import EndLinear, list_end_linears, modulation_width
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from shapewright.lowering.attention.projections import (
     lower_inputs,
     lower_output,
 )
-from shapewright.lowering.builders import lower_backward, norm, residual, weight_gemm
+from shapewright.lowering.builders import norm, residual, weight_gemm
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers, layers_per_stage
@@ -27,10 +27,10 @@ from shapewright.lowering.embedding import (
     lower_head,
     lower_head_backward,
 )
-from shapewright.lowering.experts import lower_expert_bias_gradients, lower_experts
+from shapewright.lowering.gradients import lower_backward
 from shapewright.lowering.images import lower_scalings, of_tower
 from shapewright.lowering.mixers import lower_mixer, lower_mixer_bias_gradients
-from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
+from shapewright.lowering.mlp import lower_expert_bias_gradients, lower_experts, lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.offload import lower_activation_copies
 from shapewright.lowering.optimizer_step import (
     lower_gradient_communication,

@@ -14,12 +14,12 @@ from shapewright.memory.estimate import estimate_stages as estimate_stages
 from shapewright.memory.saved_tensors import SavedTensor as SavedTensor
 from shapewright.memory.saved_tensors import list_layer_tensors as list_layer_tensors
 from shapewright.memory.saved_tensors import list_saved_tensors as list_saved_tensors
-from shapewright.memory.states import Stage as Stage
+from shapewright.memory.stages import Stage as Stage
+from shapewright.memory.stages import peak_stage_candidates as peak_stage_candidates
 from shapewright.memory.states import StateBytes as StateBytes
 from shapewright.memory.states import count_stage_parameters as count_stage_parameters
 from shapewright.memory.states import count_trained_parameters as count_trained_parameters
 from shapewright.memory.states import estimate_states as estimate_states
-from shapewright.memory.states import peak_stage_candidates as peak_stage_candidates
 from shapewright.workload.optimizers import OPTIMIZERS as OPTIMIZERS
 from shapewright.workload.optimizers import TrainingRecipe as TrainingRecipe
 from shapewright.workload.optimizers import find_recipe as find_recipe

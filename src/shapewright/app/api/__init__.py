@@ -4,11 +4,11 @@ Modules that only one function needs are imported when it runs.
 """
 
 from shapewright.app.api.designs import design as design
+from shapewright.app.api.parts import ScenarioLike as ScenarioLike
+from shapewright.app.api.parts import ScenarioParts as ScenarioParts
 from shapewright.app.api.searches import plan as plan
 from shapewright.app.api.searches import search as search
 from shapewright.app.api.serving import serve_plan as serve_plan
-from shapewright.app.api.steps import ScenarioLike as ScenarioLike
-from shapewright.app.api.steps import ScenarioParts as ScenarioParts
 from shapewright.app.api.steps import check as check
 from shapewright.app.api.steps import compare as compare
 from shapewright.app.api.steps import fits as fits

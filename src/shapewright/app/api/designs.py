@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.prediction.build import build_scenario, find_device

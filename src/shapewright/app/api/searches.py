@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.models import read_model

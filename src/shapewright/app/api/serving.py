@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.notes import Note

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from shapewright.core.errors import (
-    CalibrationError,
-    DeviceError,
-    LayoutError,
-    ShapewrightError,
-    WorkloadError,
-    close_names,
-)
+from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering.torch_trace import Trace
-from shapewright.models import ModelLike, TransformerConfig, read_model
+from shapewright.models import read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.traced import predict_trace
 from shapewright.pricing.software import TUNED, load_software
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -39,88 +30,6 @@ if TYPE_CHECKING:
     from shapewright.prediction.traced import TracedPrediction
     from shapewright.prediction.utilization import Utilization
     from shapewright.workload import ParallelLayout
-
-ScenarioLike = ModelLike | Scenario
-"""A Scenario, or the model of one: preset, config.json or its folder or content, hub id, Model, TransformerConfig."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class ScenarioParts(TypedDict, total=False):
-    """Keyword arguments that build a Scenario, or replace parts and fields of the Scenario given as first argument.
-
-    Attributes:
-        device: Device name, alias, file, or Device; required unless the first argument is a Scenario.
-        workload: Workload, or some of its fields; the others get defaults that suit model and device.
-        layout: ParallelLayout, or some of its fields.
-        overrides: TransformerConfig fields to change.
-        uncalibrated: Price without the device's own measurements.
-        software: Generation of the training software, such as ``fsdp-2024``; by default ``tuned``.
-        physics_only: Price by formulas alone, without learned residuals.
-    """
-
-    device: DeviceLike | None
-    workload: Workload | Mapping[str, Any] | None
-    layout: ParallelLayout | Mapping[str, Any] | None
-    overrides: Mapping[str, object] | None
-    uncalibrated: bool
-    software: str | None
-    physics_only: bool
-
-
-_REFERENCE = re.compile(r" *parts: See ScenarioParts\.\n")
-_DESCRIPTIONS = (ScenarioParts.__doc__ or "").partition("Attributes:\n")[2].rstrip()
-
-
-def takes_scenario(function: F) -> F:
-    """List the keys of ScenarioParts in the signature and the docstring of a function.
-
-    The function declares them as ``**parts: Unpack[ScenarioParts]``, which type checkers understand, and documents them
-    as ``parts: See ScenarioParts.``
-    """
-    signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if name in ("uncalibrated", "physics_only") else None,
-            annotation=annotation.__forward_arg__,
-        )
-        for name, annotation in ScenarioParts.__annotations__.items()
-    ]
-    known = {one.name for one in (*own, *shared)}
-
-    @functools.wraps(function)
-    def checked(*values: Any, **keywords: Any) -> Any:
-        for name in keywords.keys() - known:
-            raise TypeError(_suggest_keyword(function.__name__, name, keywords[name], known))
-        return function(*values, **keywords)
-
-    checked.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    checked.__doc__ = _REFERENCE.sub(lambda _: f"{_DESCRIPTIONS}\n", function.__doc__ or "", count=1)
-    return cast("F", checked)
-
-
-def _suggest_keyword(function: str, name: str, value: Any, known: Collection[str]) -> str:
-    """Message on an unknown keyword: the argument that has a field of this name, or similar names."""
-    from shapewright.app.report.flags import field_named
-
-    spelled = field_named(name)
-    groups = {"workload": Workload, "layout": ParallelLayout, "overrides": TransformerConfig}
-    hint = close_names(spelled, known) or f"it takes {', '.join(sorted(known))}"
-    for argument, cls in groups.items():
-        if argument in known and spelled in [spec.name for spec in fields(cls)]:
-            hint = f"{spelled} is a field: {argument}={{{spelled!r}: {value!r}}}"
-            break
-    return f"{function}() has no argument {name!r}; {hint}"
-
-
-def given_fields(given: object) -> dict[str, Any]:
-    """Fields of a workload or layout that is given as a whole or in part."""
-    if given is None or isinstance(given, Mapping):
-        return dict(given or {})
-    return {spec.name: getattr(given, spec.name) for spec in fields(given)}  # type: ignore[arg-type]
 
 
 @overload

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.app.api.serving import build_served, find_server, served_format
-from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware.nodes import check_allocation
 from shapewright.prediction.build import find_idle_expert_split

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, StepMemory, SweepOutput, SweptRow
+    from shapewright.app.report.outputs.compare import SweepOutput, SweptRow
+    from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, StepMemory
     from shapewright.app.report.traced.outputs import TracedMemoryParts, TracedPredictOutput
     from shapewright.models import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload

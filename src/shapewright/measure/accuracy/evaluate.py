@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.core.errors import MeasuredFileError, close_names
+from shapewright.core.errors import MeasuredFileError
 from shapewright.core.notes import Note
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy import stores as stores_module
@@ -27,7 +27,7 @@ from shapewright.measure.accuracy.statistics import (
     mean_width,
     ranking_regrets,
 )
-from shapewright.measure.accuracy.tables.registry import TABLES
+from shapewright.measure.accuracy.tables.registry import SUFFIXES, TABLES, find_tables, require_known
 from shapewright.pricing.calibration.file import calibrated_device, read_calibration
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ _FITTED_ROWS_NOTE = (
     "all rows are included, also those that calibration records were fitted to; held-out errors are in the provenance "
     "of the records, and --uncalibrated ignores a device's own record"
 )
-# Suffixes of table files.
-_SUFFIXES = (".parquet", ".csv")
 # Label of rows that are not grouped.
 ALL = "all"
 
@@ -149,8 +147,8 @@ def evaluate_folder(
         MeasuredFileError: the folder does not exist, or has nothing to evaluate.
         UnknownDeviceError: no device file has a name of ``devices``.
     """
-    found, stores = _find_tables(Path(folder), tables)
-    _require_known("--by", by, GROUPINGS)
+    found, stores = find_tables(Path(folder), tables)
+    require_known("--by", by, GROUPINGS)
     own = _own_devices(calibration)
     chosen = frozenset(name if name in own else load_device(name).name for name in devices)
     rows: list[Accuracy] = []
@@ -179,7 +177,7 @@ def evaluate_folder(
             skipped[name] = dict(context.skipped.most_common())
 
     for name, path in found.items():
-        others = [path.with_suffix(suffix) for suffix in _SUFFIXES if suffix != path.suffix]
+        others = [path.with_suffix(suffix) for suffix in SUFFIXES if suffix != path.suffix]
         notes.extend(f"{other.name} is ignored: {path.name} holds the table" for other in others if other.is_file())
         evaluate(name, path.name, partial(_read_table, TABLES[name], path))
     for path in stores:
@@ -308,78 +306,6 @@ def _decade_words(decade: int) -> str:
     unit = {0: "s", -1: "ms", -2: "us", -3: "ns"}.get(thousands, f"e{3 * thousands} s")
     least = 10 ** (decade - 3 * thousands)
     return f"{least}-{10 * least} {unit}"
-
-
-_LONGEST_HEADER = 2**16
-
-
-def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
-    """Return the files to evaluate, by table, and the stores."""
-    _require_known("--table", wanted, (*TABLES, stores_module.TABLE))
-    if folder.is_file():
-        return ({}, [folder]) if stores_module.is_store(folder) else ({_table_of(folder): folder}, [])
-    if not folder.is_dir():
-        raise MeasuredFileError(f"{folder} is not a folder; give a measured file such as gemm.parquet, or their folder")
-    found = {
-        name: path
-        for name, table in TABLES.items()
-        if (path := _find_table(folder, table.file_name)) is not None and (not wanted or name in wanted)
-    }
-    stores = stores_module.find_stores(folder) if not wanted or stores_module.TABLE in wanted else []
-    missing = [TABLES[name].file_name for name in wanted if name in TABLES and name not in found]
-    if stores_module.TABLE in wanted and not stores:
-        missing.append("store of 'shapewright bench'")
-    if missing:
-        raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; omit --table to evaluate all files")
-    if not found and not stores:
-        names = ", ".join(table.file_name for table in TABLES.values())
-        raise MeasuredFileError(
-            f"{folder} has no measured file; known are {names} (each as .parquet or .csv), and stores of "
-            f"'shapewright bench'"
-        )
-    return found, stores
-
-
-def _table_of(path: Path) -> str:
-    """Name the table that a file holds: by its name, else by its columns.
-
-    Raises:
-        MeasuredFileError: it has the columns of no table.
-    """
-    if path.stem in TABLES:
-        return path.stem
-    header: set[str] = set()
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            names = file.readline(_LONGEST_HEADER).strip().split(",")
-        header = {"latency_s" if name.startswith("latency_") else name for name in names}
-    formats = {name: table.columns for name, table in TABLES.items()}
-    needed = {name: {*form.numbers, *form.labels, *form.positive} for name, form in formats.items()}
-    fitting = [name for name, columns in needed.items() if columns <= header]
-    if not fitting:
-        raise MeasuredFileError(
-            f"{path} has the columns of no table; the smallest has device, library, kernel, dtype, m, n, k, latency_us "
-            f"(docs/measuring.md lists the others), or is named after its table, such as gemm.parquet"
-        )
-    return max(fitting, key=lambda name: len(needed[name]))
-
-
-def _find_table(folder: Path, file_name: str) -> Path | None:
-    """Return a table's file as parquet or csv; a path that exists and is not a file is returned too, for its error."""
-    named = folder / file_name
-    choices = (named, *(named.with_suffix(suffix) for suffix in _SUFFIXES if suffix != named.suffix))
-    there = [path for path in choices if path.is_file()]
-    broken = [path for path in choices if path.exists() or path.is_symlink()]
-    return next(iter(there or broken), None)
-
-
-def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for word in given:
-        if word not in known:
-            hint = close_names(word, known)
-            raise MeasuredFileError(
-                f"{option} {word!r} is not known; {hint + ' ' if hint else ''}choose from {', '.join(known)}"
-            )
 
 
 def _why_nothing(skipped: dict[str, dict[str, int]], unreadable: dict[str, str], devices: frozenset[str]) -> str:

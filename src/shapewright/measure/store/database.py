@@ -366,37 +366,3 @@ def _decode(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     if "is_cold" in decoded:
         decoded["is_cold"] = bool(decoded["is_cold"])
     return decoded
-
-
-def merge_stores(target: str | Path, sources: list[str] | list[Path]) -> dict[str, int]:
-    """Merge the rows of some stores into one; the sources are not modified.
-
-    Args:
-        target: Store that receives the rows; it is created if it does not exist.
-        sources: Stores to read; the first one wins conflicts between them.
-
-    Returns:
-        Rows ``added``, ``replaced`` (a failed row by a successful one) and ``kept`` (the target's row stayed).
-
-    Raises:
-        StoreError: a store is missing, damaged, full, from a newer version, or merged into itself. All sources are read
-            before the target is opened, and each is written completely or not at all.
-    """
-    same = [source for source in sources if Path(source).resolve() == Path(target).resolve()]
-    if same:
-        raise StoreError(f"{same[0]} cannot be merged into itself; give another source")
-    read = []
-    for source in sources:
-        with Store(source, read_only=True) as store:
-            problems = store.verify()
-            if problems:
-                raise StoreError(
-                    f"{source} is damaged ({problems[0]}); nothing was merged; 'store verify' lists all problems"
-                )
-            read.append((store.runs(), store.rows()))
-    counts = {"added": 0, "replaced": 0, "kept": 0}
-    with Store(target) as store:
-        for runs, rows in read:
-            for name, number in store.add_all(runs, rows).items():
-                counts[name] += number
-    return counts

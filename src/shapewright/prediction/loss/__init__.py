@@ -2,6 +2,7 @@
 
 from shapewright.prediction.loss.effect import (
     LossEffect,
+    NetSpeedup,
     as_compared,
     count_compared,
     describe_extrapolation,
@@ -9,9 +10,9 @@ from shapewright.prediction.loss.effect import (
     is_far_outside,
     is_free_change,
     judge_change,
+    net_speedup,
 )
 from shapewright.prediction.loss.law import LossDifference, LossLaw, TokensRatio, load_loss_law
-from shapewright.prediction.loss.net_speed import NetSpeedup, net_speedup
 from shapewright.prediction.loss.shape import ShapeForLoss
 
 __all__ = [

@@ -13,6 +13,6 @@ from shapewright.prediction.utilization.rates import ConventionResult as Convent
 from shapewright.prediction.utilization.rates import WaterfallPart as WaterfallPart
 from shapewright.prediction.utilization.rates import describe_peak as describe_peak
 from shapewright.prediction.utilization.rates import read_measurement as read_measurement
-from shapewright.prediction.utilization.trace_losses import MatchedGroup as MatchedGroup
 from shapewright.prediction.utilization.trace_losses import TraceComparison as TraceComparison
 from shapewright.prediction.utilization.trace_losses import TraceLoss as TraceLoss
+from shapewright.prediction.utilization.trace_match import MatchedGroup as MatchedGroup

@@ -9,11 +9,7 @@ import click
 
 from shapewright.app.cli.console import print_csv, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import (
-    question_options,
-    scenario_from_options,
-    software_option,
-)
+from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.app.report.flags import field_named
 from shapewright.pricing.software import TUNED
@@ -108,7 +104,7 @@ def command(
 
 def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool, as_csv: bool) -> None:
     """Predict every combination and print a row for each."""
-    from shapewright.app.report.outputs.predict import sweep_output
+    from shapewright.app.report.outputs.compare import sweep_output
     from shapewright.app.report.predict import print_sweep
     from shapewright.prediction.sweep import parse_values, predict_sweep
 

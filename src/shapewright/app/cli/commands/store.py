@@ -137,7 +137,7 @@ def merge(path: str, sources: tuple[str, ...], as_json: bool) -> int:
     A row is the same if device, library, operation, dtype, layout, kernel and repetition are. Of two good rows that of
     PATH stays; a row that failed gives way to a good one. The other stores are not touched.
     """
-    from shapewright.measure.store.database import merge_stores
+    from shapewright.measure.store.merge import merge_stores
 
     _print_counts(path, merge_stores(path, list(sources)), {}, as_json)
     return 0
@@ -158,7 +158,7 @@ def rescue(path: str, damaged: str, as_json: bool) -> int:
 
     Sound are the rows that can be read and match their checksums. DAMAGED is not touched.
     """
-    from shapewright.measure.store.rescue import rescue_store
+    from shapewright.measure.store.merge import rescue_store
 
     counts, lost = rescue_store(path, damaged)
     _print_counts(path, counts, {damaged: lost} if lost else {}, as_json)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, problem_keys, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, step_numbers
+from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.prediction.compare import ComparedDevice, Comparison
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.sweep import Sweep, SweptStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,5 +94,88 @@ def compared_device(found: Comparison, row: ComparedDevice) -> ComparedDeviceOut
         speed_fraction=found.speed_fraction(row),
         bound_by=row.bound_by or None,
         workload=None if prediction is None else prediction.workload,
+        **step_numbers(prediction),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptRow:
+    """One combination of values. Numbers are null where the step cannot run."""
+
+    values: Mapping[str, Any] = described("value of each swept field")
+    problem: str
+    problem_code: str
+    problem_field: str
+    step_time_s: float | None
+    step_time_low_s: float | None
+    step_time_high_s: float | None
+    tokens_per_step: int | None
+    tokens_per_s_per_device: float | None
+    tokens_per_s_per_sequence: float | None = described("tokens per second of one sequence; null in training")
+    mfu: float | None
+    hfu: float | None
+    mbu: float | None
+    parameters: int | None
+    total_bytes: float | None
+    fits: bool = described("whether the step can run and fits in memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOutput(Output):
+    """One row per combination of the swept values, the last field fastest."""
+
+    config: TransformerConfig
+    device: DeviceSummary
+    workload: Workload = described("every field of Workload, of the first combination that can run")
+    axes: Mapping[str, list[Any]] = described("values by swept field")
+    rows: list[SweptRow] = described("the combinations")
+    notes: list[str]
+    source: str
+
+
+def sweep_output(found: Sweep, source: str = "") -> SweepOutput:
+    """Output of a sweep over a scenario whose model was read from a source."""
+    first = next(row.prediction for row in found.rows if row.prediction is not None)
+    return take(
+        SweepOutput,
+        found,
+        device=summarize_device(found.device),
+        workload=first.workload,
+        axes={name: list(values) for name, values in found.axes.items()},
+        rows=[swept_row(row) for row in found.rows],
+        source=source,
+    )
+
+
+_STEP_NUMBERS = (
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "hfu",
+    "mbu",
+)
+
+
+def step_numbers(prediction: Prediction | None) -> dict[str, Any]:
+    """Numbers of a predicted step that every table of steps has; None without a prediction."""
+    numbers = {name: None if prediction is None else getattr(prediction, name) for name in _STEP_NUMBERS}
+    return {**numbers, "total_bytes": None if prediction is None else prediction.memory.total_bytes}
+
+
+def swept_row(row: SweptStep) -> SweptRow:
+    """One combination of a sweep."""
+    prediction = row.prediction
+    is_inference = prediction is not None and not prediction.workload.is_training
+    return SweptRow(
+        values=row.values,
+        **problem_keys(row.refusal),
+        tokens_per_s_per_sequence=prediction.workload.query_len / prediction.step_time_s
+        if prediction is not None and is_inference
+        else None,
+        tokens_per_step=None if prediction is None else prediction.tokens_per_step,
+        parameters=None if prediction is None else prediction.parameters.total,
+        fits=prediction is not None and prediction.memory.total_bytes <= prediction.device.memory_bytes,
         **step_numbers(prediction),
     )

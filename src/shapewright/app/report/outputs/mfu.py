@@ -11,7 +11,7 @@ from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job
 from shapewright.models import TransformerConfig
 from shapewright.prediction.utilization import describe_peak
 from shapewright.prediction.utilization.explain import ReachableStep
-from shapewright.prediction.utilization.trace_losses import MatchedGroup
+from shapewright.prediction.utilization.trace_match import MatchedGroup
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:

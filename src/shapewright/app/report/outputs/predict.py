@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take, text_only
+from shapewright.app.report.outputs.model import Output, described, optional, take, text_only
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
 from shapewright.memory import count_trained_parameters
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-    from shapewright.prediction.sweep import Sweep, SweptStep
     from shapewright.pricing.calibration.source import CalibrationSource
 
 
@@ -339,89 +338,6 @@ class ExplainOutput(Output):
 def explained_operation(entry: PricedOperation, **explanation: Any) -> ExplainedOperation:
     """One operation with its explanation."""
     return ExplainedOperation(**_operation_fields(entry), **explanation)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweptRow:
-    """One combination of values. Numbers are null where the step cannot run."""
-
-    values: Mapping[str, Any] = described("value of each swept field")
-    problem: str
-    problem_code: str
-    problem_field: str
-    step_time_s: float | None
-    step_time_low_s: float | None
-    step_time_high_s: float | None
-    tokens_per_step: int | None
-    tokens_per_s_per_device: float | None
-    tokens_per_s_per_sequence: float | None = described("tokens per second of one sequence; null in training")
-    mfu: float | None
-    hfu: float | None
-    mbu: float | None
-    parameters: int | None
-    total_bytes: float | None
-    fits: bool = described("whether the step can run and fits in memory")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepOutput(Output):
-    """One row per combination of the swept values, the last field fastest."""
-
-    config: TransformerConfig
-    device: DeviceSummary
-    workload: Workload = described("every field of Workload, of the first combination that can run")
-    axes: Mapping[str, list[Any]] = described("values by swept field")
-    rows: list[SweptRow] = described("the combinations")
-    notes: list[str]
-    source: str
-
-
-def sweep_output(found: Sweep, source: str = "") -> SweepOutput:
-    """Output of a sweep over a scenario whose model was read from a source."""
-    first = next(row.prediction for row in found.rows if row.prediction is not None)
-    return take(
-        SweepOutput,
-        found,
-        device=summarize_device(found.device),
-        workload=first.workload,
-        axes={name: list(values) for name, values in found.axes.items()},
-        rows=[swept_row(row) for row in found.rows],
-        source=source,
-    )
-
-
-_STEP_NUMBERS = (
-    "step_time_s",
-    "step_time_low_s",
-    "step_time_high_s",
-    "tokens_per_s_per_device",
-    "mfu",
-    "hfu",
-    "mbu",
-)
-
-
-def step_numbers(prediction: Prediction | None) -> dict[str, Any]:
-    """Numbers of a predicted step that every table of steps has; None without a prediction."""
-    numbers = {name: None if prediction is None else getattr(prediction, name) for name in _STEP_NUMBERS}
-    return {**numbers, "total_bytes": None if prediction is None else prediction.memory.total_bytes}
-
-
-def swept_row(row: SweptStep) -> SweptRow:
-    """One combination of a sweep."""
-    prediction = row.prediction
-    is_inference = prediction is not None and not prediction.workload.is_training
-    return SweptRow(
-        values=row.values,
-        **problem_keys(row.refusal),
-        tokens_per_s_per_sequence=prediction.workload.query_len / prediction.step_time_s
-        if prediction is not None and is_inference
-        else None,
-        tokens_per_step=None if prediction is None else prediction.tokens_per_step,
-        parameters=None if prediction is None else prediction.parameters.total,
-        fits=prediction is not None and prediction.memory.total_bytes <= prediction.device.memory_bytes,
-        **step_numbers(prediction),
-    )
 
 
 def degree_words(layout: ParallelLayout) -> list[str]:

@@ -1,10 +1,14 @@
-"""The measured tables that can be evaluated: file, columns, pricing."""
+"""The measured tables that can be evaluated: file, columns, pricing; and the files of a folder that hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shapewright.core.errors import MeasuredFileError, close_names
+from shapewright.measure.accuracy import stores as stores_module
+from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables import (
     attention,
     communication,
@@ -78,3 +82,81 @@ TABLES: Mapping[str, Table] = {
         (communication.EXCHANGE, "parquet"),
     )
 }
+
+# Suffixes of table files.
+SUFFIXES = (".parquet", ".csv")
+_LONGEST_HEADER = 2**16
+
+
+def find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
+    """Return the files to evaluate, by table, and the stores."""
+    require_known("--table", wanted, (*TABLES, stores_module.TABLE))
+    if folder.is_file():
+        return ({}, [folder]) if stores_module.is_store(folder) else ({_table_of(folder): folder}, [])
+    if not folder.is_dir():
+        raise MeasuredFileError(f"{folder} is not a folder; give a measured file such as gemm.parquet, or their folder")
+    found = {
+        name: path
+        for name, table in TABLES.items()
+        if (path := _find_table(folder, table.file_name)) is not None and (not wanted or name in wanted)
+    }
+    stores = stores_module.find_stores(folder) if not wanted or stores_module.TABLE in wanted else []
+    missing = [TABLES[name].file_name for name in wanted if name in TABLES and name not in found]
+    if stores_module.TABLE in wanted and not stores:
+        missing.append("store of 'shapewright bench'")
+    if missing:
+        raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; omit --table to evaluate all files")
+    if not found and not stores:
+        names = ", ".join(table.file_name for table in TABLES.values())
+        raise MeasuredFileError(
+            f"{folder} has no measured file; known are {names} (each as .parquet or .csv), and stores of "
+            f"'shapewright bench'"
+        )
+    return found, stores
+
+
+def _table_of(path: Path) -> str:
+    """Name the table that a file holds: by its name, else by its columns.
+
+    Raises:
+        MeasuredFileError: it has the columns of no table.
+    """
+    if path.stem in TABLES:
+        return path.stem
+    header: set[str] = set()
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            names = file.readline(_LONGEST_HEADER).strip().split(",")
+        header = {"latency_s" if name.startswith("latency_") else name for name in names}
+    formats = {name: table.columns for name, table in TABLES.items()}
+    needed = {name: {*form.numbers, *form.labels, *form.positive} for name, form in formats.items()}
+    fitting = [name for name, columns in needed.items() if columns <= header]
+    if not fitting:
+        raise MeasuredFileError(
+            f"{path} has the columns of no table; the smallest has device, library, kernel, dtype, m, n, k, latency_us "
+            f"(docs/measuring.md lists the others), or is named after its table, such as gemm.parquet"
+        )
+    return max(fitting, key=lambda name: len(needed[name]))
+
+
+def _find_table(folder: Path, file_name: str) -> Path | None:
+    """Return a table's file as parquet or csv; a path that exists and is not a file is returned too, for its error."""
+    named = folder / file_name
+    choices = (named, *(named.with_suffix(suffix) for suffix in SUFFIXES if suffix != named.suffix))
+    there = [path for path in choices if path.is_file()]
+    broken = [path for path in choices if path.exists() or path.is_symlink()]
+    return next(iter(there or broken), None)
+
+
+def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse words of an option that are not known.
+
+    Raises:
+        MeasuredFileError: one is unknown.
+    """
+    for word in given:
+        if word not in known:
+            hint = close_names(word, known)
+            raise MeasuredFileError(
+                f"{option} {word!r} is not known; {hint + ' ' if hint else ''}choose from {', '.join(known)}"
+            )

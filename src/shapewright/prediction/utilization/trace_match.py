@@ -1,0 +1,209 @@
+"""Match the kernels of a trace to the operations of a prediction, by what they compute.
+
+GEMMs match by their sizes, attention by its pass, collectives by their kind, memory-bound kernels by their class. Equal
+GEMMs are one group, as their kernels cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.dtypes import get_dtype
+from shapewright.core.fields import shown
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+
+if TYPE_CHECKING:
+    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.utilization.kineto import Kernel
+
+_WIDE_TYPES = ("float", "c10::Float")
+_CLASSES = (  # of memory-bound kernels, by words in the names of operator and kernel
+    ("optimizer", re.compile(r"adam|optimizer|_foreach_|fused_sgd|addcmul|addcdiv|lerp", re.IGNORECASE)),
+    ("norm", re.compile(r"layer_?norm|rms_?norm", re.IGNORECASE)),
+    ("cross_entropy", re.compile(r"log_softmax|nll_loss|cross_entropy", re.IGNORECASE)),
+    ("softmax", re.compile(r"softmax|masked_fill|tril|triu", re.IGNORECASE)),
+    ("embedding", re.compile(r"embedding|indexing_backward|index_put|index_select", re.IGNORECASE)),
+)
+_PREDICTED_CLASSES = {
+    "norm": "norm",
+    "layernorm": "norm",
+    "cross_entropy": "cross_entropy",
+    "embedding": "embedding",
+    "optimizer": "optimizer",
+    "softmax": "softmax",
+    "mask": "softmax",
+}
+_ELEMENTWISE = "elementwise"
+_ATTENTION = re.compile(r"scaled_dot_product|flash|fmha|attention", re.IGNORECASE)
+_BACKWARD = re.compile(r"backward|bwd", re.IGNORECASE)
+_GEMM_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm")
+_GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|_mm_|Cijk", re.IGNORECASE)
+_COLLECTIVES = {
+    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "send": re.compile(r"send|recv", re.IGNORECASE),
+}
+_MOST_NAMES = 4
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MatchedGroup:
+    """Kernels of one kind and size, and the predicted operations that they run.
+
+    Attributes:
+        name: Names of the predicted operations, or of the kernels where none is predicted.
+        kind: ``gemm``, ``grouped_gemm``, ``attention``, ``pointwise``, ``collective`` or ``other``.
+        measured_s: Time of the kernels in a step. [s]
+        predicted_s: Predicted time of the operations in a step; 0 without any. [s]
+        num_measured: Kernels or operators in a step.
+        num_predicted: Predicted executions in a step.
+        kernel: Name of the longest kernel; empty without any.
+        in_fp32: Whether its operators have 32-bit inputs although 16 bits or less were predicted.
+    """
+
+    name: str
+    kind: str
+    measured_s: float
+    predicted_s: float
+    num_measured: float
+    num_predicted: int
+    kernel: str
+    in_fp32: bool
+
+    @property
+    @shown
+    def lost_s(self) -> float:
+        """Time beyond the prediction; negative where the kernels are faster. [s]"""
+        return self.measured_s - self.predicted_s
+
+
+@dataclass
+class OpenGroup:
+    """Sums of one group while it is filled."""
+
+    kind: str
+    names: list[str] = field(default_factory=list)
+    measured_s: float = 0.0
+    predicted_s: float = 0.0
+    num_measured: int = 0
+    num_predicted: int = 0
+    longest: tuple[float, str] = (0.0, "")
+    num_wide: int = 0
+    is_narrow: bool = False
+
+
+def add_prediction(groups: dict[Key, OpenGroup], entry: PricedOperation) -> None:
+    """Add a predicted operation to its group."""
+    operation = entry.operation
+    if isinstance(operation, Collective):
+        key: Key = ("collective", "send" if operation.axis == "pipeline" else operation.op_name)
+    elif isinstance(operation, Gemm):
+        key = gemm_key(int(operation.batch), int(operation.m), int(operation.n), int(operation.k))
+    elif isinstance(operation, GroupedGemm):
+        key = ("grouped_gemm",)
+    elif isinstance(operation, Attention):
+        key = ("attention", bool(operation.is_backward))
+    else:
+        assert isinstance(operation, Pointwise)
+        key = ("pointwise", _PREDICTED_CLASSES.get(operation.operation, _ELEMENTWISE))
+    group = groups.setdefault(key, OpenGroup(str(key[0])))
+    group.names.append(operation.name)
+    group.predicted_s += float(entry.price.time_s) * int(operation.repeats)
+    group.num_predicted += int(operation.repeats)
+    group.is_narrow |= get_dtype(operation.dtype).bits <= 16
+
+
+def gemm_key(batch: int, m: int, n: int, k: int) -> Key:
+    """Key of a GEMM: a GEMM and its transpose have the same key.
+
+    >>> gemm_key(1, 8, 4, 2) == gemm_key(1, 4, 8, 2), gemm_key(1, 8, 4, 2) == gemm_key(1, 8, 2, 4)
+    (True, False)
+    """
+    return ("gemm", batch, min(m, n), max(m, n), k)
+
+
+def merge_gemms(groups: dict[Key, OpenGroup]) -> dict[Key, OpenGroup]:
+    """Merge all GEMMs into one group, for traces that do not record shapes."""
+    merged: dict[Key, OpenGroup] = {}
+    for key, group in groups.items():
+        own = merged.setdefault(("gemm",) if key[0] == "gemm" else key, OpenGroup(group.kind))
+        own.names += group.names
+        own.predicted_s += group.predicted_s
+        own.num_predicted += group.num_predicted
+        own.is_narrow |= group.is_narrow
+    return merged
+
+
+def add_kernel(groups: dict[Key, OpenGroup], kernel: Kernel, key: Key) -> None:
+    """Add a kernel to the group of the operation that it runs."""
+    group = groups.setdefault(key, OpenGroup(str(key[0])))
+    group.measured_s += kernel.time_s
+    group.num_measured += 1
+    group.longest = max(group.longest, (kernel.time_s, kernel.name))
+    group.num_wide += bool(kernel.operator and kernel.operator.dtype in _WIDE_TYPES)
+    if not group.num_predicted and len(group.names) < _MOST_NAMES:
+        name = kernel.operator.name if kernel.operator else kernel.name
+        group.names += [] if name in group.names else [name]
+
+
+def key_of(kernel: Kernel) -> Key:
+    """Return the key of the group of a kernel."""
+    operator = kernel.operator
+    words = f"{operator.name if operator else ''} {kernel.name}"
+    if kernel.is_collective:
+        return ("collective", next((name for name, pattern in _COLLECTIVES.items() if pattern.search(words)), "other"))
+    if operator and operator.name in _GEMM_OPERATORS:
+        sizes = _gemm_sizes(operator.name, operator.dims)
+        return gemm_key(*sizes) if sizes else ("gemm",)
+    if "grouped" in words.lower() and _GEMM_KERNEL.search(words):
+        return ("grouped_gemm",)
+    if _ATTENTION.search(words):
+        return ("attention", bool(_BACKWARD.search(words)))
+    if _GEMM_KERNEL.search(words):
+        return ("gemm",)
+    if kernel.name.startswith(("Memcpy", "Memset")):
+        return ("other", "copies")
+    return ("pointwise", next((name for name, pattern in _CLASSES if pattern.search(words)), _ELEMENTWISE))
+
+
+def _gemm_sizes(name: str, dims: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int] | None:
+    """Batch, m, n and k of a GEMM operator from the dimensions of its inputs; None if they are not those of one.
+
+    >>> _gemm_sizes("aten::addmm", ((12,), (8, 4), (4, 12))), _gemm_sizes("aten::linear", ((2, 8, 4), (12, 4)))
+    ((1, 8, 12, 4), (1, 16, 12, 4))
+    """
+    if name in ("aten::addmm", "aten::baddbmm"):
+        dims = dims[1:]
+    if len(dims) < 2:
+        return None
+    first, second = dims[0], dims[1]
+    if name == "aten::linear" and len(second) == 2:
+        rows = 1
+        for size in first[:-1]:
+            rows *= size
+        return 1, rows, second[0], second[1]
+    if len(first) == len(second) == 3:
+        return first[0], first[1], second[2], first[2]
+    return (1, first[0], second[1], first[1]) if len(first) == len(second) == 2 else None
+
+
+def finish_group(group: OpenGroup, steps: int) -> MatchedGroup:
+    """Return a group with its times per step, measured and predicted."""
+    names = list(dict.fromkeys(group.names))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return MatchedGroup(
+        name=", ".join(names[:_MOST_NAMES]) + more,
+        kind=group.kind,
+        measured_s=group.measured_s / steps,
+        predicted_s=group.predicted_s,
+        num_measured=group.num_measured / steps,
+        num_predicted=group.num_predicted,
+        kernel=group.longest[1],
+        in_fp32=group.is_narrow and 2 * group.num_wide > group.num_measured > 0,
+    )
