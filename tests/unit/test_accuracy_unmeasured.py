@@ -62,6 +62,7 @@ def evaluated_rows(folder: Path, **changes: Any) -> int:
         ("MI250X (one die)", "mi250x-gcd"),
         ("GB300 (per GPU)", "gb300"),
         ("AMD Instinct MI300X OAM", "mi300x"),
+        ("AMD Instinct MI325X 256GB HBM3E DLC", "mi325x"),
         ("L20", "l20"),
     ],
 )

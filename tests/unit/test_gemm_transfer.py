@@ -10,7 +10,11 @@ import pytest
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
-from shapewright.pricing.calibration.transfer import sustained_clock_ratio, transfer_rate_fraction
+from shapewright.pricing.calibration.transfer import (
+    format_rate_error,
+    sustained_clock_ratio,
+    transfer_rate_fraction,
+)
 from shapewright.pricing.gemm.parameters import GemmParameters, read_parameters
 from shapewright.pricing.gemm.price import price_gemm
 from shapewright.pricing.gemm.section import prepare_gemm_pricing
@@ -315,3 +319,21 @@ def test_memory_bound_gemms_have_the_aligned_interval() -> None:
     ends = np.log(price.high_s / price.time_s)
 
     assert ends[1] == pytest.approx(ends[0], rel=0.05)
+
+
+def test_a_format_with_another_rate_widens_the_interval_of_siblings() -> None:
+    """Blackwell Ultra multiplies 14 instead of 9 PFLOP/s in 4 bits: known to the root of that; 8 bits are equal."""
+    b200, b300 = load_device("b200-sxm-180gb"), load_device("b300-sxm-288gb")
+    record = load_record("gemm", b300)
+
+    assert format_rate_error(b300, record, "fp4") == pytest.approx((14.0 / 9.0) ** 0.5, rel=0.01)
+    assert format_rate_error(b300, record, "fp8") == 1.0
+    assert format_rate_error(b300, record, "int8") == 1.5
+    assert format_rate_error(b200, load_record("gemm", b200), "fp4") == 1.0
+
+    operation = Gemm(name="x", m=np.array([1, 8192]), n=8192, k=8192, dtype="fp4")
+    one_row, many_rows = np.log(price_gemm(operation, b300, record).high_s / price_gemm(operation, b300, record).time_s)
+    without = prepare_gemm_pricing("fp4", None, b300, record)._replace(rate_error=1.0)
+    plain = without.section.residual_interval.factors(np.array([1e-5, 1e-3]))[1]
+    assert many_rows > np.hypot(np.log(plain[1]), 0.15)
+    assert one_row < np.log(plain[0]) + 0.05

@@ -189,11 +189,11 @@ MEASURED_DEVICES = {
     "b200-sxm-192gb": "b200-sxm-180gb",
     "h100-sxm-96gb-hbm2e": "h100-sxm-96gb",
 }
-# Words that do not distinguish boards: vendors, product families, memory technologies, parts of system names.
+# Words that do not distinguish boards: vendors, product families, memory technologies, parts of system names, cooling.
 _IGNORED_WORDS = frozenset(
     (
         *("nvidia", "amd", "intel", "google", "aws", "tesla", "geforce", "quadro", "instinct"),
-        *("accelerator", "gpu", "tensor", "core", "graphics", "generation", "edition", "per", "ac", "oam"),
+        *("accelerator", "gpu", "tensor", "core", "graphics", "generation", "edition", "per", "ac", "dlc", "oam"),
         *("hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x"),
         *("hgx", "dgx", "nvl72", "server", "workstation", "blackwell"),
     )

@@ -11,11 +11,13 @@ depends on the process (hardware.architectures). Accuracy on held-out devices: d
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS, find_compute_capability
+from shapewright.pricing.calibration.intervals import FORMAT_ERROR
 from shapewright.pricing.calibration.records import list_records
 from shapewright.pricing.gemm.alignment import transfer_alignment_factors
 
@@ -191,6 +193,27 @@ def has_transferred_alignment(device: Device, record: CalibrationRecord, alignme
         if not _EQUAL_RATE_RATIO < ratio < 1.0 / _EQUAL_RATE_RATIO:
             return True
     return bool(alignment_from)
+
+
+def format_rate_error(device: Device, record: CalibrationRecord, dtype: str) -> float:
+    """What GEMMs that wait for arithmetic may be wrong by where a sibling's SM has another rate in their format.
+
+    Blackwell Ultra multiplies 1.56 times as fast as Blackwell in 4 bits and as fast in 16. Its kernels may take as many
+    cycles as the donor's, or keep their fraction of the peak; the root of the ratio reaches both from the middle. It is
+    at most FORMAT_ERROR: what a format's fractions are wrong by that are another format's.
+
+    Returns:
+        A factor; 1 where an SM's rates have the donor's proportions, and for records that are no sibling's, whose
+        intervals come from devices that differ in this, too.
+    """
+    if record.transfer != "architecture":
+        return 1.0
+    rates = [chip.dense_flops_per_s for chip in (device, load_device(record.device))]
+    if not all({dtype, "fp16"} <= set(own) for own in rates):
+        return 1.0
+    ratio = rates[0][dtype] / rates[0]["fp16"] / (rates[1][dtype] / rates[1]["fp16"])
+    is_equal = _EQUAL_RATE_RATIO < ratio < 1.0 / _EQUAL_RATE_RATIO
+    return 1.0 if is_equal else min(math.exp(0.5 * abs(math.log(ratio))), FORMAT_ERROR)
 
 
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:

@@ -252,8 +252,11 @@ def _price_by_one(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
     if is_poor.any():
         is_known = is_batch & (section.batched_interval is not None)  # its residuals include unaligned sizes
         error = CARRIED_ALIGNMENT_ERROR if pricing.has_transferred_alignment else OWN_ALIGNMENT_ERROR
-        wider = widen_by_error((low, high), _alignment_error(columns, section.parameters.overlap_power, error))
+        wider = widen_by_error((low, high), _arithmetic_error(columns, section.parameters.overlap_power, error))
         low, high = (np.where(is_poor & ~is_known, *pair) for pair in zip(wider, (low, high), strict=True))
+    if pricing.rate_error > 1.0:
+        error_logs = _arithmetic_error(columns, section.parameters.overlap_power, pricing.rate_error)
+        low, high = widen_by_error((low, high), error_logs)
     return {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
@@ -265,8 +268,8 @@ def _price_by_one(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
     }
 
 
-def _alignment_error(columns: Mapping[str, PerGemm], overlap_power: float, error: float) -> PerGemm:
-    """Error of alignment factors as a logarithm, which shrinks as traffic dominates."""
+def _arithmetic_error(columns: Mapping[str, PerGemm], overlap_power: float, error: float) -> PerGemm:
+    """Error of an arithmetic rate as a logarithm, which shrinks as traffic dominates."""
     # Slope of gemm.kernels.join_s in the compute time, on logarithms.
     slope = 1.0 / (1.0 + (columns["memory_s"] / columns["compute_s"]) ** overlap_power)
     logs: PerGemm = np.log(error) * slope

@@ -25,7 +25,7 @@ from shapewright.pricing.calibration.libraries import LibraryMatch, match_librar
 from shapewright.pricing.calibration.records import FP32_GEMM, list_records, load_record
 from shapewright.pricing.calibration.residual import ResidualTable, load_residuals, section_name
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
-from shapewright.pricing.calibration.transfer import has_transferred_alignment, is_sibling_card
+from shapewright.pricing.calibration.transfer import format_rate_error, has_transferred_alignment, is_sibling_card
 from shapewright.pricing.experts.kernels import choose_expert_kernel, drop_poor_kernels_if_transferred
 from shapewright.pricing.experts.tiles import TileRule, read_rule
 from shapewright.pricing.gemm.kernels import DeviceRates, rates_of
@@ -212,6 +212,7 @@ class GemmPricing(NamedTuple):
         residual: Residual table, if it applies to these GEMMs.
         widening: Factor on the logarithm of the interval's ends, besides the section's own.
         has_transferred_alignment: Whether the cost of poor alignment was measured on another SM.
+        rate_error: What GEMMs that wait for arithmetic may be wrong by, as a factor (format_rate_error).
         source: Record used, and how far it was transferred.
         others: The same with the records of other donors; the price is the geometric mean.
     """
@@ -226,6 +227,7 @@ class GemmPricing(NamedTuple):
     residual: ResidualTable | ResidualForest | None = None
     widening: float = 1.0
     has_transferred_alignment: bool = False
+    rate_error: float = 1.0
     source: CalibrationSource = ROOFLINE_BOUND
     others: tuple[GemmPricing, ...] = ()
 
@@ -317,6 +319,7 @@ def prepare_gemm_pricing(
         residual=section.residual if is_same_format and not weight_dtype else None,
         widening=widening,
         has_transferred_alignment=has_transferred_alignment(device, record, section.alignment_from),
+        rate_error=format_rate_error(device, record, dtype),
         source=source,
         others=others,
     )
