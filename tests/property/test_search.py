@@ -129,7 +129,7 @@ def compare_one_by_one(grid: Grid, varied: VariedScenario) -> None:
         assert isinstance(part, Lowered)
         index = every_index(part.grid)
         times, shapes = StepTimes(part, varied), part.grid.fields_at(index)
-        memory_bytes, kv_bytes = MemoryOfShapes(varied).estimate(part.grid, index)
+        memory_bytes, kv_bytes = MemoryOfShapes(varied, part.grid).estimate(index)
         steps_s = times.step_s(index)
         tokens = np.broadcast_to(times.num_tokens(index), steps_s.shape)
         for row in range(len(steps_s)):

@@ -67,7 +67,7 @@ def test_one_formula_holds_for_many_shapes(model: str, monkeypatch: pytest.Monke
     columns |= {"ffn": {"intermediate_size": widths}, "vocab": {"vocab_size": 32_000 + 8 * np.arange(200)}}
     zeros, places = np.zeros(200, dtype=np.int64), np.arange(200)
     grid = Grid(columns, frozenset())
-    found_bytes, _ = search_memory.MemoryOfShapes(varied).estimate(grid, (zeros, places, zeros, places, zeros))
+    found_bytes, _ = search_memory.MemoryOfShapes(varied, grid).estimate((zeros, places, zeros, places, zeros))
 
     assert len(traced) <= 4
     assert len(set(found_bytes.tolist())) == 200

@@ -261,6 +261,9 @@ def sum_of_products(node: Node) -> list[list[Node]]:
         return sum_of_products(node.args[0]) + sum_of_products(node.args[1])
     if node.op == "sub":
         return sum_of_products(node.args[0]) + [[*product, _MINUS_ONE] for product in sum_of_products(node.args[1])]
+    if node.op == "truediv" and node.args[1].op == "constant":
+        inverse = Node("constant", (1.0 / node.args[1].args[0],), frozenset())
+        return [[*product, inverse] for product in sum_of_products(node.args[0])]
     if node.op == "mul":
         left, right = sum_of_products(node.args[0]), sum_of_products(node.args[1])
         if len(left) * len(right) <= _MAX_TERMS:

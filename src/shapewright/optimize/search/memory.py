@@ -1,23 +1,22 @@
-"""Memory of many shapes: the memory estimate is traced once for each path through its branches."""
+"""Memory of many shapes: the estimate is traced once for each path through its branches, as sums over a grid."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.traced import Tape, evaluate
+from shapewright.core.traced import Node, Tape
 from shapewright.memory import count_cached_elements, estimate_memory
 from shapewright.models.layers import ATTENTION, mixers_of
-from shapewright.optimize.search.space.grid import AXES
+from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from jaxtyping import Float
 
-    from jaxtyping import Float, Num
-
-    from shapewright.core.traced import Guard, Node
+    from shapewright.core.traced import Guard
     from shapewright.models import TransformerConfig
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.optimize.search.steps import VariedScenario
@@ -26,25 +25,25 @@ if TYPE_CHECKING:
     Bytes = Float[np.ndarray, " shapes"]
 
 
-# Combinations of the fields of some shapes, over those shapes, up to which all combinations are estimated.
-_MOST_OVER_SHAPES = 3
+_DEPTH = AXES.index("depth")
+# What a comparison of two numbers says about their difference.
+_COMPARISONS = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal}
+_COMPARISONS |= {"ne": np.not_equal}
+
+
+class _Condition(NamedTuple):
+    """A guard of a trace that some shapes of a grid fail: a number, and whether it is as at the traced shape."""
+
+    number: Sum
+    holds: Callable[[Any], Any]
 
 
 class _TracedEstimate(NamedTuple):
-    """The estimate along one path through its branches, which holds where the guards have their values."""
+    """The estimate along one path through its branches, which holds where all conditions hold."""
 
-    guards: list[Guard]
-    total_bytes: Node
-    kv_bytes_per_token: Node
-
-    def holds(self, columns: Mapping[str, Any], memo: dict[Node, Num[np.ndarray, ...]]) -> Any:
-        """Return whether shapes take this path; expressions computed on the way are added to a memo."""
-        holds: Any = np.True_
-        for guard in self.guards:
-            is_equal = evaluate(guard.node, columns, memo) == guard.outcome
-            if not np.all(is_equal):
-                holds = holds & is_equal
-        return holds
+    conditions: list[_Condition]
+    total_bytes: Sum
+    kv_bytes_per_token: Sum
 
 
 def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
@@ -62,14 +61,14 @@ def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
 
 
 class MemoryOfShapes:
-    """Estimates the memory of one device, and the KV cache per token, for columns of shapes."""
+    """Estimates the memory of one device, and the KV cache per token, for many shapes of a grid."""
 
-    def __init__(self, varied: VariedScenario) -> None:
-        self._varied = varied
-        # By number of layers: stages iterate over them, so that an estimate holds for one number only.
+    def __init__(self, varied: VariedScenario, grid: Grid) -> None:
+        self._varied, self._grid = varied, grid
+        # By entry of the axis of depth: stages iterate over layers, so that an estimate holds for one number only.
         self._traced: dict[int, list[_TracedEstimate]] = {}
 
-    def estimate(self, grid: Grid, index: Index) -> tuple[Bytes, Bytes]:
+    def estimate(self, index: Index) -> tuple[Bytes, Bytes]:
         """Return total bytes of the fullest device, and bytes that one token adds to the whole KV cache. [byte]
 
         Args:
@@ -77,60 +76,52 @@ class MemoryOfShapes:
         """
         count = len(index[0])
         total_bytes, kv_bytes = np.zeros(count), np.zeros(count)
-        depths, layers = index[AXES.index("depth")], grid.columns["depth"].get("num_layers")
-        for depth in np.unique(depths):
-            left = np.flatnonzero(depths == depth)
-            known = self._traced.setdefault(0 if layers is None else int(layers[depth]), [])
+        order = np.argsort(index[_DEPTH].astype(np.min_scalar_type(self._grid.lengths[_DEPTH])), kind="stable")
+        num_of_depth = np.bincount(index[_DEPTH])
+        ends = np.cumsum(num_of_depth)
+        for depth in np.flatnonzero(num_of_depth):
+            left = order[ends[depth] - num_of_depth[depth] : ends[depth]]
+            known = self._traced.setdefault(int(depth), [])
             waiting = iter([*known])
             while len(left):
                 here = tuple(positions[left] for positions in index)
                 traced = next(waiting, None)
                 if traced is None:
-                    first = grid.fields_at(tuple(positions[:1] for positions in here))
-                    traced = self._trace({name: int(column[0]) for name, column in first.items()})
+                    first = self._grid.fields_at(tuple(positions[:1] for positions in here))
+                    traced = self._trace(int(depth), {name: int(column[0]) for name, column in first.items()})
                     known.append(traced)
-                columns, shape, places = _on_axes(grid, here)
-                memo: dict[Node, Num[np.ndarray, ...]] = {}
-                with np.errstate(all="ignore"):  # of shapes that take another path
-                    holds = traced.holds(columns, memo)
-                    total, kv = (
-                        np.broadcast_to(evaluate(node, columns, memo), shape).reshape(-1)[places]
-                        for node in (traced.total_bytes, traced.kv_bytes_per_token)
-                    )
-                if holds is np.True_:
-                    total_bytes[left], kv_bytes[left] = total, kv
-                    break
-                holds = np.broadcast_to(holds, shape).reshape(-1)[places]
-                total_bytes[left[holds]], kv_bytes[left[holds]] = total[holds], kv[holds]
-                left = left[~holds]
+                found = left
+                if traced.conditions:
+                    holds = np.logical_and.reduce([each.holds(each.number.at(here)) for each in traced.conditions])
+                    found, left = left[holds], left[~holds]
+                    here = tuple(positions[holds] for positions in here)
+                else:
+                    left = left[:0]
+                total_bytes[found], kv_bytes[found] = traced.total_bytes.at(here), traced.kv_bytes_per_token.at(here)
         return total_bytes, kv_bytes
 
-    def _trace(self, shape: dict[str, int]) -> _TracedEstimate:
+    def _trace(self, depth: int, shape: dict[str, int]) -> _TracedEstimate:
         tape = Tape()
+        grid = self._grid.take(_DEPTH, np.array([depth]))
         config, workload = self._varied.traced(tape, shape)
         total = tape.node_for(estimate_memory(config, workload, self._varied.scenario.layout).total_bytes)
         kv = tape.node_for(kv_bytes_per_token(config, workload))
-        return _TracedEstimate(tape.guards, total, kv)
+        conditions = [condition for guard in tape.guards for condition in _conditions_of(guard, grid)]
+        return _TracedEstimate(conditions, sum_of(grid, total), sum_of(grid, kv))
 
 
-def _on_axes(grid: Grid, index: Index) -> tuple[dict[str, Any], tuple[int, ...], Any]:
-    """Return fields of shapes over the axes that they lie on, the combined length of those, and each shape's place.
+def _conditions_of(guard: Guard, grid: Grid) -> Iterator[_Condition]:
+    """Yield the condition that a guard sets, unless the range of its number shows that all shapes meet it."""
+    node, outcome = guard
+    compare = _COMPARISONS.get(node.op)
+    if compare is not None:
+        node = Node("sub", node.args, node.variables)
+    number = sum_of(grid, node)
 
-    Expressions of few fields are then computed for few entries. Where the shapes are few of all combinations, they are
-    one axis.
-    """
-    entries, shape, places = list[Any](), list[int](), np.zeros(len(index[0]), dtype=np.int64)
-    for positions, length in zip(index, grid.lengths, strict=True):
-        is_used = np.zeros(length, dtype=bool)
-        is_used[positions] = True
-        entries.append(np.flatnonzero(is_used))
-        shape.append(len(entries[-1]))
-        places = places * shape[-1] + (np.cumsum(is_used) - 1)[positions]
-    if np.prod(shape) > _MOST_OVER_SHAPES * len(index[0]):
-        return grid.fields_at(index), (len(index[0]),), slice(None)
-    columns = {
-        name: column[used].reshape([-1 if other == axis else 1 for other in AXES])
-        for axis, used in zip(AXES, entries, strict=True)
-        for name, column in grid.columns[axis].items()
-    }
-    return columns, tuple(shape), places
+    def holds(value: Any) -> Any:
+        return value == outcome if compare is None else compare(value, 0) == outcome
+
+    low, high = number.range()
+    is_decided = low == high or (compare not in (None, np.equal, np.not_equal) or low > 0 or high < 0)
+    if not (is_decided and holds(low) and holds(high)):
+        yield _Condition(number, holds)

@@ -229,8 +229,8 @@ class LossRanking:
         shapes = as_compared(shapes, self.baseline, size_ratio)
         law = load_loss_law()
         target_nats = law.loss_nats(self.baseline, self.train_tokens)
-        needed = np.asarray(law.tokens_to_reach(shapes, target_nats), dtype=float)
-        table = {"tokens_ratio": needed / self.train_tokens, "size_ratio": np.broadcast_to(size_ratio, needed.shape)}
+        needed = np.asarray(law.ratio_to_reach(shapes, target_nats, self.train_tokens), dtype=float)
+        table = {"tokens_ratio": needed, "size_ratio": np.broadcast_to(size_ratio, needed.shape)}
         if self.objective == "loss-at-budget":
             for spec in fields(shapes):
                 table[spec.name] = np.broadcast_to(getattr(shapes, spec.name), table["tokens_ratio"].shape)
@@ -253,8 +253,9 @@ class LossRanking:
             reached = law.loss_nats(shapes, self.train_tokens * self.token_s * columns["size_ratio"] / token_s)
             cost = np.exp(reached - law.loss_nats(self.baseline, self.train_tokens))
         else:
-            to_loss_s = token_s / columns["size_ratio"] * columns["tokens_ratio"]
-            cost = to_loss_s + self.served_share * columns.get("served_s", 0.0) / columns["size_ratio"]
+            cost = token_s / columns["size_ratio"] * columns["tokens_ratio"]
+            if "served_s" in columns:
+                cost = cost + self.served_share * columns["served_s"] / columns["size_ratio"]
         return np.asarray(cost, dtype=float)
 
 

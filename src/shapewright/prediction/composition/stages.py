@@ -175,8 +175,12 @@ def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelL
     if layout.pipeline_schedule == "dualpipe":
         # Both ends of the model are on one device, each processing half of the micro-batches.
         ends_s, waited_passes = 0.5 * (first_s + last_s), layout.pipeline_parallel - 2
-    bubble_s = waited_passes * waited_s / passes
-    return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
+    bubble_s = waited_passes * waited_s / passes if waited_passes else 0.0
+    step_s = sums["every"]
+    for part_s in (ends_s, bubble_s, sums["step"]):
+        if not (isinstance(part_s, float) and part_s == 0.0):  # it would be an addition of zeros to large arrays
+            step_s = step_s + part_s
+    return step_s, bubble_s
 
 
 def rebalance_ends(

@@ -159,12 +159,10 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
     is_dense = np.isscalar(shape.total_parameters) and shape.total_parameters == 0
     experts = 0.0 if is_dense else np.log(np.maximum(shape.total_parameters, active) / active)
     # Terms of few fields first: for tables on axes they are much smaller than the size.
-    effective = size - (
-        value["curvature"] * _bowl(width_offset)
-        + (value["head_curvature"] * _bowl(head_offset) + value["shared_kv"] * shared)
-        + value["mlp_curvature"] * _bowl(mlp_offset)
-        - value["expert_share"] * experts
-    )
+    heads = value["head_curvature"] * _bowl(head_offset) + value["shared_kv"] * shared
+    effective = size - (value["curvature"] * _bowl(width_offset) + heads) - value["mlp_curvature"] * _bowl(mlp_offset)
+    if not is_dense:
+        effective = effective + value["expert_share"] * experts
     return LawTerms(
         log_parameters=size,
         log_tokens=tokens,
@@ -176,7 +174,7 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
         log_effective=effective,
         capacity_nats=np.exp(value["log_capacity_nats"] - value["capacity_exponent"] * effective),
         token_nats=np.exp(
-            value["log_token_nats"] + value["token_size_exponent"] * size - value["token_exponent"] * tokens
+            value["token_size_exponent"] * size + (value["log_token_nats"] - value["token_exponent"] * tokens)
         ),
     )
 
@@ -297,12 +295,22 @@ class LossLaw:
         Args:
             loss_nats: Loss to reach. [nats]
         """
-        terms = evaluate_terms(self.coefficients, shape, REFERENCE_TOKENS)
-        left_nats = loss_nats - self.coefficients["floor_nats"] - terms.capacity_nats
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            needed = REFERENCE_TOKENS * (terms.token_nats / left_nats) ** (1.0 / self.coefficients["token_exponent"])
-        tokens: Numeric = np.where(left_nats > 0.0, needed, np.inf)[()]
+        tokens: Numeric = REFERENCE_TOKENS * self.ratio_to_reach(shape, loss_nats, REFERENCE_TOKENS)
         return tokens
+
+    def ratio_to_reach(self, shape: ShapeForLoss, loss_nats: Numeric, train_tokens: float) -> Any:
+        """Tokens after which a shape is expected to have a loss, over some tokens; infinite where it never has.
+
+        Args:
+            shape: The models.
+            loss_nats: Loss to reach. [nats]
+            train_tokens: The tokens that they are divided by.
+        """
+        terms = evaluate_terms(self.coefficients, shape, train_tokens)
+        left_nats = (loss_nats - self.coefficients["floor_nats"]) - terms.capacity_nats
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # of shapes that never have it
+            ratio = np.exp(np.log(terms.token_nats / left_nats) / self.coefficients["token_exponent"])
+        return np.where(left_nats > 0.0, ratio, np.inf)[()]
 
     def with_coefficients(self, name: str, changes: Mapping[str, float]) -> LossLaw:
         """Return the law of another recipe: the same shape terms, other recipe terms."""

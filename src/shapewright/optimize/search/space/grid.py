@@ -207,6 +207,11 @@ class Sum:
             total += self.grid.read(Values(array, by_heads), index)
         return total
 
+    def range(self) -> tuple[Any, Any]:
+        """Return bounds of the values: the sums of the least and of the largest entries of the arrays."""
+        arrays = self._parts.values()
+        return sum(array.min() for array in arrays), sum(array.max() for array in arrays)
+
     def on_rows(self, rows: Positions) -> OnGrid:
         """Return the values of all shapes at some entries of ``heads``; the result broadcasts over the other axes."""
         total: Any = 0
@@ -218,14 +223,25 @@ class Sum:
 
 def sum_of(grid: Grid, node: Node) -> Sum:
     """Return an expression over a grid as a sum, each part over the axes that it depends on."""
-    total = Sum(grid)
+    # Products of the same factors are one, with the sum of their numbers.
+    factors_of: dict[tuple[Node, ...], Any] = {}
     for product in sum_of_products(node):
-        values = [grid.evaluate(factor) for factor in product]
-        aligned = grid.align(*values)
-        array = aligned[0].array
-        for factor in aligned[1:]:
-            array = array * factor.array
-        total.add(Values(array, aligned[0].by_heads))
+        factor, numbers = 1, []
+        for each in product:
+            if each.op == "constant":
+                factor *= each.args[0]
+            else:
+                numbers.append(each)
+        key = tuple(sorted(numbers, key=id))
+        factors_of[key] = factors_of.get(key, 0) + factor
+    total = Sum(grid)
+    for key, factor in factors_of.items():
+        if factor:
+            aligned = grid.align(*(grid.evaluate(number) for number in key))
+            array = np.full((1,) * len(AXES), factor)
+            for values in aligned:
+                array = array * values.array
+            total.add(Values(array, bool(aligned) and aligned[0].by_heads))
     return total.fold()
 
 
