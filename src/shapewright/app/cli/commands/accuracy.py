@@ -46,17 +46,7 @@ Examples:
 @click.option("--calibration", metavar="FILE", help="file written by 'shapewright calibrate'")
 @click.option("--physics-only", is_flag=True, help="ignore learned residuals")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; notes go to standard error")
-def command(
-    folder: str,
-    devices: tuple[str, ...],
-    tables: tuple[str, ...],
-    by: str,
-    uncalibrated: bool,
-    regret: bool,
-    calibration: str | None,
-    physics_only: bool,
-    as_json: bool,
-) -> int:
+def command(folder: str, by: str, regret: bool, as_json: bool, **given: Any) -> int:
     """Price every row of FILE, or of the measured files in DIR, and print the errors of the predictions.
 
     Files are known by name (gemm.parquet, paper_gemm.csv, ...), stores of 'shapewright bench' by what is in them.
@@ -70,17 +60,7 @@ def command(
 
     groups = [word.strip() for word in by.split(",") if word.strip()]
     with _progress() as (on_table, on_rows):
-        evaluation = evaluate_folder(
-            folder,
-            tables=tables,
-            devices=devices,
-            by=groups,
-            uncalibrated=uncalibrated,
-            calibration=calibration,
-            physics_only=physics_only,
-            on_table=on_table,
-            on_rows=on_rows,
-        )
+        evaluation = evaluate_folder(folder, by=groups, on_table=on_table, on_rows=on_rows, **given)
     if as_json:
         from shapewright.app.report.outputs.measure import accuracy_output
         from shapewright.app.report.outputs.model import plain

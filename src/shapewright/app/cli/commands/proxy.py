@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,13 +60,10 @@ def command(
     text_paths: tuple[str, ...],
     num_seeds: int,
     store_path: str,
-    cpu: bool,
-    device_index: int,
     dtype: str | None,
-    compiles: bool,
     budget: float | None,
-    retry_failed: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Train the small models of RUNS on text, and store their loss and time per step.
 
@@ -86,14 +83,11 @@ def command(
         specs=specs,
         text=read_text(text_paths),
         num_seeds=num_seeds,
-        cpu=cpu,
-        device_index=device_index,
         dtype=dtype or "",
-        compiles=compiles,
         budget_s=budget or float("inf"),
-        retry_failed=retry_failed,
         command=shlex.join(["shapewright", *sys.argv[1:]]),
         on_step=_ProgressLine(len(specs) * num_seeds),
+        **given,
     )
     try:
         outcome = train_proxies(request, store_path)

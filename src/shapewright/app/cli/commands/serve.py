@@ -22,6 +22,8 @@ Examples:
 
 # Fields of a traced module.
 _TRACED = ("phase", "dtype", "optimizer", "micro_batch_size", "seq_len")
+# Options of the server itself.
+_SERVER = ("host", "port", "store_path", "calibration", "public_names", "frame_origins")
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -56,18 +58,7 @@ _TRACED = ("phase", "dtype", "optimizer", "micro_batch_size", "seq_len")
     metavar="ORIGIN",
     help="site that may show the page in a frame, such as https://huggingface.co",
 )
-def command(
-    config: str | None,
-    device: str,
-    port: int,
-    no_browser: bool,
-    host: str,
-    store_path: str,
-    calibration: str,
-    public_names: tuple[str, ...],
-    frame_origins: tuple[str, ...],
-    **given: Any,
-) -> int:
+def command(config: str | None, device: str, no_browser: bool, **given: Any) -> int:
     """Open the explorer in the browser: shapes, waves, memory, plans; with a JSON API.
 
     Sliders for every field, predicted at each move; local maxima to click, findings to apply, a search to run. It
@@ -85,21 +76,17 @@ def command(
     from shapewright.app.explorer.serve import serve
     from shapewright.app.explorer.views.traced import TracedModule
 
+    server = {name: given.pop(name) for name in _SERVER}
     job = pop_traced_job(config, device, given)
     if job is None and (config is not None or any(value is not None for value in given.values())):
         raise click.UsageError(
             "the page chooses model and workload; give FILE.py:CALLABLE with --inputs, or --trace, for a module"
         )
     serve(
-        host,
-        port,
         open_browser=not no_browser,
         say=click.echo,
-        store_path=store_path,
-        calibration=calibration,
-        public_names=public_names,
-        frame_origins=frame_origins,
         traced=TracedModule(job.trace, job.optimizer) if job is not None else None,
         first_device=job.device.name if job is not None else "",
+        **server,
     )
     return 0

@@ -274,7 +274,7 @@ def block_of(
         MeasuredFileError: a distribution is unknown.
     """
     tokens, h, inter, topk, experts, tensor, expert = (sizes[name] for name in _SIZES)
-    packs = _is_as_old(library, _PACKING_LIBRARY)
+    packs = _is_up_to(library, _PACKING_LIBRARY)
     loads = np.empty((3, len(tokens)))
     words = np.broadcast_to(distributions, tokens.shape)
     for word in np.unique(words):
@@ -284,10 +284,10 @@ def block_of(
     rows, active, reached = loads
     every = np.maximum(tokens * topk, rows)
     takes_whole_tokens = library.startswith(_WHOLE_TOKENS_FAMILY) & _is_any(topk, experts, (_WHOLE_TOKENS_EXPERTS,))
-    takes_whole_tokens |= _is_as_old(library, _WHOLE_TOKENS_LIBRARY)
+    takes_whole_tokens |= _is_up_to(library, _WHOLE_TOKENS_LIBRARY)
     rows, every = (np.where(takes_whole_tokens, np.maximum(reached * topk, rows), each) for each in (rows, every))
     f = np.ceil(inter / tensor)
-    is_plain = _is_any(topk, experts, _PLAIN_EXPERTS) & (not any(_is_as_old(library, old) for old in _GATED_LIBRARIES))
+    is_plain = _is_any(topk, experts, _PLAIN_EXPERTS) & (not any(_is_up_to(library, old) for old in _GATED_LIBRARIES))
     num_inputs = np.where(is_plain, 1.0, 2.0)
     gemm: Callable[..., GroupedGemm] = partial(
         GroupedGemm,
@@ -313,10 +313,10 @@ def unlisted_s(block: Block, device: Device, dtype: str, library: str, record: C
     return np.asarray(idle_s + block.lone_bytes * read_lone_row_s_per_byte(record, device, dtype, library))
 
 
-def _is_as_old(library: str, other: str) -> bool:
+def _is_up_to(library: str, other: str) -> bool:
     """Whether a library is another's version or an older one.
 
-    >>> _is_as_old("vllm 0.13.1", "vllm 0.14.0"), _is_as_old("vllm 0.24.0", "vllm 0.14.0")
+    >>> _is_up_to("vllm 0.13.1", "vllm 0.14.0"), _is_up_to("vllm 0.24.0", "vllm 0.14.0")
     (True, False)
     """
     (name, version), (other_name, other_version) = split_version(library), split_version(other)
