@@ -183,3 +183,28 @@ def test_replicas_of_an_instance_hold_as_much_each() -> None:
         2 * instance.most_sequences(2048),
         2 * instance.most_sequences(2048) + 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees"),
+    [
+        ("llama-3-8b", {"tensor_parallel": 2}),
+        ("gpt2", {}),
+        ("deepseek-v3", {"data_parallel": 4, "tensor_parallel": 2, "expert_parallel": 8, "expert_tensor_parallel": 1}),
+        ("qwen3-next-80b-a3b", {"data_parallel": 2, "expert_parallel": 2}),
+        ("gemma-2-27b", {"pipeline_parallel": 2}),
+    ],
+)
+def test_passes_lowered_together_equal_passes_lowered_alone(model: str, degrees: dict[str, int]) -> None:
+    """Decode passes, with and without drafts, and mixed passes, which share no operation with another size."""
+    alone, together = (make_instance(degrees, model).passes for _ in range(2))
+    batches, prompt = (1, 3, 17, 256), (2, 500)
+    together.lower_together(batches, 700, {1, 3}, 200)
+    together.lower_bodies([query_len * batch + 1000 for batch in batches for query_len in (1, 3)])
+
+    for batch in batches:
+        for query_len in (1, 3):
+            found, expected = (one.decode(batch, 700, query_len, answer_len=200) for one in (together, alone))
+            assert found == expected
+            mixed = together.mixed(found, together.prefill(*prompt))
+            assert mixed == alone.mixed(expected, alone.prefill(*prompt))

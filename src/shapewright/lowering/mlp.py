@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.numeric import maximum, minimum
 from shapewright.lowering.builders import activation, bias_gradients, display_name, move, pointwise, weight_gemm
 from shapewright.lowering.collectives import (
     all_gather_tokens,
@@ -218,22 +219,27 @@ def _lower_routed_experts(shard: Shard, repeats: int, rows: int) -> list[Operati
     ]
 
 
-def _expected_experts_with_rows(local_experts: int, config: TransformerConfig, tokens: int) -> int:
+def _expected_experts_with_rows(local_experts: int, config: TransformerConfig, tokens: Any) -> Any:
     """Expected number of a device's experts that get rows; the weights of the others are not read.
 
     local (1 - (1 - k_e / E)^tokens), if each token selects k_e distinct experts of E with equal probability.
     """
     missed = (1.0 - min(config.num_experts_per_token / config.num_experts, 1.0)) ** tokens
-    return min(max(round(local_experts * (1.0 - missed)), 1), local_experts)
+    return minimum(maximum(_rounded(local_experts * (1.0 - missed)), 1), local_experts)
 
 
-def _expected_received_tokens(config: TransformerConfig, tokens: int, num_devices: int) -> int:
+def _expected_received_tokens(config: TransformerConfig, tokens: Any, num_devices: int) -> Any:
     """Expected number of distinct tokens with rows for a device of the expert axis.
 
     T (1 - (1 - 1/N)^k_e) of the T tokens of N devices.
     """
     met = 1.0 - (1.0 - 1.0 / num_devices) ** config.num_experts_per_token
-    return max(round(tokens * met), 1)
+    return maximum(_rounded(tokens * met), 1)
+
+
+def _rounded(number: Any) -> Any:
+    """Return the nearest integers of a number or an array, the even one of two."""
+    return number.round().astype(int) if hasattr(number, "shape") else round(number)
 
 
 def _lower_clamp(shard: Shard, repeats: int, *, elements: float) -> list[Operation]:

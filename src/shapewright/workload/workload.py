@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
@@ -209,6 +209,18 @@ class Workload:
                 field="recompute",
             )
         self._check_training_options()
+
+    def resized(self, **sizes: Any) -> Self:
+        """Return a copy with other counts, which are not checked again; lowering takes arrays where it does not branch.
+
+        >>> Workload().resized(micro_batch_size=2).micro_batch_size
+        2
+        """
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(sizes)
+        assert len(copy.__dict__) == len(self.__dict__), f"no field {sorted(sizes)}"
+        return copy
 
     @property
     def image_pixels(self) -> tuple[int, int] | None:

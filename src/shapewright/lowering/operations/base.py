@@ -144,6 +144,14 @@ class OperationBase:
         assert len(values) == len(self.__dict__), f"{type(self).__name__} has no field {sorted(changes)}"
         return copy
 
+    def single_sizes(self, num_sizes: int) -> list[Self]:
+        """Return one operation per size of an operation whose sizes are arrays of one length."""
+        arrays = {name: value.tolist() for name, value in self.__dict__.items() if hasattr(value, "tolist")}
+        if not arrays:
+            return [self] * num_sizes
+        rows = zip(*arrays.values(), strict=True)
+        return [self.changed(**dict(zip(arrays, values, strict=True))) for values in rows]
+
 
 MEANING_FIELDS = frozenset({"block", "role", "gradient", "fuses_dropout"})
 """Fields that state what an operation is for; each also shows in its name, or in its sizes."""

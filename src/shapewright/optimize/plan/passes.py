@@ -236,11 +236,12 @@ class LayerPassPricer:
             sequence_parallel=key.sequence_parallel,
         )
         workload = replace(self._job.scenario.workload, micro_batch_size=1, global_batch_size=None, recompute="none")
-        # Set without checks: a workload takes numbers only, but lowering takes arrays where it does not branch.
-        object.__setattr__(workload, "micro_batch_size", batch_sizes)
-        node_size = self._job.scenario.device.node_size
         return lower_parts(
-            self._job.scenario.config, workload, layout, node_size=node_size, counts=self.kinds.counts[kind]
+            self._job.scenario.config,
+            workload.resized(micro_batch_size=batch_sizes),
+            layout,
+            node_size=self._job.scenario.device.node_size,
+            counts=self.kinds.counts[kind],
         )
 
     def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> TimesOfSizes:
@@ -248,7 +249,7 @@ class LayerPassPricer:
         device, software = self._job.scenario.device, self._job.scenario.software
         keys = [(software.needs_own_price(operation), price_key(operation)) for operation in operations]
         distinct = dict(zip(keys, operations, strict=True))
-        singles = [single for operation in distinct.values() for single in _single_sizes(operation, num_sizes)]
+        singles = [single for operation in distinct.values() for single in operation.single_sizes(num_sizes)]
         prices = price_operations(singles, device)
         prices_s = np.array([price.time_s for price in prices]).reshape(len(distinct), num_sizes)
         adjusted_s = {
@@ -274,15 +275,6 @@ def layer_pass_key(split: Split) -> LayerPassKey:
         split.micro_batch_size,
         split.expert_tensor_parallel,
     )
-
-
-def _single_sizes(operation: Operation, num_sizes: int) -> list[Operation]:
-    """Return one operation per size of an operation whose sizes are arrays."""
-    arrays = {name: value.tolist() for name, value in vars(operation).items() if isinstance(value, np.ndarray)}
-    if not arrays:
-        return [operation] * num_sizes
-    rows = zip(*arrays.values(), strict=True)
-    return [operation.changed(**dict(zip(arrays, values, strict=True))) for values in rows]
 
 
 def _first(number: Any) -> float:

@@ -190,6 +190,7 @@ def _total(candidate: AggregatedCandidate, point: OperatingPoint) -> float:
 
 def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> list[list[StepTimes]]:
     """Return the times of the passes of each candidate; a pass that several candidates share is priced once."""
+    _lower_batches(candidates)
     known: dict[object, int] = {}
     distinct: list[Pass] = []
     wanted: list[list[int]] = []
@@ -204,3 +205,18 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
         wanted.append(row)
     times = time_passes(distinct, scenario, candidates[0].instance.request.server)
     return [[times[index] for index in row] for row in wanted]
+
+
+def _lower_batches(candidates: Sequence[Candidate]) -> None:
+    """Lower the passes of candidates of one instance together."""
+    sizes: dict[int, tuple[Instance, dict[int, None], dict[int, None]]] = {}
+    for each in candidates:
+        if isinstance(each, PrefillCandidate):
+            continue
+        _, batches, tokens = sizes.setdefault(id(each.instance), (each.instance, {}, {}))
+        batches[each.batch_size] = None
+        if isinstance(each, AggregatedCandidate):
+            share = each.share
+            tokens[each.batch_size * each.instance.request.query_len + share.prompts * share.tokens] = None
+    for instance, batches, tokens in sizes.values():
+        instance.lower_batches(batches, tokens)

@@ -10,8 +10,11 @@ or almost nothing of it, depending on a few tokens of the prompt.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Attention, CausalConv, Scan, SparseAttention
@@ -136,7 +139,48 @@ class Passes:
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._workload, self._layout = scenario.workload, scenario.layout
         self._lowered: dict[tuple[object, ...], Pass] = {}
+        self._bodies: dict[int, tuple[Operation, ...]] = {}
         self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
+
+    def lower_together(
+        self, batch_sizes: Collection[int], context_len: int, query_lens: Collection[int], answer_len: int
+    ) -> None:
+        """Lower decode passes that differ in their sequences at once, with arrays for sizes; see decode.
+
+        Args:
+            batch_sizes: Sequences of each pass.
+            context_len: Tokens that each sequence has in the cache.
+            query_lens: New tokens of each sequence; a pass of each.
+            answer_len: Tokens of an answer.
+        """
+        for query_len in query_lens:
+            keys = {each: ("decode", each, context_len, query_len, answer_len) for each in batch_sizes}
+            new = [each for each, key in keys.items() if key not in self._lowered]
+            if not new:
+                continue
+            spread = self._spread(context_len - answer_len // 2, answer_len)
+            base = replace(self._workload, phase="decode", context_len=context_len)
+            workload = base.resized(micro_batch_size=np.array(new) * query_len)
+            columns = [one.single_sizes(len(new)) for one in self._lower(workload, spread)]
+            for batch_size, operations in zip(new, zip(*columns, strict=True), strict=True):
+                own = base.resized(micro_batch_size=batch_size * query_len)
+                self._add_decode(keys[batch_size], own, operations, batch_size, query_len)
+
+    def lower_bodies(self, num_tokens: Collection[int]) -> None:
+        """Lower what mixed passes multiply with the weights at once, with arrays for sizes; see mixed.
+
+        Args:
+            num_tokens: New tokens of each pass, decoding ones included.
+        """
+        if self._adapters or not _depends_on_tokens_alone(self._config):
+            return
+        new = [each for each in dict.fromkeys(num_tokens) if each not in self._bodies]
+        if not new:
+            return
+        base = replace(self._workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
+        body = _body_of(self._lower(base.resized(micro_batch_size=np.array(new))))
+        columns = [one.single_sizes(len(new)) for one in body]
+        self._bodies.update(zip(new, zip(*columns, strict=True), strict=True))
 
     def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
         """Return a pass over ``query_len`` new tokens of each sequence; more than one verifies draft tokens.
@@ -153,12 +197,21 @@ class Passes:
                 self._workload, phase="decode", micro_batch_size=batch_size * query_len, context_len=context_len
             )
             spread = self._spread(context_len - answer_len // 2, answer_len)
-            operations = lower(spread, workload, self._layout, node_size=self._node_size)
-            if query_len > 1:
-                operations = tuple(_share_cache(operation, query_len) for operation in operations)
-            operations = self._adapt(operations, batch_size)
-            self._lowered[key] = Pass(operations, workload, self._layout, key, batch_size)
+            self._add_decode(key, workload, self._lower(workload, spread), batch_size, query_len)
         return self._lowered[key]
+
+    def _add_decode(
+        self,
+        key: tuple[object, ...],
+        workload: Workload,
+        operations: tuple[Operation, ...],
+        batch_size: int,
+        query_len: int,
+    ) -> None:
+        if query_len > 1:
+            operations = tuple(_share_cache(operation, query_len) for operation in operations)
+        operations = self._adapt(operations, batch_size)
+        self._lowered[key] = Pass(operations, workload, self._layout, key, batch_size)
 
     def prefill(
         self, batch_size: int, num_tokens: int, context_len: int = 0, *, num_sequences: int | None = None
@@ -191,15 +244,18 @@ class Passes:
         prompts = prefill.workload.micro_batch_size
         new_tokens = decode.workload.micro_batch_size
         num_tokens = new_tokens + prompts * prefill.workload.seq_len
-        together = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts)
+        body = self._bodies.get(num_tokens)
+        if body is None:
+            together = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts)
+            body = _body_of(together.operations)
         operations = [
-            *(operation for operation in together.operations if not is_core(operation) and operation.stage != "last"),
+            *body,
             *(operation for operation in decode.operations if is_core(operation)),
             *(operation for operation in prefill.operations if is_core(operation)),
             *(operation for operation in decode.operations if operation.stage == "last"),
         ]
         key = ("mixed", decode.key, prefill.key)
-        return Pass(tuple(operations), together.workload, self._layout, key, decode.num_decoding)
+        return Pass(tuple(operations), prefill.workload, self._layout, key, decode.num_decoding)
 
     def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
         key = (context_len, num_contexts)
@@ -212,8 +268,21 @@ class Passes:
             return operations
         return self._adapters.add_to(operations, num_sequences, self._config, self._layout)
 
-    def _lower(self, workload: Workload) -> tuple[Operation, ...]:
-        return lower(self._config, workload, self._layout, node_size=self._node_size)
+    def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
+        return lower(config or self._config, workload, self._layout, node_size=self._node_size)
+
+
+def _depends_on_tokens_alone(config: TransformerConfig) -> bool:
+    """Whether one prompt of n tokens and n of one token are equal but for the cores of sequences.
+
+    Tables of positions are read by position, and indexers and captions belong to a sequence.
+    """
+    return config.position_embedding != "learned" and not config.index_topk and not config.num_caption_tokens
+
+
+def _body_of(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Return the operations that multiply all tokens with weights: neither cores of sequences nor logits."""
+    return tuple(operation for operation in operations if not is_core(operation) and operation.stage != "last")
 
 
 def is_core(operation: Operation) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
@@ -233,6 +233,13 @@ class Instance:
         """The passes of the instance, lowered when first used."""
         model = replace(self.scenario.model, config=self.config)
         return Passes(self.scenario.replace(model=model, workload=self.base), self.request.adapters)
+
+    def lower_batches(self, batch_sizes: Collection[int], num_tokens: Collection[int]) -> None:
+        """Lower at once the decode passes of some batches, and what mixed passes of some tokens compute for each."""
+        request = self.request
+        context_len, answer_len = request.prompt_len + request.output_len // 2, request.output_len
+        self.passes.lower_together(batch_sizes, context_len, {1, request.query_len}, answer_len)
+        self.passes.lower_bodies(num_tokens)
 
     def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
         """Return a plain decode pass in the middle of the answers, and the one that runs (it may verify drafts)."""
