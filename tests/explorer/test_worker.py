@@ -173,3 +173,14 @@ def test_every_slow_request_has_an_answer(name: str) -> None:
 
     assert (head["status"], head["title"], content) == (422, "UnknownModelError", b"")
     assert "none" in head["detail"]
+
+
+def test_a_process_that_does_not_start_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that waits for it is refused, and the next one starts another."""
+    with monkeypatch.context() as patch:
+        patch.setattr(lanes, "_MAX_START_S", 0.0)
+        with TestClient(create_app(), base_url=ADDRESS) as client:
+            status, found = post(client, "breakdown")
+            assert (status, found["title"]) == (503, "TimeLimitError")
+            patch.undo()
+            assert process_of(client) > 0

@@ -176,8 +176,12 @@ class WorkerLane(Lane):
         )
         assert self._process.stdin is not None
         self._process.stdin.write(self._files)
-        async with asyncio.timeout(_MAX_START_S):
-            await _read_reply(self._process)
+        try:
+            async with asyncio.timeout(_MAX_START_S):
+                await _read_reply(self._process)
+        except TimeoutError:
+            await self._kill()  # so that the next request starts another
+            raise TimeLimitError(f"the worker process did not start within {_MAX_START_S:g} s") from None
 
     async def _request(self, name: str, body: bytes) -> _Reply:
         """Send one request to the process and read its reply; a process that does not reply is killed."""
