@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.app.report.outputs.check import (
-        BetterShapeOutput,
-        CheckOutput,
-        FindingOutput,
-    )
+    from shapewright.app.report.outputs.check import BetterShapeOutput, CheckOutput, FindingOutput
     from shapewright.lint import Finding
     from shapewright.lint.combined import CombinedFix
 

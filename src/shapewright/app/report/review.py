@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.step import (
-    describe_ceiling,
-    operations_chart,
-    step_roofline_chart,
-)
+from shapewright.app.figures.step import describe_ceiling, operations_chart, step_roofline_chart
 from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of, fill

@@ -11,12 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shapewright.lowering.builders import (
-    display_name,
-    dropout,
-    move,
-    pointwise,
-)
+from shapewright.lowering.builders import display_name, dropout, move, pointwise
 from shapewright.lowering.collectives import collective, exchange_keys_values
 from shapewright.lowering.operations import Attention, Gemm, SparseAttention
 from shapewright.workload.finetuning import group_documents, pack_sequence

@@ -21,13 +21,7 @@ from shapewright.lowering.torch_trace.dispatched import (
 )
 from shapewright.lowering.torch_trace.errors import user_line
 from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS, dtype_of
-from shapewright.lowering.torch_trace.storages import (
-    ACTIVATIONS,
-    INPUTS,
-    WEIGHTS,
-    WORKSPACE,
-    Storages,
-)
+from shapewright.lowering.torch_trace.storages import ACTIVATIONS, INPUTS, WEIGHTS, WORKSPACE, Storages
 
 # Values that meta tensors do not have: .item(), the truth of a tensor, and results whose size depends on values.
 _READS_VALUE = {"_local_scalar_dense", "is_nonzero", "item"}

@@ -18,12 +18,7 @@ from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.attention import ENCODER, LATENT, LINEAR, SPARSE, TRAINING
 from shapewright.measure.accuracy.tables.communication import ALL_REDUCE, EXCHANGE
 from shapewright.measure.accuracy.tables.kernels import FUSED, NORMS, QUANTIZE, KernelGroup, KernelTable
-from shapewright.measure.fit.shared import (
-    Array,
-    error_summary,
-    fit_log_times,
-    fold_of_rows,
-)
+from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, fold_of_rows
 from shapewright.measure.refit.intervals.work_kernels import KernelRows, coverage_left_out, intervals_of
 from shapewright.measure.refit.record_files import SAME_CHIP, SOURCE, command, record_path, write_record
 from shapewright.pricing.calibration.residual import ResidualTable

@@ -20,13 +20,7 @@ from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.paper_layers import (
-    FORMAT,
-    PaperLayer,
-    find_floors,
-    find_misfits,
-    price_block,
-)
+from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
 from shapewright.measure.accuracy.tables.pointwise import KIND_OF, adds_two_branches
 from shapewright.measure.fit.pointwise_record import Constant, fit_pointwise, predict_pointwise
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, error_summary, fold_of_rows, interval_of

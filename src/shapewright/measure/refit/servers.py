@@ -20,13 +20,7 @@ from shapewright.core.errors import ShapewrightError
 from shapewright.lowering.operations import Collective
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.serving.rows import (
-    FORMAT,
-    STATIC_FORMAT,
-    ServedRow,
-    read_served,
-    read_static,
-)
+from shapewright.measure.accuracy.tables.serving.rows import FORMAT, STATIC_FORMAT, ServedRow, read_served, read_static
 from shapewright.measure.accuracy.tables.serving.table import quantity_of
 from shapewright.measure.fit.shared import Array
 from shapewright.measure.refit.record_files import command, write_record

@@ -26,13 +26,7 @@ from shapewright.measure.refit import loss_steps
 from shapewright.measure.refit.generations import GENERATIONS, SOURCE, TABLE, Generation, Parameter
 from shapewright.measure.refit.record_files import command, write_record
 from shapewright.prediction.predict import Prediction, borrowed_fraction, predict
-from shapewright.pricing.software import (
-    OVERLAP_SHARE,
-    TUNED,
-    UNNAMED,
-    Software,
-    load_software,
-)
+from shapewright.pricing.software import OVERLAP_SHARE, TUNED, UNNAMED, Software, load_software
 
 # Most rows per fit; steps of similar rows have similar errors.
 MOST_ROWS = 60

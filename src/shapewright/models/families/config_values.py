@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shapewright.core.errors import ConfigError, short_repr
-from shapewright.models.validate import (
-    MAX_NUM_LAYERS,
-    check_count,
-    check_flag,
-    check_probability,
-    check_text,
-)
+from shapewright.models.validate import MAX_NUM_LAYERS, check_count, check_flag, check_probability, check_text
 
 
 class ConfigValues:

@@ -13,13 +13,7 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.attention import LatentSizes, encoder_work, latent_attention_work, training_work
-from shapewright.pricing.kernels.price import (
-    LABEL_SEPARATOR,
-    KernelMatch,
-    kernel_rates,
-    match_kernel,
-    price_kernel,
-)
+from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, match_kernel, price_kernel
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import (
-    counting_line,
-    print_output,
-    refuse_unwritable,
-    write_json_file,
-    write_text_file,
-)
+from shapewright.app.cli.console import counting_line, print_output, refuse_unwritable, write_json_file, write_text_file
 from shapewright.app.cli.device_options import (
     calibration_option,
     device_option,

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, summarize_device
-from shapewright.app.report.outputs.serving import (
-    InstanceLayout,
-    instances_words,
-)
+from shapewright.app.report.outputs.serving import InstanceLayout, instances_words
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.request import ServingFormat
 

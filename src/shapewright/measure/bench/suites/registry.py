@@ -27,13 +27,7 @@ from shapewright.measure.bench.suites.kernels import (
     pointwise_suite,
     smoke_suite,
 )
-from shapewright.measure.bench.suites.layers import (
-    compiled_suite,
-    decode_suite,
-    layer_suite,
-    memory_suite,
-    model_suite,
-)
+from shapewright.measure.bench.suites.layers import compiled_suite, decode_suite, layer_suite, memory_suite, model_suite
 from shapewright.measure.store.record import Case
 
 MAMF, COLLECTIVES, CALIBRATION = "mamf", "collectives", "calibration"

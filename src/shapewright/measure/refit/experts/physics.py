@@ -20,12 +20,7 @@ from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, load_device
 from shapewright.measure.accuracy.tables.moe import block_of
-from shapewright.measure.fit.gemm_section import (
-    PRIOR_WEIGHT,
-    device_rates,
-    percentage_errors,
-    predict_rows,
-)
+from shapewright.measure.fit.gemm_section import PRIOR_WEIGHT, device_rates, percentage_errors, predict_rows
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, fold_of_rows, interval_of, round_numbers
 from shapewright.measure.refit.experts.fit_parameters import FitParameters
 from shapewright.measure.refit.record_files import DEVICES, SAME_CHIP, SOURCE, command, read_record, write_record

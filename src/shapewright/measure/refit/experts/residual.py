@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 
 from shapewright.hardware import Device, load_device
 from shapewright.measure.accuracy.tables.moe import block_of, unlisted_s
-from shapewright.measure.fit.shared import (
-    HELD_OUT_FOLD,
-    NUM_FOLDS,
-    Array,
-    error_summary,
-    interval_of,
-)
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, interval_of
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table
 from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record

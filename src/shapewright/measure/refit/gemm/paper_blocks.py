@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from shapewright.lowering.operations import Gemm, Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.paper_layers import (
-    FORMAT,
-    PaperLayer,
-    find_floors,
-    find_misfits,
-    price_block,
-)
+from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
 from shapewright.measure.fit.gemm_section import (
     Array,
     Entries,

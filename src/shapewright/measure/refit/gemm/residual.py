@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy.statistics import ranking_regrets
-from shapewright.measure.fit.gemm_section import (
-    NARROW,
-    Array,
-    interval_per_regime,
-    percentage_errors,
-)
+from shapewright.measure.fit.gemm_section import NARROW, Array, interval_per_regime, percentage_errors
 from shapewright.measure.fit.shared import split_by_shape
 from shapewright.measure.refit.gemm.rows import SOURCES, Source
 from shapewright.measure.refit.gemm.trees import (

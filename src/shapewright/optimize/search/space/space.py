@@ -10,13 +10,7 @@ import numpy as np
 from shapewright.core.errors import ConfigError
 from shapewright.optimize.search.request import VARIED, ffn_field
 from shapewright.optimize.search.space.grid import Grid
-from shapewright.optimize.search.space.guard import (
-    MEASURES,
-    active_ffn_width,
-    allowed_range,
-    ffn_ratio,
-    measure_shape,
-)
+from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, allowed_range, ffn_ratio, measure_shape
 from shapewright.optimize.search.space.values import HEADS_AXIS, FieldValues
 
 if TYPE_CHECKING:
