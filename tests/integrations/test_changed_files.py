@@ -153,7 +153,8 @@ def shell(step: str, folder: Path, **environment: str) -> subprocess.CompletedPr
         programs.mkdir(parents=True)
         (programs / "shapewright").write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m shapewright "$@"\n')
         (programs / "gh").write_text(
-            '#!/bin/sh\necho "$@" >> "$RUNNER_TEMP/gh.log"\ncase "$*" in *--paginate*) echo "$MINE";; esac\n'
+            '#!/bin/sh\necho "$@" >> "$RUNNER_TEMP/gh.log"\ncase "$*" in\n'
+            '*graphql*) echo "github-actions[bot]";; *--paginate*) echo "$FOUND";; esac\n'
         )
         for program in programs.iterdir():
             program.chmod(0o755)
@@ -189,11 +190,12 @@ def test_steps_of_the_action(tmp_path: Path) -> None:
     assert "old/config.json" not in checked.stdout
     assert (runner / "output").read_text().split() == ["count=0", "count=2", "code=1"]
     assert json.loads((runner / "shapewright.sarif").read_text(encoding="utf-8"))["version"] == "2.1.0"
-    for mine, method in (
+    for found, method in (
         ("", "POST repos/o/r/issues/7/comments"),
-        ("41", "PATCH repos/o/r/issues/comments/41"),
+        ("40 someone\n41 github-actions[bot]\n42 github-actions[bot]", "PATCH repos/o/r/issues/comments/41"),
+        ("40 someone", "POST repos/o/r/issues/7/comments"),
     ):
-        said = shell("Comment", work, NUMBER="7", REPOSITORY="o/r", GH_TOKEN="x", MINE=mine)
+        said = shell("Comment", work, NUMBER="7", REPOSITORY="o/r", GH_TOKEN="x", FOUND=found)
         assert said.returncode == 0, said.stderr
         assert f"--method {method} " in (runner / "gh.log").read_text().splitlines()[-1]
     assert shell("Fail above the limit", work).returncode == 1
