@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
 pytest.importorskip("httpx", reason="the explorer's tests need httpx")
 
-import uvicorn
-from explorer_jobs import ADDRESS
+from explorer_jobs import ADDRESS, serving
 from fastapi.testclient import TestClient
 
 from shapewright.app.explorer.app import create_app
-from shapewright.app.explorer.serve import open_socket
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +31,8 @@ def client() -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """Address of a server on a free port of this machine."""
-    listener = open_socket("127.0.0.1", 0)
-    running = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning", access_log=False))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    running.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
+    with serving(create_app()) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

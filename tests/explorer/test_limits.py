@@ -9,21 +9,19 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
-from explorer_jobs import GPT3
+from explorer_jobs import GPT3, serving
 from fastapi.testclient import TestClient
 
 from shapewright.app.explorer.app import create_app
 from shapewright.app.explorer.guard import SECURITY_HEADERS
 from shapewright.app.explorer.protocol import LimitedProtocol, QuietLog
-from shapewright.app.explorer.serve import open_socket
 from shapewright.app.explorer.views import answers
 from shapewright.core.child_process import SOURCE_FOLDER, python_command
 from shapewright.core.deadline import check_deadline
@@ -42,17 +40,8 @@ class Impatient(LimitedProtocol):
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
     """A server with small limits."""
-    listener = open_socket("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(), http=Impatient, log_level="critical", access_log=False)
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.02)
-    yield listener.getsockname()
-    running.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
+    with serving(create_app(), http=Impatient, log_level="critical") as address:
+        yield "127.0.0.1", urlsplit(address).port or 0
 
 
 def post(address: tuple[str, int], path: str) -> bytes:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
-from explorer_jobs import ADDRESS
+from explorer_jobs import ADDRESS, serving
 from fastapi.testclient import TestClient
 
 from shapewright.app.explorer.app import create_app
-from shapewright.app.explorer.serve import open_socket, page_address, serve
+from shapewright.app.explorer.serve import page_address, serve
 from shapewright.app.explorer.views.traced import TracedModule
 from shapewright.app.report.traced.outputs import traced_check_output, traced_predict_output
 from shapewright.core.errors import ShapewrightError
@@ -57,17 +54,8 @@ def test_only_a_server_with_a_trace_has_the_page() -> None:
 @pytest.fixture
 def traced_server() -> Iterator[str]:
     """Address of a server with a trace."""
-    listener = open_socket("127.0.0.1", 0)
-    app = create_app(traced=TRACED)
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    running.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
+    with serving(create_app(traced=TRACED)) as address:
+        yield address
 
 
 def test_the_page_follows_its_device(browser: Any, traced_server: str) -> None:
@@ -78,7 +66,7 @@ def test_the_page_follows_its_device(browser: Any, traced_server: str) -> None:
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-    page.goto(f"{traced_server}/traced?device=a100-sxm-80gb")
+    page.goto(f"{traced_server}traced?device=a100-sxm-80gb")
     expect(page.locator("#title")).to_contain_text("NVIDIA A100 SXM4 80 GB")
     expect(page.locator("[data-code=TC105]").first).to_contain_text("layers.0-1.down: in_features=4097")
     expect(page.locator("#modules tbody tr")).to_have_count(2)

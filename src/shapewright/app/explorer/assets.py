@@ -56,8 +56,15 @@ def load_assets() -> dict[str, Asset]:
     for name in _SHARED:
         found[f"/static/{name}"] = _read(shared / name)
     found["/"] = found.pop("/static/index.html")
-    found[TRACED_PAGE] = found.pop("/static/traced.html")
+    body = found.pop("/static/traced.html").content
+    found[TRACED_PAGE] = _asset(_traced_head(found["/"].content) + body, "html")
     return found
+
+
+def _traced_head(index: bytes) -> bytes:
+    """Head of the page of a traced module: that of the other page, with its own title and script."""
+    head = index[: index.index(b"<body>")]
+    return head.replace(b"<title>", b"<title>Traced module - ").replace(b"/static/main.js", b"/static/traced.js")
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
@@ -72,11 +79,14 @@ def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
 
 
 def _read(file: Traversable) -> Asset:
-    content = file.read_bytes()
+    return _asset(file.read_bytes(), file.name.rpartition(".")[2])
+
+
+def _asset(content: bytes, ending: str) -> Asset:
     return Asset(
         content=content,
         compressed=gzip.compress(content, compresslevel=9, mtime=0),
-        media_type=_TYPES[file.name.rpartition(".")[2]],
+        media_type=_TYPES[ending],
         etag=f'"{hashlib.sha256(content).hexdigest()[:20]}"',
     )
 
