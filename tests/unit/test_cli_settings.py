@@ -56,6 +56,26 @@ def test_settings_of_a_repository(
     assert json.loads(out)["layout"]["tensor_parallel"] == 1
 
 
+def test_settings_reach_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands other than check take device, layout and ignored rules of the repository too, and name them next."""
+    monkeypatch.delenv("SHAPEWRIGHT_DEVICE", raising=False)
+    settings = 'device = "h200-sxm-141gb"\nlayout = { tp = 2 }\nignore = ["TC101"]'
+    monkeypatch.chdir(_project(tmp_path, settings))
+    _, out, _ = run(["search", "gpt2", "--vary", "heads", "--top", "1"], capsys)
+    assert "H200" in out
+    assert "; TP 2" in out
+    assert "next: shapewright report gpt2 --device h200-sxm-141gb" in out
+    _, out, _ = run(["compare", "gpt2", "--devices", "h100,a100"], capsys)
+    assert "; TP 2" in out
+    Path("config.json").write_text('{"model_type": "gpt2", "vocab_size": 50258}', encoding="utf-8")
+    code, out, err = run(["check-files", "config.json"], capsys)
+    assert (code, "TC101" in out, "tensor_parallel=2" in err) == (0, False, True)
+    code, _, err = run(["plot", "roofline", "-o", "roofline.html"], capsys)
+    assert (code, "h200-sxm-141gb" in err) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [("devices = 3", "'devices'"), ("layout = { width = 2 }", "'width'"), ("device = 3", "device=3")],

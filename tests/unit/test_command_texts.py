@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -143,16 +144,20 @@ def test_outputs_end_with_the_next_command(command: str, tmp_path: Path, capsys:
         ("100", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
         ("100", "serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500"),
         ("100", "search gpt3-2.7b --device a100-sxm-40gb --top 3"),
+        ("80", "plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256"),
+        ("80", "serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500"),
+        ("80", "search gpt3-2.7b --device a100-sxm-40gb --top 3"),
+        ("80", "check gpt3-2.7b --device a100-sxm-40gb"),
         ("80", "compare llama-3-8b --devices a100-sxm-80gb,h100-sxm-80gb --tp 8"),
     ],
 )
-def test_intervals_are_dropped_last(
+def test_intervals_stay(
     width: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A narrow table keeps an interval, says which columns it leaves out, and explains none of those."""
+    """A narrow table keeps its intervals, says which columns it leaves out, and explains none of those."""
     monkeypatch.setenv("COLUMNS", width)
     _, out, _ = run(command.split(), capsys)
-    assert "90 % interval  " in out
+    assert re.search(r"90 % interval  |\(90 %\)|\dx \([\d.]+ to ", out)
     left_out = {
         name.strip()
         for line in out.splitlines()
@@ -160,8 +165,35 @@ def test_intervals_are_dropped_last(
         for name in line.partition(": ")[2].split(",")
     }
     assert left_out
+    assert not any("interval" in name or name == "to the same loss" for name in left_out)
+    rows = [line for line in out.splitlines() if re.match(r" +\d+  [a-z]+[ =]|recommended  |num_|[ah]100-", line)]
+    assert rows
+    assert max(map(len, rows)) <= int(width)
     legend = next((line for line in out.splitlines() if line.startswith("letters: ")), "")
     assert not any(f"; {name}: " in legend for name in left_out)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("check gpt3-2.7b --device h100-sxm-80gb --tp 3", "check gpt3-2.7b --device h100-sxm-80gb --tp 2"),
+        ("check gpt2 --device h100-sxm-80gb --tp 5", "check gpt2 --device h100-sxm-80gb --tp 4"),
+        (
+            "design --params 125m --train-tokens 1b --gpus 8 --device h100 -o {folder}/d",
+            "report {folder}/d/config.json",
+        ),
+        ("design --params 125m --train-tokens 1b --gpus 8 --device h100", "design --params 125m --train-tokens 1b"),
+        ("flops gpt2", "predict gpt2 --device h100-sxm-80gb"),
+    ],
+)
+def test_next_command_works(command: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a layout that cannot run the next command has one that can, and files are where they were written."""
+    _, out, _ = run(command.format(folder=tmp_path).split(), capsys)
+    line = out.splitlines()[-1].removeprefix("next: shapewright ")
+    assert line.startswith(words.format(folder=tmp_path))
+    if line.startswith(("check", "predict")):
+        code, _, err = run(line.split(), capsys)
+        assert (code in (0, 1), err) == (True, "")
 
 
 def test_utilizations_above_one_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shapewright.app.integrations.sarif import to_sarif
+from shapewright.app.report.check import finding_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.core.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
@@ -26,6 +27,7 @@ from shapewright.lint import (
 from shapewright.lint.evaluate import evaluate, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.models import read_model
+from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload
 
@@ -91,6 +93,29 @@ def test_costs_add_up_to_what_the_combined_fix_saves(report: CheckReport) -> Non
     assert sum(finding.cost_fraction or 0.0 for finding in report.findings) == pytest.approx(fix.gain_fraction)
     assert (fix.step_time_before_s, fix.step_time_s) == (prediction.step_time_s, after.step_time_s)
     assert fix.step_time_s < fix.step_time_before_s
+
+
+def test_a_combined_fix_holds_the_layout_that_it_needs() -> None:
+    """Where the layout cannot run, the fix sets one that can; savings per parameter are named as such."""
+    scenario = build_scenario("gpt3-2.7b", "h100-sxm-80gb", layout={"tensor_parallel": 3})
+    found = check_scenario(scenario, look_around=False)
+    assert found.combined_fix is not None
+    assert found.combined_fix.changes["tensor_parallel"] == 2
+    assert found.combined_fix.title.startswith("tensor_parallel=2, ")
+    fixed = scenario.replace(**found.combined_fix.changes)
+    assert fixed.is_possible
+    sizes = {"hidden_size": 3000, "intermediate_size": 11007, "head_dim": 100, "num_heads": 30, "num_kv_heads": 10}
+    scenario = build_scenario("llama-3-8b", "h100-sxm-80gb", overrides=sizes)
+    found = check_scenario(scenario, look_around=False)
+    wide = next(finding for finding in found.findings if finding.code == "TC102")
+    (line, *_) = finding_words(wide)["suggestions"]
+    suggestion = wide.suggestions[0]
+    changed = scenario.replace(**suggestion.changes)
+    saved = 1.0 - changed.predict().step_time_s / scenario.predict().step_time_s
+    assert " per parameter, +" in line
+    assert suggestion.predicted_gain_fraction == pytest.approx(
+        1.0 - (1.0 - saved) / (1.0 + suggestion.parameters_change_fraction), abs=1e-3
+    )
 
 
 def test_a_fix_that_pays_only_with_another_is_part_of_both() -> None:

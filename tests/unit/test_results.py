@@ -49,6 +49,8 @@ def test_public_names_are_listed() -> None:
         ({"tp": 2}, "tensor_parallel is a field: layout={'tensor_parallel': 2}"),
         ({"seq_len": 4096}, "seq_len is a field: workload={'seq_len': 4096}"),
         ({"hidden_size": 64}, "hidden_size is a field: overrides={'hidden_size': 64}"),
+        ({"hiden_size": 64}, "did you mean 'hidden_size'"),
+        ({"zero_stag": 1}, "did you mean 'zero_stage'? fields are given as layout={...}"),
         ({"devise": "h100"}, "did you mean 'device'"),
     ],
 )

@@ -21,7 +21,7 @@ PRINTERS: dict[str, tuple[str, str, str]] = {
     "PlanResult": ("optimize.plan:print_plan", "outputs.plan:plans_output", "plans"),
     "DesignResult": ("optimize.design:print_design", "outputs.plan:design_output", "designs"),
     "Comparison": ("compare:print_comparison", "outputs.compare:compare_output", "devices"),
-    "Sweep": ("predict:print_sweep", "outputs.predict:sweep_output", "rows"),
+    "Sweep": ("predict:print_sweep", "outputs.compare:sweep_output", "rows"),
     "ServingPlan": ("optimize.serving:print_serving", "outputs.serving:serve_plan_output", "front"),
     "TrafficPlan": ("optimize.traffic:print_traffic", "outputs.traffic:traffic_output", "runs"),
     "SearchResult": ("optimize.search:print_search", "outputs.search:search_output", "candidates"),

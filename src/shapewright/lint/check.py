@@ -106,6 +106,7 @@ def check_scenario(
             others = [finding for finding in run_rules(possible) if finding.code not in codes]
             others = [each for each in others if each.field.rpartition(".")[2] not in assumed]
             others, combined = _attribute(possible, others, ignored)
+            combined = combined.with_changes(scenario.config, assumed) if combined is not None else None
             found += [replace(finding, is_assumed=True) for finding in others]
     else:
         prediction, refusal = outcome, None

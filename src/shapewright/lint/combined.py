@@ -8,7 +8,7 @@ these are their Shapley values). Fields that another finding is about do not cou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.lint.rule import SuggestionKind
@@ -51,6 +51,11 @@ class CombinedFix:
     gain_fraction: float
     parameters_change_fraction: float
     compared_at: Changes
+
+    def with_changes(self, config: TransformerConfig, before: Changes) -> CombinedFix:
+        """The fix on top of changes with which the step can run: it sets their fields too."""
+        changes = {**before, **self.changes}
+        return replace(self, changes=changes, title=name_changes(config, changes))
 
 
 @dataclass(frozen=True)

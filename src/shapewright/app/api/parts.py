@@ -86,12 +86,13 @@ def _suggest_keyword(function: str, name: str, value: Any, known: Collection[str
 
     spelled = field_named(name)
     groups = {"workload": Workload, "layout": ParallelLayout, "overrides": TransformerConfig}
-    hint = close_names(spelled, known) or f"it takes {', '.join(sorted(known))}"
-    for argument, cls in groups.items():
-        if argument in known and spelled in [spec.name for spec in fields(cls)]:
-            hint = f"{spelled} is a field: {argument}={{{spelled!r}: {value!r}}}"
-            break
-    return f"{function}() has no argument {name!r}; {hint}"
+    homes = {spec.name: argument for argument, cls in groups.items() if argument in known for spec in fields(cls)}
+    if spelled in homes:
+        hint = f"{spelled} is a field: {homes[spelled]}={{{spelled!r}: {value!r}}}"
+    elif not (hint := close_names(spelled, known)) and (hint := close_names(spelled, homes)):
+        named = dict.fromkeys(f"{homes[field]}={{...}}" for field in homes if repr(field) in hint)
+        hint += f" fields are given as {' or '.join(named)}"
+    return f"{function}() has no argument {name!r}; {hint or 'it takes ' + ', '.join(sorted(known))}"
 
 
 def given_fields(given: object) -> dict[str, Any]:

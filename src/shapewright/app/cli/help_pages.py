@@ -174,20 +174,20 @@ _NEXT = {
     "design -o": "report {output}/config.json --device {device} -o review.html",
     "plan": "check {model_job}",
     "serve-plan": "serve-plan {serving_job} --format vllm",
-    "flops": "predict {model} --device NAME",
-    "params": "memory {model} --device NAME",
-    "batch": "plan CONFIG --device NAME --gpus 8 --global-batch 64",
+    "flops": "predict {model} --device {device}",
+    "params": "memory {model} --device {device}",
+    "batch": "plan {model} --device {device} --gpus 8 --global-batch 64",
     "search": "report {job} -o review.html",
     "report": "search {job}",
     "devices": "devices show h100-sxm-80gb",
-    "devices show": "predict CONFIG --device {name}",
-    "models": "check llama-3-8b --device NAME",
-    "rule": "check CONFIG --device NAME",
+    "devices show": "predict {model} --device {name}",
+    "models": "check llama-3-8b --device {device}",
+    "rule": "check {model} --device {device}",
     "accuracy": "calibrate --store STORE -o calibration.json",
     "bench": "calibrate --store {store} -o calibration.json",
     "proxy": "calibrate --losses {store} -o losses.json",
-    "calibrate": "predict CONFIG --device NAME --calibration {output}",
-    "calibrate --losses": "search CONFIG --device NAME --loss-law {output}",
+    "calibrate": "predict {model} --device {device} --calibration {output}",
+    "calibrate --losses": "search {model} --device {device} --loss-law {output}",
     "plot": "bench smoke --store {store}",
     "store ls": "accuracy {path}",
     "store show": "accuracy {path}",
@@ -204,6 +204,8 @@ _NEXT_OF_TRACE = {
     "mfu": "check {job}",
     "report": "serve {job}",
 }
+_EXAMPLE_MODEL, _EXAMPLE_DEVICE = "llama-3-8b", "h100-sxm-80gb"
+_NEXT_IN_CONTEXT = "shapewright.next"
 # Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
 _SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
 _TRACE = ("trace_inputs", "trace_fused", "trace_values", "trace_config", "trace_time_limit_s")
@@ -211,6 +213,23 @@ _SERVING = ("workload", "layout", "num_devices", "formats", "server", "node_size
 # Parameters whose output is not a text for a person, or is a file.
 _OTHER_OUTPUT = ("as_json", "as_csv", "oneline")
 _FORMATS_FILES = ("search", "store export")  # of these commands --format is that of a file beside the text
+
+
+def set_next(template: str, fields: Mapping[str, Any] | None = None) -> None:
+    """Set the next command of the running one, as in _NEXT, with other values of options than those given.
+
+    Args:
+        template: Template of the next command.
+        fields: New values of options, by their name or by the name of their field.
+    """
+    context = click.get_current_context()
+    context.meta[_NEXT_IN_CONTEXT] = template
+    for option in context.command.params:
+        name = option.name or ""
+        field = name.rpartition("__")[2]
+        if fields and field in fields:
+            context.params[name] = fields[field]
+            context.set_parameter_source(name, click.core.ParameterSource.COMMANDLINE)
 
 
 def describe_next(context: click.Context) -> str:
@@ -224,15 +243,15 @@ def describe_next(context: click.Context) -> str:
     if command == "design" and given["output"]:
         command = "design -o"
     is_traced = bool(given.get("trace_inputs") or given.get("trace_config"))
-    template = (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
+    template = context.meta.get(_NEXT_IN_CONTEXT) or (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
         return ""
     if given.get("format_name") and command not in _FORMATS_FILES:
         return ""
     from shlex import join, quote
 
-    model = " ".join((*_config_words(given), *_given_options(context, "model"))) or "CONFIG"
-    device = quote(str(given.get("device") or given.get("devices") or "NAME").partition(",")[0])
+    model = " ".join((*_config_words(given), *_given_options(context, "model"))) or _EXAMPLE_MODEL
+    device = quote(str(given.get("device") or given.get("devices") or _EXAMPLE_DEVICE).partition(",")[0])
     on_device = f"--device {device}"
     lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
     words = {
@@ -243,7 +262,7 @@ def describe_next(context: click.Context) -> str:
         "model_job": f"{model} {on_device}",
         "serving_job": " ".join((model, on_device, lengths, *_given_options(context, *_SERVING))),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
-        "files": quote(given["files"][0]) if given.get("files") else "CONFIG",
+        "files": quote(given["files"][0]) if given.get("files") else "config.json",
         **{name: quote(str(given[name])) for name in ("path", "folder", "name") if given.get(name)},
         "output": quote(str(given.get("output") or "FILE")),
     }

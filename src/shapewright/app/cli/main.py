@@ -101,8 +101,9 @@ Shapewright predicts how long a transformer of a given shape takes on a GPU, and
 Try:
   shapewright predict llama-3-8b --device h100-sxm-80gb --sweep hidden_size=4096,4097
   shapewright check gpt3-2.7b --device a100-sxm-40gb
-  shapewright search ./config.json --device h100-sxm-80gb
+  shapewright search gpt3-2.7b --device a100-sxm-40gb
 
+Any ./config.json takes the place of a preset.
 'shapewright --help' lists all commands."""
 
 

@@ -201,13 +201,19 @@ def other_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if "__" not in name}
 
 
-def api_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of a function of the Python API: all options, with the fields by argument."""
+def api_keywords(given: Mapping[str, Any], *, with_defaults: bool = False) -> dict[str, Any]:
+    """Keywords of a function of the Python API: all options, with the fields by argument.
+
+    Args:
+        given: Values of the options.
+        with_defaults: Whether the layout of pyproject.toml is meant too; not where a command chooses the layout.
+    """
     groups = group_options(given)
+    layout = default_layout(groups["layout"]) if with_defaults else {}
     return {
         **other_options(given),
         "workload": groups["workload"],
-        "layout": groups["layout"],
+        "layout": {**layout, **groups["layout"]},
         "overrides": groups["model"],
     }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.check import BetterShapeOutput, CheckOutput, FindingOutput
     from shapewright.lint import Finding
     from shapewright.lint.combined import CombinedFix
+    from shapewright.lint.rule import Suggestion
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 OPERATIONS_SHOWN = 8
@@ -66,13 +67,21 @@ def print_check(output: CheckOutput, console: Console) -> None:
 
 def combined_fix_words(fix: CombinedFix) -> str:
     """The combined fix in one line: every field it sets, and its total."""
-    parts = [fix.kind, f"saves {format_percent(fix.gain_fraction)}{_equal_words(fix.compared_at)}"]
+    parts = [fix.kind, _saving_words(fix, fix.gain_fraction, fix.compared_at)]
     if fix.parameters_change_fraction:
         parts.append(f"{100.0 * fix.parameters_change_fraction:+.2g} % parameters")
     return (
         f"combined fix of {', '.join(dict.fromkeys(fix.codes))}: {fix.title}: step "
         f"{format_seconds(fix.step_time_before_s)} -> {format_seconds(fix.step_time_s)} ({', '.join(parts)})"
     )
+
+
+def _saving_words(fix: Suggestion | CombinedFix, gain_fraction: float, compared_at: Mapping[str, Any]) -> str:
+    """What a fix saves: of a changed model per parameter, which is said where it makes a difference."""
+    saved = format_percent(gain_fraction)
+    of_step = 1.0 - (1.0 - gain_fraction) * (1.0 + fix.parameters_change_fraction)
+    per = " per parameter" if fix.kind == "retrain" and format_percent(of_step) != saved else ""
+    return f"saves {saved}{per}{_equal_words(compared_at)}"
 
 
 def _equal_words(compared_at: Mapping[str, Any]) -> str:
@@ -97,8 +106,8 @@ def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
     for suggestion in finding.suggestions:
         facts: list[str] = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
-            saved = format_percent(suggestion.predicted_gain_fraction)
-            facts.append(f"saves {saved}{_equal_words({**finding.only_with, **suggestion.compared_at})}")
+            compared_at = {**finding.only_with, **suggestion.compared_at}
+            facts.append(_saving_words(suggestion, suggestion.predicted_gain_fraction, compared_at))
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
@@ -123,7 +132,7 @@ _BETTER_COLUMNS = (
     Column("step", "{step_time_s}", rank=2),
     Column("speed-up", "{speedup:.3f}x"),
     Column("loss (nats)", lambda shape: describe_loss(shape.effect), rank=3, is_text=True),
-    Column("to the same loss", lambda shape: describe_net(shape.effect), rank=1, is_text=True),
+    Column("to the same loss", lambda shape: describe_net(shape.effect), is_text=True),
     Column("parameters", lambda shape: _parameters_words(shape.parameters_change_fraction) or "same", rank=1),
 )
 

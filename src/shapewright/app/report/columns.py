@@ -1,15 +1,17 @@
 """Text tables: columns with the way their cells follow from a row, and what a narrow terminal shows of them.
 
-On a narrow terminal columns are dropped by rank instead of wrapped, and named below the table. An interval has rank 1:
-of the columns that can be dropped it goes last.
+On a narrow terminal columns are dropped by rank and named below the table. Those of rank 0 stay: what identifies a row,
+its result, and the 90 % interval of the result, which is shown in the column before it where there is little room.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.app.report.flags import with_flags
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GAP = "  "
+_INTERVAL = "90 % interval"
+JOINED = " (90 %)"
+"""End of the name of a column that holds values and their intervals."""
+_ENDS = re.compile(r"(\S+)( \S+)? to (\S+)( \S+)?")
+_LEAST_WRAPPED = 10
 _FIELD = re.compile(r"\{([\w.]+)(?::([^}]*))?\}")
 # Formats by the ending of a field, which is its unit.
 _BY_UNIT: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
@@ -68,13 +75,16 @@ class Column:
 
     @property
     def num_characters(self) -> int:
-        """Width of the longest text."""
-        return max(map(len, (self.name, *self.cells)))
+        """Width of the longest line."""
+        return max(len(line) for text in (self.name, *self.cells) for line in text.split("\n"))
 
     def lines(self) -> list[str]:
         """Heading and cells, padded to the width of the column."""
-        place = "<" if self.is_text else ">"
-        return [f"{text:{place}{self.num_characters}}" for text in (self.name, *self.cells)]
+        return [self.pad(text) for text in (self.name, *self.cells)]
+
+    def pad(self, line: str) -> str:
+        """A line of a cell, padded to the width of the column."""
+        return f"{line:{'<' if self.is_text else '>'}{self.num_characters}}"
 
 
 def fill(template: str, row: object) -> str:
@@ -147,17 +157,70 @@ def _cell(column: Column, place: int, row: Any) -> str:
 def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
     """Keep the columns of rank 0, and the others by rank, lowest first, as long as they fit ``num_characters``.
 
+    Where those of rank 0 alone are too wide, intervals are joined to the column before them, then the widest text is
+    wrapped.
+
     >>> wide = columns_of([("gpt2", "1 ms", "it is slow")], [Column("name"), Column("time"), Column("why", rank=1)])
     >>> [column.name for column in fit(wide, 80)], [column.name for column in fit(wide, 12)]
     (['name', 'time', 'why'], ['name', 'time'])
     """
     if _total([column for column in columns if column.rank <= 2 and any(column.cells)]) > num_characters:
         columns = [replace(column, cells=column.short_cells or column.cells) for column in columns]
-    kept = [column for column in columns if column.rank == 0]
+    if _total(_fixed(columns)) > num_characters:
+        columns = _join_intervals(columns)
+    too_much = _total(_fixed(columns)) - num_characters
+    if too_much > 0:
+        texts = [column for column in _fixed(columns) if column.is_text]
+        widest = max(texts, key=lambda column: column.num_characters, default=None)
+        columns = [_wrap(each, each.num_characters - too_much) if each is widest else each for each in columns]
+    kept = _fixed(columns)
     for column in sorted(columns, key=lambda column: column.rank):
         if column.rank and any(column.cells) and _total([*kept, column]) <= num_characters:
             kept.append(column)
     return [column for column in columns if column in kept]
+
+
+def _fixed(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns that are never dropped, without those that are empty in every row."""
+    return [column for column in columns if column.rank == 0 and (any(column.cells) or not column.cells)]
+
+
+def _join_intervals(columns: Sequence[Column]) -> list[Column]:
+    """Write each interval behind the value that it is of: ``24.3 s (19.9-41.5)``."""
+    joined: list[Column] = []
+    for column in columns:
+        if joined and column.rank == 0 and column.name.startswith(_INTERVAL):
+            value = joined.pop()
+            cells = tuple(map(_with_interval, value.cells, column.cells))
+            joined.append(replace(value, name=f"{value.name.rstrip()}{JOINED}", cells=cells))
+        else:
+            joined.append(column)
+    return joined
+
+
+def _with_interval(value: str, interval: str) -> str:
+    """Join a value and its interval, each unit once.
+
+    >>> _with_interval("24.3 s", "19.9 s to 41.5 s"), _with_interval("716 ms", "588 ms to 1.23 s")
+    ('24.3 s (19.9-41.5)', '716 ms (588 ms-1.23 s)')
+    """
+    found = _ENDS.fullmatch(interval)
+    if found is None:
+        return value
+    low, low_unit, high, high_unit = (part or "" for part in found.groups())
+    if low_unit == high_unit:
+        low_unit, high_unit = "", "" if value.endswith(high_unit) else high_unit
+    return f"{value} ({low}{low_unit}-{high}{high_unit})"
+
+
+def _wrap(column: Column, width: int) -> Column:
+    """Break the texts of a column behind commas and plus signs."""
+    cells = []
+    for cell in column.cells:
+        parts = re.sub(r"(?<![,+]) ", "\N{NO-BREAK SPACE}", cell)
+        lines = textwrap.wrap(parts, max(width, _LEAST_WRAPPED), break_long_words=False, break_on_hyphens=False)
+        cells.append("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "))
+    return replace(column, cells=tuple(cells))
 
 
 def spread(points: Sequence[T], most: int) -> list[T]:
@@ -172,12 +235,13 @@ def spread(points: Sequence[T], most: int) -> list[T]:
 
 
 def print_columns(columns: Sequence[Column], console: Console) -> None:
-    """Print a table: a dim heading, then its rows, each on one line."""
+    """Print a table: a dim heading, then its rows."""
     if not columns:
         return
-    lines = [_GAP.join(parts).rstrip() for parts in zip(*(column.lines() for column in columns), strict=True)]
-    for index, line in enumerate(lines):
-        console.print(line, style="dim" if index == 0 else None, soft_wrap=True)
+    for index, row in enumerate(zip(*((column.name, *column.cells) for column in columns), strict=True)):
+        for parts in zip_longest(*(text.split("\n") for text in row), fillvalue=""):
+            line = _GAP.join(column.pad(part) for column, part in zip(columns, parts, strict=True)).rstrip()
+            console.print(line, style="dim" if index == 0 else None, soft_wrap=True)
 
 
 def print_table(columns: Sequence[Column], console: Console) -> None:
@@ -185,7 +249,7 @@ def print_table(columns: Sequence[Column], console: Console) -> None:
     shown = fit(columns, console.width)
     print_columns(shown, console)
     names = {column.name for column in shown}
-    left_out = [column.name.strip() for column in columns if column.name not in names and any(column.cells)]
+    left_out = [each.name.strip() for each in columns if each.rank and each.name not in names and any(each.cells)]
     if left_out:
         words = ", ".join(dict.fromkeys(name for name in left_out if name))
         console.print(f"not shown at {console.width} columns: {words}", style="dim", soft_wrap=True)

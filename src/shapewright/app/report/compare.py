@@ -25,7 +25,7 @@ _COLUMNS = (
     Column("device", "{name}", is_text=True),
     Column("format", "{workload.dtype}", rank=5, is_text=True),
     Column("step", "{step_time_s}"),
-    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}", rank=1),
+    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}"),
     Column("tokens/s", "{tokens_per_s:,.0f}"),
     Column("speed", "{speed_fraction:.2f}x"),
     Column("MFU", "{mfu}", rank=1),

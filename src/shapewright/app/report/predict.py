@@ -219,7 +219,7 @@ def _tile_words(facts: OperationOutput) -> str:
 
 _SWEEP_COLUMNS = (
     Column("time", "{step_time_s}"),
-    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}", rank=1),
+    Column("90 % interval", "{step_time_low_s} to {step_time_high_s}"),
     Column("tokens/s/device", "{tokens_per_s_per_device:,.0f}"),
     Column("tokens/s/sequence", "{tokens_per_s_per_sequence:,.1f}", rank=2),
     Column("MFU", "{mfu}", rank=1),

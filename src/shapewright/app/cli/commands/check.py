@@ -9,7 +9,7 @@ import click
 from shapewright.app.cli.console import print_json, print_output, write_json_file
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.device_options import loss_law_option
-from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.names import complete_rule
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.param_types import count_of
@@ -118,6 +118,8 @@ def command(
             "a model described by flags alone has no form to write back; start from a config.json or a preset"
         )
     report = check_scenario(scenario, ignore=codes, train_tokens=train_tokens)
+    if report.prediction is None:
+        set_next("check {job}" if report.assumed_changes else "rule", report.assumed_changes)
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
         from shapewright.models import to_config_json

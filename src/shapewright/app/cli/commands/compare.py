@@ -51,7 +51,8 @@ def command(config: str | None, devices: str, as_json: bool, html: str | None, o
     from shapewright.app.report.outputs.compare import compare_output
 
     prices = _read_prices(given.pop("usd_per_hour") or "")
-    found = compare(config, devices=compared_devices(_read_names(devices)), usd_per_hour=prices, **api_keywords(given))
+    keywords = api_keywords(given, with_defaults=True)
+    found = compare(config, devices=compared_devices(_read_names(devices)), usd_per_hour=prices, **keywords)
     if words := given_nodes():
         found = replace(found, notes=(f"every device in {words}", *found.notes))
     report = compare_output(found)

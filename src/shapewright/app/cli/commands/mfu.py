@@ -106,7 +106,7 @@ def command(
 
         print_output(traced_mfu_output(explain_traced_step(job.predict(), seconds)), print_traced_mfu, as_json=as_json)
         return 0
-    keywords = api_keywords(given)
+    keywords = api_keywords(given, with_defaults=True)
     batch = keywords["workload"].pop("global_batch_size", None)
     if num_devices is None and trace is None:
         raise click.UsageError("Missing option '--gpus': the devices of the whole job")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shapewright.app.cli.console import write_chart, write_text_file
+from shapewright.app.cli.defaults import add_note, default_device
 from shapewright.app.cli.device_options import calibration_option, named_device, uncalibrated_option
 from shapewright.app.cli.help_pages import GroupedCommand
 
@@ -91,12 +92,16 @@ def _rows(store_path: str) -> list[Row]:
 
 
 def _only_device(rows: list[Row], store_path: str) -> str:
-    """The one device of a store."""
+    """The one device of a store; without a store, the default one."""
     names = sorted({row.device for row in rows})
     if len(names) == 1:
         return names[0]
     if not store_path:
-        raise click.UsageError("give a device with --device NAME; 'shapewright devices' lists all")
+        found, origin = default_device()
+        if found is None:
+            raise click.UsageError("give a device with --device NAME; 'shapewright devices' lists all")
+        add_note(f"device {found}: {origin}", "device")
+        return found
     raise click.UsageError(f"the store holds {', '.join(names) or 'no rows'}; name one of its devices with --device")
 
 

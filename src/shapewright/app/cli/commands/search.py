@@ -305,6 +305,7 @@ def command(
         if device is None:
             raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
         add_note(f"device {device}: {origin}", "device")
+        click.get_current_context().params["device"] = device
     if verify_budget is not None and verify is None:
         raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:
@@ -324,7 +325,7 @@ def command(
         keep=_read_keep(keep),
         guard="strict" if strict else "free" if free else "usual",
         progress=counting_line("shapes"),
-        **api_keywords(given),
+        **api_keywords(given, with_defaults=True),
     )
     if output:
         write_shape(result, pick, output, format_name)

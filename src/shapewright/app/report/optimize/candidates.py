@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.columns import Column, columns_of, fill, print_table
+from shapewright.app.report.columns import JOINED, Column, columns_of, fill, print_table
 from shapewright.app.report.outputs.check import describe_loss
 from shapewright.app.report.outputs.model import Output, described
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
@@ -32,11 +32,11 @@ _CANDIDATE_COLUMNS = (
     Column("rank", lambda shape: str(shape.rank or "-")),
     Column("changes", describe_changes, is_text=True),
     Column("net", "{effect.net_speedup:.3f}x"),
-    Column("90 % interval", "{effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f}", rank=1),
+    Column("90 % interval", "{effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f}"),
     Column("better", "{effect.chance_better:.0p}", rank=2),
     Column("loss (nats)", lambda shape: describe_loss(shape.effect), rank=2, is_text=True),
-    Column("speed-up", "{speedup:.3f}x", rank=1),
-    Column("90 % interval of speed", "{speedup_low:.3f} to {speedup_high:.3f}", rank=3),
+    Column("speed-up", "{speedup:.3f}x"),
+    Column("90 % interval of speed", "{speedup_low:.3f} to {speedup_high:.3f}"),
     Column("faster", "{probability_faster:.0p}", rank=4),
     Column("at equal size", "{equal_size_speedup:.3f}x", rank=4),
     Column("tokens", "{effect.tokens_to_loss:count}", rank=4),
@@ -63,10 +63,6 @@ def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
     """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
     columns = columns_of(candidates, _CANDIDATE_COLUMNS)
     filled = [column for column in columns if any(column.cells) or not candidates]
-    if "net" not in [column.name for column in filled]:
-        # Without a law of loss the speed-up is the result, and its interval the one that counts.
-        ranks = {"speed-up": 0, "90 % interval of speed": 1}
-        filled = [replace(column, rank=ranks.get(column.name, column.rank)) for column in filled]
     return [
         replace(column, short_cells=tuple(re.sub(r" \S+ -> ", "=", cell) for cell in column.cells))
         if column.name == "changes"
@@ -77,7 +73,7 @@ def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
 
 def describe_letters(candidates: Sequence[CandidateOutput], columns: Sequence[Column]) -> str:
     """Legend: fields of the symbols in the changes, and the meaning of the columns that are shown."""
-    names = {column.name for column in columns}
+    names = {column.name.removesuffix(JOINED) for column in columns}
     shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
     letters = ", ".join(
         f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name

@@ -30,7 +30,7 @@ _DESIGN_COLUMNS = (
     Column("speed", "{speedup.mean:.3f}x"),
     Column("loss difference", _difference_words),
     Column("net speed-up", "{net_speedup.mean:.3f}x"),
-    Column("90 % interval", "{net_speedup.low:.3f} to {net_speedup.high:.3f}", rank=1),
+    Column("90 % interval", "{net_speedup.low:.3f} to {net_speedup.high:.3f}"),
     Column("better", lambda one: "" if one.is_baseline else format_percent(one.chance_better), rank=2),
     Column("why it loses", "{why}", is_text=True),
     Column("plan", "{plan.plan}", is_text=True, rank=3),
@@ -41,7 +41,7 @@ _FRONT_COLUMNS = (
     Column("tokens/parameter", lambda point: f"{point.train_tokens / point.num_parameters:.3g}"),
     Column("hours", "{hours:amount}"),
     Column("loss", "{loss_nats:.3f}"),
-    Column("90 % interval", "{loss_low_nats:.3f} to {loss_high_nats:.3f}", rank=1),
+    Column("90 % interval", "{loss_low_nats:.3f} to {loss_high_nats:.3f}"),
 )
 _FRONT_NOTE = (
     "losses are those of the data and recipe that the law was fitted to; on yours their differences count, not their "
