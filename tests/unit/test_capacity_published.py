@@ -7,7 +7,7 @@ import pytest
 import shapewright
 from shapewright.core.units import GIB, MIB
 from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
-from shapewright.memory.saved_tensors import select_kept_tensors
+from shapewright.memory.tensors import select_kept_tensors
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 

@@ -17,7 +17,7 @@ from shapewright.models import TransformerConfig, read_model
 from shapewright.optimize.experiments import ExperimentPlan, propose, propose_experiments, scale_down, small_models
 from shapewright.optimize.experiments.propose import ENOUGH_CHANCE
 from shapewright.prediction.loss import LossLaw, ShapeForLoss
-from shapewright.prediction.loss.law import COEFFICIENTS
+from shapewright.prediction.loss.terms import COEFFICIENTS
 from shapewright.prediction.speedup import Speedup
 
 H100 = load_device("h100-sxm-80gb")

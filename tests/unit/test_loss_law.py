@@ -10,7 +10,8 @@ import pytest
 from shapewright.core.errors import CalibrationError
 from shapewright.models import TransformerConfig
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, TokensRatio, load_loss_law, net_speedup
-from shapewright.prediction.loss.law import COEFFICIENTS, derivatives, evaluate_terms, loss_recipes
+from shapewright.prediction.loss.law import loss_recipes
+from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 GPT = ShapeForLoss.of(TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257))
 TOKENS = 300e9

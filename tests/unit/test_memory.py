@@ -17,8 +17,8 @@ from shapewright.memory import (
     list_saved_tensors,
 )
 from shapewright.memory.estimate import count_microbatches_in_flight
-from shapewright.memory.saved_tensors import select_kept_tensors
 from shapewright.memory.states import DeviceParameters, estimate_states
+from shapewright.memory.tensors import select_kept_tensors
 from shapewright.models import TransformerConfig, count_parameters, list_presets, read_model
 from shapewright.workload import ParallelLayout, Workload
 

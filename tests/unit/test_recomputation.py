@@ -12,7 +12,8 @@ from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
 from shapewright.lowering import lower
 from shapewright.memory import estimate_memory
-from shapewright.memory.saved_tensors import list_saved_tensors, select_kept_tensors
+from shapewright.memory.saved_tensors import list_saved_tensors
+from shapewright.memory.tensors import select_kept_tensors
 from shapewright.models import TransformerConfig, read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict

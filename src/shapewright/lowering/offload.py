@@ -13,7 +13,7 @@ from shapewright.lowering.collectives import ranks_per_node
 from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.collective import HOST_AXIS
 from shapewright.memory.frozen import list_kept_tensors
-from shapewright.memory.saved_tensors import select_kept_tensors, sum_bytes
+from shapewright.memory.tensors import select_kept_tensors, sum_bytes
 from shapewright.models.layers import ATTENTION, LayerKind
 
 if TYPE_CHECKING:

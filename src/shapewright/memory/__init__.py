@@ -11,7 +11,6 @@ from shapewright.memory.estimate import MemoryEstimate as MemoryEstimate
 from shapewright.memory.estimate import count_cached_elements as count_cached_elements
 from shapewright.memory.estimate import estimate_memory as estimate_memory
 from shapewright.memory.estimate import estimate_stages as estimate_stages
-from shapewright.memory.saved_tensors import SavedTensor as SavedTensor
 from shapewright.memory.saved_tensors import list_layer_tensors as list_layer_tensors
 from shapewright.memory.saved_tensors import list_saved_tensors as list_saved_tensors
 from shapewright.memory.stages import Stage as Stage
@@ -20,6 +19,7 @@ from shapewright.memory.states import StateBytes as StateBytes
 from shapewright.memory.states import count_stage_parameters as count_stage_parameters
 from shapewright.memory.states import count_trained_parameters as count_trained_parameters
 from shapewright.memory.states import estimate_states as estimate_states
+from shapewright.memory.tensors import SavedTensor as SavedTensor
 from shapewright.workload.optimizers import OPTIMIZERS as OPTIMIZERS
 from shapewright.workload.optimizers import TrainingRecipe as TrainingRecipe
 from shapewright.workload.optimizers import find_recipe as find_recipe

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
-from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div, select_kept_tensors, sum_bytes
 from shapewright.memory.stages import Stage
+from shapewright.memory.tensors import activation_element_bytes, ceil_div, select_kept_tensors, sum_bytes
 
 if TYPE_CHECKING:
     from shapewright.models.layers import LayerKind

@@ -16,9 +16,10 @@ from shapewright.memory.activations import (
     estimate_layer,
     estimate_logits,
 )
-from shapewright.memory.saved_tensors import LAYER, activation_element_bytes, ceil_div, list_layer_tensors
+from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
+from shapewright.memory.tensors import LAYER, activation_element_bytes, ceil_div
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters

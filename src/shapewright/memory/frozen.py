@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.memory.saved_tensors import SavedTensor, activation_element_bytes, ceil_div, list_layer_tensors
+from shapewright.memory.saved_tensors import list_layer_tensors
+from shapewright.memory.tensors import SavedTensor, activation_element_bytes, ceil_div
 from shapewright.workload.finetuning import INPUT_ROLES, Linear, count_adapter, list_linears
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Tensors that one layer saves in its forward pass for its backward pass, and which of them recomputation drops.
+"""Tensors that one layer saves in its forward pass for its backward pass.
 
 Legend: b sequences of a micro-batch, s tokens of a sequence on this device, h width of the residual stream, a query
 heads, d width of a head, f inner width of the MLP, t tensor parallel degree.
@@ -15,15 +15,15 @@ inputs; with ``kernels="torch"`` norms and activations are chains of kernels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes, ceil_div
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer
-from shapewright.workload.recompute import CORE, MODULES, read_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _FP32_BYTES = 4.0
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
 _ROUTER_BYTES = 4.0  # Megatron-LM, DeepSpeed and transformers compute routing probabilities in fp32
-_NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; activations between GEMMs have 16 bits
 
 SCALE_BYTES_PER_ELEMENT = {"fp8": 1.0 / 32.0, "fp4": 1.0 / 16.0}
 """Block-scale storage per element of the formats that GEMM inputs are quantized to. [byte]
@@ -45,46 +44,6 @@ _GEMM_INPUT_ROLES = ("down_input", "q_latent", "kv_latent")
 
 # Activations whose gradient follows from their output, so that their input is not kept.
 _GRADIENT_FROM_OUTPUT = ("relu", "sigmoid", "tanh")
-
-LAYER = "layer"
-"""Block of the one tensor that a layer as a whole keeps: its input."""
-
-
-class SavedTensor(NamedTuple):
-    """A tensor saved for the backward pass, with its size on one device.
-
-    Attributes:
-        block: Part of the layer that saves it, such as ``attention``.
-        role: Role within the block, such as ``queries``.
-        rows: Product of the leading dimensions, usually tokens. [element]
-        columns: Last dimension. [element]
-        element_bytes: Width of one element. [byte]
-    """
-
-    block: str
-    role: str
-    rows: int
-    columns: int
-    element_bytes: float
-
-    @property
-    def name(self) -> str:
-        """Displayed name."""
-        return f"{self.block}.{self.role}"
-
-    @property
-    def num_bytes(self) -> float:
-        """Size in memory. [byte]"""
-        return self.element_bytes * self.rows * self.columns
-
-
-def activation_element_bytes(dtype: str) -> float:
-    """Width of one activation element between GEMMs of a dtype. [byte]
-
-    >>> activation_element_bytes("fp8"), activation_element_bytes("tf32")
-    (2.0, 4.0)
-    """
-    return max(_NARROWEST_ACTIVATION_BYTES, get_dtype(dtype).num_bytes)
 
 
 def list_saved_tensors(
@@ -171,42 +130,6 @@ def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTenso
         return tensor._replace(element_bytes=tensor.element_bytes + narrow_bytes)
     is_gemm_input = role in _GEMM_INPUT_ROLES or (role == "input" and block in _GEMM_INPUT_BLOCKS)
     return tensor._replace(element_bytes=narrow_bytes) if is_gemm_input else tensor
-
-
-def select_kept_tensors(
-    tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE
-) -> tuple[SavedTensor, ...]:
-    """Select the tensors that remain saved under a recomputation mode.
-
-    Args:
-        tensors: Tensors that the layer saves without recomputation.
-        recompute: ``none`` keeps all, ``full`` only the layer's input, ``selective`` all but those of ``modules``.
-        modules: Names of recomputed modules, separated by commas.
-    """
-    if recompute == "full":
-        return tuple(tensor for tensor in tensors if tensor.block == LAYER)
-    if recompute == "selective":
-        recomputed = [MODULES[name] for name in read_modules(modules)]
-        return tuple(
-            tensor
-            for tensor in tensors
-            if not any(module.drops_tensor(tensor.block, tensor.role) for module in recomputed)
-        )
-    return tensors
-
-
-def sum_bytes(tensors: Iterable[SavedTensor]) -> float:
-    """Size of several tensors together. [byte]"""
-    return sum(tensor.num_bytes for tensor in tensors)
-
-
-def ceil_div(amount: int, parts: int) -> int:
-    """Largest share when an amount is split into integer parts.
-
-    >>> ceil_div(7, 2)
-    4
-    """
-    return -(-amount // parts)
 
 
 class _LayerShape:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.memory.saved_tensors import ceil_div
+from shapewright.memory.tensors import ceil_div
 from shapewright.models.layers import LayerKind, LayerPatterns, count_ranges
 from shapewright.workload.layout import ParallelLayout, layers_of_stage
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.memory.frozen import count_adapters, count_stored_weights
-from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
 from shapewright.memory.stages import Stage
+from shapewright.memory.tensors import activation_element_bytes, ceil_div
 from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.numeric import divisors
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lint.rule import Fix, Violation, rule
-from shapewright.memory.saved_tensors import activation_element_bytes
+from shapewright.memory.tensors import activation_element_bytes
 from shapewright.workload.layout import MAX_ZERO_STAGE_IN_PIPELINES
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.measure.fit.loss_rows import LossRows, folds_of_models
-from shapewright.prediction.loss.law import COEFFICIENTS, Z_90, derivatives, evaluate_terms
+from shapewright.prediction.loss.law import Z_90
+from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -17,7 +17,8 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError, MeasuredFileError
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, NATS_FROM_BITS, LossRows, read_own_losses, shapes_of
-from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, LossLaw, derivatives, evaluate_terms, load_loss_law
+from shapewright.prediction.loss.law import REFERENCE, LossLaw, load_loss_law
+from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
     from jaxtyping import Float

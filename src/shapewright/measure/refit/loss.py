@@ -24,7 +24,8 @@ from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_lef
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
 from shapewright.measure.fit.shared import Array, round_numbers
 from shapewright.measure.refit.record_files import command
-from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, Z_90, derivatives, evaluate_terms
+from shapewright.prediction.loss.law import REFERENCE, Z_90
+from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 TABLE = "loss_by_shape.csv"
 LAW = Path(shapewright.prediction.loss.__file__).parent / "data" / "loss_law.json"

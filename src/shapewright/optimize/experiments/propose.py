@@ -22,7 +22,8 @@ from shapewright.optimize.experiments.small_models import Experiment, make_exper
 from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
 from shapewright.prediction.loss.effect import as_compared, count_compared, is_free_change
-from shapewright.prediction.loss.law import Z_90, derivatives, evaluate_terms
+from shapewright.prediction.loss.law import Z_90
+from shapewright.prediction.loss.terms import derivatives, evaluate_terms
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device

@@ -1,18 +1,7 @@
-"""A law of training loss over parameters, tokens and shape.
+"""A law of training loss over parameters, tokens and shape: fitted coefficients, and what they say of shapes.
 
-    loss = E + A (N_eff / N0)^-a + B (N / N0)^c (D / D0)^-b
-
-    ln N_eff = ln N - k bowl(ln(hidden_size / num_layers) - w0 - w1 ln(N / N0))     width and depth
-                    - u bowl(ln head_dim - d0)                                      width of a head
-                    - m bowl(ln r - r0)                                             MLP over attention parameters
-                    - g ln(num_heads / num_kv_heads)                                shared keys and values
-                    + e ln(all parameters / used ones)                              experts
-    bowl(x) = 2 (sqrt(1 + x^2) - 1): x^2 near 0, 2 |x| far from it
-
-N are the parameters of the layers that a token uses, D the training tokens. A shape that is not the best of its size
-learns like a smaller model of the best shape: N_eff. The terms of width, depth and heads are fitted to public losses
-(docs/loss.md), the others are priors from named literature, because no public table varies those fields alone. Every
-coefficient has a variance, so that a difference between shapes has an interval which grows where the data end.
+The formula is that of prediction.loss.terms. Every coefficient has a variance, so that a difference between shapes has
+an interval which grows where the data end.
 """
 
 from __future__ import annotations
@@ -29,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError, close_names
+from shapewright.prediction.loss.terms import COEFFICIENTS, REFERENCE_TOKENS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -36,10 +26,6 @@ if TYPE_CHECKING:
     from shapewright.core.numeric import Numeric
     from shapewright.prediction.loss.shape import ShapeForLoss
 
-REFERENCE_PARAMETERS = 1e8
-"""N0, the size that coefficients refer to."""
-REFERENCE_TOKENS = 1e10
-"""D0, the tokens that coefficients refer to."""
 REFERENCE = "reference"
 """Recipe of a model about whose data and schedule nothing is known."""
 Z_90 = 1.6448536269514722
@@ -47,24 +33,6 @@ Z_90 = 1.6448536269514722
 FREE_NATS = 0.01
 """Largest loss that counts as none: heads of 64 to 256 differ by less in the data. [nats]"""
 
-COEFFICIENTS = (
-    "floor_nats",
-    "log_capacity_nats",
-    "capacity_exponent",
-    "log_token_nats",
-    "token_exponent",
-    "token_size_exponent",
-    "curvature",
-    "log_best_width_per_layer",
-    "best_width_growth",
-    "head_curvature",
-    "log_best_head_dim",
-    "mlp_curvature",
-    "log_best_mlp_ratio",
-    "shared_kv",
-    "expert_share",
-)
-"""E, ln A, a, ln B, b, c, k, w0, w1, u, d0, m, r0, g, e of the law, in the order of the covariance."""
 
 _FILE = "data/loss_law.json"
 # Shapes that differ in the width of heads alone scatter by this part of the same step in width or depth. Source: most
@@ -112,105 +80,6 @@ class TokensRatio:
 
     ratio: Numeric
     log_standard_deviation: Numeric
-
-
-@dataclass(frozen=True, kw_only=True)
-class LawTerms:
-    """Parts of the law for some shapes.
-
-    Attributes:
-        log_parameters: ln(N / N0).
-        log_tokens: ln(D / D0).
-        width_offset: Argument of the bowl of width and depth.
-        head_offset: Argument of the bowl of heads.
-        mlp_offset: Argument of the bowl of the MLP.
-        log_shared: ln(num_heads / num_kv_heads).
-        log_experts: ln(all parameters / used ones).
-        log_effective: ln(N_eff / N0).
-        capacity_nats: Second term of the loss. [nats]
-        token_nats: Third term of the loss. [nats]
-    """
-
-    log_parameters: Any
-    log_tokens: Any
-    width_offset: Any
-    head_offset: Any
-    mlp_offset: Any
-    log_shared: Any
-    log_experts: Any
-    log_effective: Any
-    capacity_nats: Any
-    token_nats: Any
-
-
-def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_tokens: Numeric) -> LawTerms:
-    """Evaluate the parts of the law; coefficients, shapes and tokens broadcast against each other."""
-    value, active = coefficients, shape.num_parameters
-    size = np.log(active / REFERENCE_PARAMETERS)
-    tokens = np.log(train_tokens / REFERENCE_TOKENS)
-    width_offset = np.log(shape.hidden_size / shape.num_layers) - value["log_best_width_per_layer"]
-    if np.any(value["best_width_growth"]):  # otherwise it is computed for few widths and depths, not for every size
-        width_offset = width_offset - value["best_width_growth"] * size
-    head_offset = np.log(shape.head_dim) - value["log_best_head_dim"]
-    attention = 2.0 * shape.head_dim * (shape.num_heads + shape.num_kv_heads)
-    mlp = (2.0 + shape.gated_mlp) * shape.intermediate_size
-    mlp_offset = np.log(mlp / attention) - value["log_best_mlp_ratio"]
-    shared = np.log(shape.num_heads / shape.num_kv_heads)
-    is_dense = np.isscalar(shape.total_parameters) and shape.total_parameters == 0
-    experts = 0.0 if is_dense else np.log(np.maximum(shape.total_parameters, active) / active)
-    # Terms of few fields first: for tables on axes they are much smaller than the size.
-    heads = value["head_curvature"] * _bowl(head_offset) + value["shared_kv"] * shared
-    effective = size - (value["curvature"] * _bowl(width_offset) + heads) - value["mlp_curvature"] * _bowl(mlp_offset)
-    if not is_dense:
-        effective = effective + value["expert_share"] * experts
-    return LawTerms(
-        log_parameters=size,
-        log_tokens=tokens,
-        width_offset=width_offset,
-        head_offset=head_offset,
-        mlp_offset=mlp_offset,
-        log_shared=shared,
-        log_experts=experts,
-        log_effective=effective,
-        capacity_nats=np.exp(value["log_capacity_nats"] - value["capacity_exponent"] * effective),
-        token_nats=np.exp(
-            value["token_size_exponent"] * size + (value["log_token_nats"] - value["token_exponent"] * tokens)
-        ),
-    )
-
-
-def derivatives(coefficients: Mapping[str, Any], terms: LawTerms) -> list[Any]:
-    """Return the derivatives of the loss by each coefficient, in the order of ``COEFFICIENTS``."""
-    value = coefficients
-    by_size = -value["capacity_exponent"] * terms.capacity_nats  # of the loss by ln N_eff
-    by_width = by_size * value["curvature"] * _bowl_slope(terms.width_offset)
-    return [
-        1.0,
-        terms.capacity_nats,
-        -terms.capacity_nats * terms.log_effective,
-        terms.token_nats,
-        -terms.token_nats * terms.log_tokens,
-        terms.token_nats * terms.log_parameters,
-        -by_size * _bowl(terms.width_offset),
-        by_width,
-        by_width * terms.log_parameters,
-        -by_size * _bowl(terms.head_offset),
-        by_size * value["head_curvature"] * _bowl_slope(terms.head_offset),
-        -by_size * _bowl(terms.mlp_offset),
-        by_size * value["mlp_curvature"] * _bowl_slope(terms.mlp_offset),
-        -by_size * terms.log_shared,
-        by_size * terms.log_experts,
-    ]
-
-
-def _bowl(offset: Any) -> Any:
-    """Return x^2 near 0 and 2 |x| far from it."""
-    return 2.0 * (np.sqrt(1.0 + offset * offset) - 1.0)
-
-
-def _bowl_slope(offset: Any) -> Any:
-    """Return the derivative of ``_bowl``."""
-    return 2.0 * offset / np.sqrt(1.0 + offset * offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
