@@ -12,7 +12,8 @@ from shapewright.core.errors import CalibrationError, UnknownRateError
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Collective
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
-from shapewright.pricing.collectives import price_collective, price_collectives, transfer_start_scale
+from shapewright.pricing.calibration.transfer import transfer_start_scale
+from shapewright.pricing.collectives import price_collective, price_collectives
 from shapewright.pricing.price import Price
 
 # Two protocols: 10 us and a tenth of the link, or 30 us and all of it; groups of 8 start twice as late.

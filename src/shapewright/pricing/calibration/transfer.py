@@ -12,24 +12,34 @@ depends on the process (hardware.architectures). Accuracy on held-out devices: d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS, find_compute_capability
+from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import FORMAT_ERROR
-from shapewright.pricing.calibration.records import list_records
+from shapewright.pricing.calibration.records import list_records, load_record
 from shapewright.pricing.gemm.alignment import transfer_alignment_factors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from _typeshed import DataclassInstance
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
     from shapewright.hardware import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
     AnyShape = Float[np.ndarray, "..."]
+    PerCall = Float[np.ndarray, "calls"]
+    CallMask = Bool[np.ndarray, "calls"]
+
 
 _Parameters = TypeVar("_Parameters", bound="DataclassInstance")
 # Ratio of two SMs' peaks per clock above which they are taken as equal: data sheets round clocks.
@@ -280,3 +290,61 @@ def _donor_power_loss(device_name: str) -> float:
         if record.device == device_name and _WIDE_FORMAT in record.parameters["dtypes"]:
             return float(record.parameters["dtypes"][_WIDE_FORMAT]["power_drop_fraction"])
     return 0.0
+
+
+def transfer_start_scale(record: CalibrationRecord, device: Device) -> float:
+    """Factor on the starts of a donor's protocols; 1 for an own or a sibling's record.
+
+    Args:
+        record: A record of kind ``collectives`` of the package.
+        device: The device to price; with another kind of link than the donor's the factor is 1.
+    """
+    if record.transfer != "generic" or has_link(device) != has_link(load_device(record.device)):
+        return 1.0
+    return _mean_start_scale(record.device, device.name)
+
+
+def without_bridge(device: Device, record: CalibrationRecord) -> tuple[Device, CalibrationRecord] | None:
+    """Return a bridged card without its bridge and the record that prices it.
+
+    None where the record is the card's own.
+
+    Args:
+        device: A card whose link joins only part of a node.
+        record: Record that prices it where the link reaches.
+    """
+    if record.transfer == "exact":
+        return None
+    unbridged = replace(device, intra_node_bandwidth_bytes_per_s=None, link_group_size=None)
+    return unbridged, load_record("collectives", unbridged)
+
+
+@cache
+def _mean_start_scale(donor: str, recipient: str) -> float:
+    """Mean start over architectures with the donor's kind of link, over the donor's, on logarithms."""
+    families: dict[str, list[float]] = {}
+    own = 0.0
+    for record in list_records("collectives"):
+        level = _log_start(record.parameters)
+        own = level if record.device == donor else own
+        is_alike = has_link(load_device(record.device)) == has_link(load_device(donor))
+        if is_alike and recipient not in record.devices:
+            families.setdefault(record.architecture, []).append(level)
+    if not families:
+        return 1.0
+    return float(np.exp(np.mean([np.mean(levels) for levels in families.values()]) - own))
+
+
+def _log_start(parameters: Mapping[str, Any]) -> float:
+    """Mean logarithm of the fastest protocol's start.
+
+    Averaged over operations and groups, except groups that are specific to one machine.
+    """
+    skipped = parameters["groups_of_this_machine_only"]
+    starts_s = [
+        min(protocol["start_s"] for protocol in protocols)
+        for groups in parameters["operations"].values()
+        for size, protocols in groups.items()
+        if size not in skipped
+    ]
+    return float(np.mean(np.log(starts_s)))

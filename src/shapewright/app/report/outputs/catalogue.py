@@ -12,7 +12,7 @@ from shapewright.hardware import PRICING_FIELDS, Device, list_devices, load_devi
 from shapewright.lint import get_rule, list_rules, rule_page
 from shapewright.models import TransformerConfig, count_parameters, load_preset, read_model
 from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
-from shapewright.pricing.collectives import without_bridge
+from shapewright.pricing.calibration.transfer import without_bridge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
