@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,14 +12,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
 pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
 
-from hf_models import HYBRID_CONFIGS, TINY_CONFIGS, model_type_of, tiny_config
+from hf_models import TINY_CONFIGS, model_type_of, tiny_config
+from more_models import Mixture, Perceiver, Rwkv, Unet
 from own_models import Choosy, Dit, Frozen, Gpt, MambaBlock, Vit
-from traced_gemms import count_flops, count_gemms, without_layout
+from traced_gemms import count_flops, count_gemms, turn, without_layout
 
 import shapewright
 from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
 from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.lowering.flops import sum_flops
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, Scan
 from shapewright.lowering.torch_trace import Trace
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
@@ -27,28 +30,33 @@ from shapewright.models.hf_config import read_hf_config
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shapewright.lowering.operations import Operation
     from shapewright.prediction.composition import PricedOperation
 
 pytestmark = pytest.mark.oracle
 
 BATCH_SIZE, SEQ_LEN = 3, 40
 H100 = load_device("h100-sxm-80gb")
+PASSES = ("forward", "backward")
 
-# transformers runs every expert of Llama 4 on every token, loops over the experts of DBRX, and multiplies the scores of
-# GPT-Neo and GPT-J in fp32.
-_DIFFERENT = {"llama4", "llama4_text", "dbrx", "gpt_neo", "gptj"}
-# transformers runs the scans of hybrids in PyTorch here, chunk by chunk; their tables hold the fused kernels.
-FAMILIES = sorted(
-    set(TINY_CONFIGS) - set(HYBRID_CONFIGS) - {key for key in TINY_CONFIGS if model_type_of(key) in _DIFFERENT}
-)
+# transformers runs every expert of Llama 4 on every token, and loops over the experts of DBRX with two matrices where
+# tables have one.
+_OWN_EXPERTS = {"llama4", "llama4_text", "dbrx"}
+# It runs lightning attention in PyTorch, chunk by chunk; tables hold the fused kernel.
+_OWN_SCANS = {"minimax"}
 # These have attention of their own, without a fused kernel.
-_UNFUSED = {"bloom", "mpt"}
+_UNFUSED = {"bloom", "mpt", "gpt_neo", "gptj"}
+# Of these the scores are multiplied in fp32, which tables have in the format of the model.
+_FP32_SCORES = {"gpt_neo", "gptj"}
 
 OWN_MODELS: dict[str, tuple[Any, str]] = {
     "gpt": (Gpt, "tokens=int64[2,32], targets=int64[2,32]"),
     "mamba": (MambaBlock, "x=float32[2,16,32]"),
     "vit": (Vit, "images=float32[2,3,32,32]"),
     "dit": (Dit, "latents=float32[2,4,16,16], steps=int64[2], labels=int64[2]"),
+    "rwkv": (Rwkv, "x=float32[2,16,64]"),
+    "unet": (Unet, "x=float32[2,4,16,16], steps=int64[2]"),
+    "perceiver": (Perceiver, "x=float32[2,128,48], labels=int64[2]"),
 }
 
 
@@ -59,30 +67,46 @@ def build(make: Any, **options: Any) -> Any:
 
 
 def compute_s(operations: Iterable[PricedOperation]) -> float:
-    """Time of the GEMMs and attention of forward and backward pass. [s]"""
-    kinds = ("gemm", "grouped_gemm", "attention")
+    """Time of the GEMMs, attention, scans and convolutions of forward and backward pass. [s]"""
+    kinds = ("gemm", "grouped_gemm", "attention", "scan", "convolution")
     chosen = [one for one in operations if one.operation.kind in kinds and one.operation.pass_name != "step"]
     return sum(one.total_time_s for one in chosen)
 
 
-@pytest.mark.parametrize("key", FAMILIES)
+def is_compared(operation: Operation, model_type: str) -> bool:
+    """Whether transformers runs an operation as tables have it."""
+    if model_type in _OWN_EXPERTS and isinstance(operation, Gemm | GroupedGemm):
+        return isinstance(operation, Gemm) and ".experts" not in operation.name
+    if model_type in _OWN_SCANS and operation.pass_name != "step":
+        return not isinstance(operation, Scan) and getattr(operation, "batch", 1) == 1
+    return True
+
+
+@pytest.mark.parametrize("key", sorted(TINY_CONFIGS))
 def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
-    """Its GEMMs are those lowered from the config, one by one; GEMMs and attention take as long; FLOPs are equal."""
+    """Its GEMMs are those lowered from the config, one by one; all that computes takes as long; FLOPs are equal."""
+    model_type = model_type_of(key)
     found = trace_built_model(tiny_config(key), source=key, batch_size=BATCH_SIZE, seq_len=SEQ_LEN)
-    attention = "unfused" if model_type_of(key) in _UNFUSED else "flash"
-    workload = {"micro_batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "attention": attention}
-    config = read_hf_config(tiny_config(key)).config
-    lowered, traced = (
-        shapewright.predict(config, device=H100, workload=workload),
-        shapewright.predict(found, device=H100),
-    )
+    workload = {
+        "micro_batch_size": BATCH_SIZE,
+        "seq_len": SEQ_LEN,
+        "attention": "unfused" if model_type in _UNFUSED else "flash",
+    }
+    lowered = shapewright.predict(read_hf_config(tiny_config(key)).config, device=H100, workload=workload)
+    kept = [one for one in found.operations if is_compared(one, model_type)]
+    if model_type in _FP32_SCORES:
+        kept = [one.changed(dtype="bf16") if isinstance(one, Gemm) else one for one in kept]
+    traced = shapewright.predict(replace(found, operations=tuple(kept)), device=H100)
+    expected = [one for one in lowered.operations if is_compared(one.operation, model_type)]
 
     for passes in (("forward",), ("forward", "backward")):
-        assert without_layout(count_gemms(found.operations, *passes)) == without_layout(
-            count_gemms((one.operation for one in lowered.operations), *passes)
+        assert without_layout(count_gemms(kept, *passes)) == without_layout(
+            count_gemms((one.operation for one in expected), *passes)
         )
-    assert compute_s(traced.operations) == pytest.approx(compute_s(lowered.operations), rel=0.02)
-    assert traced.model_flops == pytest.approx(lowered.model_flops_per_s * lowered.step_time_s, rel=1e-9)
+    assert compute_s(traced.operations) == pytest.approx(compute_s(expected), rel=0.02)
+    assert traced.model_flops == pytest.approx(sum_flops((one.operation for one in expected), PASSES), rel=1e-9)
+    if model_type not in _OWN_EXPERTS | _OWN_SCANS:
+        assert traced.model_flops == pytest.approx(lowered.model_flops_per_s * lowered.step_time_s, rel=1e-9)
     assert found.num_parameters == lowered.parameters.total
     assert found.unknown_operators == ()
 
@@ -371,6 +395,16 @@ def test_values_are_asked_for_by_line() -> None:
     found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5})
 
     assert any(one.num_bytes for one in found.operations)
+
+
+@pytest.mark.parametrize("way", ["where", "one_hot", "mask", "counts"])
+def test_loops_over_experts_need_no_values(way: str) -> None:
+    """However the tokens of an expert are found, each of eight gets a quarter: two of them run for each token."""
+    found = shapewright.trace(build(Mixture, way=way), "x=float32[120,64]")
+    gemms = count_gemms((one for one in found.operations if "experts" in one.name), "forward")
+
+    assert gemms == Counter({turn(1, 30, 128, 64, layout="NT"): 8, turn(1, 30, 64, 128, layout="NT"): 8})
+    assert any("equal numbers of tokens" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

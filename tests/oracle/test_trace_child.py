@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
 
+from more_models import LIBRARY_FILE
+
 from command_line import run
 
 pytestmark = pytest.mark.oracle
@@ -158,6 +160,25 @@ def test_the_next_command_keeps_the_trace(capsys: pytest.CaptureFixture[str]) ->
 
     assert words[:4] == ["next:", "shapewright", "memory", "model.py:build"]
     assert sorted(words[4:]) == sorted([*inputs, "--device", "h100-sxm-80gb"])
+
+
+def test_kernels_of_libraries_need_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scans, convolutions and flash attention of libraries are one operation each, forward and backward."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernels.py").write_text(LIBRARY_FILE, encoding="utf-8")
+    inputs = ["--inputs", "x=bfloat16[2,32,64]", "--dtype", "bf16", "--json"]
+    code, out, err = run(predict("kernels.py:Block", *inputs), capsys)
+    answer = json.loads(out)
+    kinds = {one["kind"] for one in answer["operations"]}
+
+    assert (code, err) == (0, "")
+    assert {"scan", "convolution", "attention"} <= kinds
+    names = {one["name"] for one in answer["operations"]}
+    kernels = {"causal_conv1d", "mamba", "gated_delta_net", "scaled_dot_product_attention"}
+    assert {f"{one}{end}" for one in kernels for end in ("", ".backward")} <= names
+    assert answer["trace"]["num_tokens"] == 2 * 32
 
 
 def test_configs_are_built_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

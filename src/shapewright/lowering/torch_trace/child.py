@@ -211,7 +211,9 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
     import torch
 
     from shapewright.lowering.torch_trace.errors import user_errors
+    from shapewright.lowering.torch_trace.library_kernels import import_missing_libraries
 
+    import_missing_libraries()
     path = Path(file)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,4 +1,4 @@
-"""Fused attention in a trace: one operation each for the forward and the backward pass.
+"""Fused kernels in a trace: one operation each for the forward and the backward pass.
 
 On the meta device PyTorch would decompose scaled_dot_product_attention into GEMMs that save all scores, and flex
 attention into pointwise operations. While a trace runs, both are replaced by one operator that has the shapes, the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -74,38 +75,66 @@ def _attention(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FusedCall:
+    """A call of a kernel that does not run on the meta device.
+
+    Attributes:
+        operator: Name of the kernel.
+        work: What it computes.
+        backward_work: What its gradient computes.
+        output: Its result, without values.
+        kept: What else it writes, for its gradient.
+        others: Tensors that it reads and that have no gradient.
+        keeps_output: Whether its gradient reads the result.
+        is_fusible: Whether torch.compile can merge it with operations around it.
+    """
+
+    operator: str
+    work: Operation
+    backward_work: Operation
+    output: Any
+    kept: tuple[Any, ...] = ()
+    others: tuple[Any, ...] = ()
+    keeps_output: bool = False
+    is_fusible: bool = False
+
+    def run(self, *tensors: Any) -> Any:
+        """Record the call and return its result, which is differentiable in the tensors; some may be None."""
+        return _function().apply(self, *tensors)
+
+
 @cache
 def _function() -> Any:
-    """The operator as an autograd function."""
+    """The autograd function of all kernels."""
     import torch
 
-    class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
-        """Shapes and saved tensors of fused attention."""
+    class FusedKernel(torch.autograd.Function):  # type: ignore[misc]
+        """Shapes, saved tensors and gradients of a fused kernel."""
 
         @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Any:
-            """Record the call and return an output without values; a kernel keeps fp32 logarithms of row sums."""
-            output = query.new_empty(*query.shape[:-1], value.shape[-1])
-            sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-            ctx.save_for_backward(query, key, value, output, sums)
-            ctx.options = options
-            work = _attention(query, key, value, dtype_of(query), **options)
-            sources = [query, key, value] if mask is None else [query, key, value, mask]
-            _recorders[-1].add("scaled_dot_product_attention", work, sources, [output, sums])
-            return output
+        def forward(ctx: Any, call: FusedCall, *tensors: Any) -> Any:
+            """Record the call."""
+            # The call has the output, which must not keep itself.
+            ctx.operator, ctx.work, ctx.is_fusible = call.operator, call.backward_work, call.is_fusible
+            ctx.save_for_backward(*tensors, *call.kept, *([call.output] if call.keeps_output else []))
+            reads = [one for one in (*tensors, *call.others) if one is not None]
+            _recorders[-1].add(call.operator, call.work, reads, [call.output, *call.kept], is_fusible=call.is_fusible)
+            return call.output
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            """Record the gradients of queries, keys and values."""
-            query, key, value, output, sums = ctx.saved_tensors
-            gradients = [torch.empty_like(one) for one in (query, key, value)]
-            work = _attention(query, key, value, dtype_of(query), is_backward=True, **ctx.options)
-            _recorders[-1].add(
-                "scaled_dot_product_attention", work, [query, key, value, output, sums, gradient], gradients
-            )
-            return (*gradients, None, None)
+            """Record the gradients of the tensors that have one."""
+            wanted, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
+            results = [
+                torch.empty_like(one) if is_wanted else None for one, is_wanted in zip(saved, wanted, strict=False)
+            ]
+            reads = [gradient, *(one for one in saved if one is not None)]
+            writes = [one for one in results if one is not None]
+            _recorders[-1].add(ctx.operator, ctx.work, reads, writes, is_fusible=ctx.is_fusible)
+            return (None, *results)
 
-    return FusedAttention
+    return FusedKernel
 
 
 def scaled_dot_product_attention(
@@ -128,31 +157,60 @@ def scaled_dot_product_attention(
     import torch
 
     del dropout_p, scale, enable_gqa
-    options = {
-        "causal": is_causal,
-        "window_size": window_size,
-        "is_training": torch.is_grad_enabled() and not has_sinks,
-    }
-    return _function().apply(query, key, value, attn_mask, options)
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    work = _attention(
+        query,
+        key,
+        value,
+        dtype_of(query),
+        causal=is_causal,
+        window_size=window_size,
+        is_training=torch.is_grad_enabled() and not has_sinks,
+    )
+    return FusedCall(
+        operator="scaled_dot_product_attention",
+        work=work,
+        backward_work=work.changed(is_backward=True),
+        output=output,
+        kept=(query.new_empty(query.shape[:-1], dtype=torch.float32),),  # logarithms of row sums
+        others=(attn_mask,),
+        keeps_output=True,
+    ).run(query, key, value)
 
 
 def attend_as_transformers(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
 ) -> tuple[Any, None]:
     """Attention function for transformers with the interface of its flash attention: windows instead of masks."""
+    import torch
+
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    window = options.get("sliding_window") or 0
-    output = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attention_mask,
-        is_causal=bool(causal) and attention_mask is None,
-        window_size=window,
-        has_sinks=options.get("s_aux") is not None,  # kernels of training frameworks have none
-    )
-    return output.transpose(1, 2).contiguous(), None
+    settings: dict[str, Any] = {
+        "is_causal": bool(causal) and attention_mask is None,
+        "window_size": options.get("sliding_window") or 0,
+        "has_sinks": options.get("s_aux") is not None,  # kernels of training frameworks have none
+    }
+    chunk, num_tokens = _chunk_of(module), query.shape[2]
+    if not chunk or chunk >= num_tokens:
+        output = scaled_dot_product_attention(query, key, value, attention_mask, **settings)
+        return output.transpose(1, 2).contiguous(), None
+    # Tokens attend within their chunk: chunks are sequences of their own, and the last one may be shorter.
+    end = num_tokens - num_tokens % chunk
+    chunks = (one[:, :, :end].unflatten(2, (-1, chunk)).transpose(1, 2) for one in (query, key, value))
+    parts = [scaled_dot_product_attention(*chunks, **settings).transpose(2, 3).flatten(1, 2)]
+    if end < num_tokens:
+        rest = (one[:, :, end:] for one in (query, key, value))
+        parts.append(scaled_dot_product_attention(*rest, **settings).transpose(1, 2))
+    return torch.cat(parts, dim=1), None
+
+
+def _chunk_of(module: Any) -> int:
+    """Tokens of a chunk of a layer of transformers that attends within chunks; 0 for other layers."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None) or ()
+    is_chunked = isinstance(layer, int) and layer < len(types) and types[layer] == "chunked_attention"
+    return int(getattr(config, "attention_chunk_size", None) or 0) if is_chunked else 0
 
 
 def _flex(
@@ -237,40 +295,22 @@ def _dropout(source: Any, p: float, train: bool) -> Any:  # noqa: FBT001  (the s
     return torch.ops.aten.native_dropout(source, p, train)[0] if train and p > 0.0 else source.view_as(source)
 
 
-@cache
-def _norm_function() -> Any:
-    """RMS norm as an autograd function."""
+def _rms_norm(source: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    """RMS norm as one kernel, as GPUs run it; it keeps the fp32 inverse deviation of each row."""
     import torch
 
-    class FusedNorm(torch.autograd.Function):  # type: ignore[misc]
-        """Shapes and saved tensors of a fused RMS norm, which keeps the fp32 inverse deviation of each row."""
-
-        @staticmethod
-        def forward(ctx: Any, source: Any, weight: Any, num_dims: int) -> Any:
-            """Record one kernel."""
-            output = torch.empty_like(source)
-            deviations = source.new_empty(source.shape[: source.dim() - num_dims], dtype=torch.float32)
-            ctx.save_for_backward(source, weight, deviations)
-            reads = [source] if weight is None else [source, weight]
-            _add_kernel("rms_norm", "norm", reads, [output, deviations])
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
-            """Record one kernel for the gradients of input and weight."""
-            source, weight, deviations = ctx.saved_tensors
-            results = [torch.empty_like(one) for one in (source, weight) if one is not None]
-            reads = [gradient, source, deviations] if weight is None else [gradient, source, weight, deviations]
-            _add_kernel("rms_norm_backward", "norm", reads, results)
-            return (results[0], results[1] if weight is not None else None, None)
-
-    return FusedNorm
-
-
-def _rms_norm(source: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
-    """RMS norm as one kernel, as GPUs run it."""
     del eps
-    return _norm_function().apply(source, weight, len(normalized_shape))
+    output = torch.empty_like(source)
+    rows = source.shape[: source.dim() - len(normalized_shape)]
+    work = _memory_bound("norm", output)
+    return FusedCall(
+        operator="rms_norm",
+        work=work,
+        backward_work=work,
+        output=output,
+        kept=(source.new_empty(rows, dtype=torch.float32),),
+        is_fusible=True,
+    ).run(source, weight)
 
 
 def _silu_backward(gradient: Any, source: Any) -> Any:
@@ -278,11 +318,11 @@ def _silu_backward(gradient: Any, source: Any) -> Any:
     import torch
 
     result = torch.empty_like(source)
-    _add_kernel("silu_backward", "activation", [gradient, source], [result])
+    work = _memory_bound("activation", result)
+    _recorders[-1].add("silu_backward", work, [gradient, source], [result], is_fusible=True)
     return result
 
 
-def _add_kernel(operator: str, kind: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
-    """Record a memory-bound kernel, whose bytes follow from its tensors."""
-    work = Pointwise(name="", operation=kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype_of(writes[0]))
-    _recorders[-1].add(operator, work, reads, writes, is_fusible=True)
+def _memory_bound(kind: str, result: Any) -> Pointwise:
+    """Memory-bound kernel, whose bytes follow from its tensors."""
+    return Pointwise(name="", operation=kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype_of(result))

@@ -22,10 +22,7 @@ from shapewright.lowering.torch_trace.dispatched import (
 from shapewright.lowering.torch_trace.errors import user_line
 from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS, dtype_of
 from shapewright.lowering.torch_trace.storages import ACTIVATIONS, INPUTS, WEIGHTS, WORKSPACE, Storages
-
-# Values that meta tensors do not have: .item(), the truth of a tensor, and results whose size depends on values.
-_READS_VALUE = {"_local_scalar_dense", "is_nonzero", "item"}
-_HAS_VALUE_SIZE = {"nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim"}
+from shapewright.lowering.torch_trace.values import READS_VALUE, SIZED_BY_VALUES, Values
 
 
 @dataclass(slots=True)
@@ -79,14 +76,13 @@ class Recorder:
         self.in_backward = False
         self.notes: dict[str, None] = {}
         self._paths = paths
-        self._values = dict(values or {})
-        self._assumes_values = assumes_values
         self._stack: list[str] = []
         self._operators: dict[Any, Operator] = {}
         self._path_of_node: dict[int, str] = {}
         self._nodes_with_weight: set[int] = set()
         self._weights: set[int] = set()
         self._narrow_nodes: dict[int, Any] = {}
+        self._values = Values(self.storages, self.notes, given=values or {}, assumes_values=assumes_values)
 
     # Modules
 
@@ -121,12 +117,14 @@ class Recorder:
         facts = self._operators.get(func)
         if facts is None:
             facts = self._operators[func] = describe_operator(func)
-        if facts.name in _READS_VALUE and is_meta(args[0]):
-            return self._value_of(args[0])
-        if facts.name in _HAS_VALUE_SIZE and is_meta(args[0]):
-            return self._sized_result(facts, func, args, kwargs)
+        if facts.name in READS_VALUE and is_meta(args[0]):
+            return self._values.value_of(args[0])
+        if facts.name in SIZED_BY_VALUES and is_meta(args[0]):
+            result = self._values.sized_result(facts.name, args, num_returns=len(func._schema.returns))
+            self._record(facts, args, kwargs, result)
+            return result
         if facts.name in ("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_"):
-            args = self._replace_masks(facts.name, args)
+            args = self._values.replace_masks(facts.name, args)
         self._refuse_device(kwargs)
         if facts.name == "scaled_dot_product_attention":
             from shapewright.lowering.torch_trace.fused_kernels import scaled_dot_product_attention
@@ -137,9 +135,14 @@ class Recorder:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if facts.name == "_to_copy" and str(kwargs.get("device")) == "cpu" and is_meta(args[0]):
+            counts = self._values.counts_of(args[0])
+            if counts is not None:
+                return counts
         args, kwargs = move_to_meta(args), move_to_meta(kwargs)
         result = func(*args, **kwargs)
         self._record(facts, args, kwargs, result)
+        self._values.observe(facts.name, args, result)
         return result
 
     def add(
@@ -265,76 +268,7 @@ class Recorder:
         if isinstance(call.work, Pointwise):
             call.work = call.work.changed(read_bytes=sum(reads.values()), written_bytes=sum(writes.values()))
 
-    # Values
-
-    def _value_of(self, tensor: Any) -> Any:
-        """Value of a tensor with one element."""
-        import torch
-
-        line = user_line()
-        given = self._values.get(line)
-        if given is not None:
-            return bool(given) if tensor.dtype == torch.bool else given
-        if self._assumes_values:
-            return True if tensor.dtype == torch.bool else 1
-        raise TraceError(
-            f"{line}: control flow depends on the value of a tensor, which the meta device does not have",
-            advice=f"give the value with --value {line}=N, or pass it to the module as a number, such as "
-            f"--inputs 'length=128'",
-        )
-
-    def _num_rows(self, name: str) -> int:
-        """Rows of a result whose size depends on values."""
-        line = user_line()
-        given = self._values.get(line)
-        if given is not None:
-            return given
-        raise TraceError(
-            f"{line}: the size of the result of {name} depends on the values of a tensor, which the meta device does "
-            "not have",
-            advice=f"give its number of rows with --value {line}=ROWS",
-        )
-
-    def _sized_result(self, facts: Operator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Result of an operator whose size depends on values."""
-        import torch
-
-        source = args[0]
-        if facts.name == "nonzero":
-            result: Any = torch.empty(self._num_rows("nonzero"), source.dim(), dtype=torch.int64, device="meta")
-        elif facts.name == "masked_select":
-            result = torch.empty(self._num_rows("masked_select"), dtype=source.dtype, device="meta")
-        else:
-            rows = self._num_rows("unique")
-            first = torch.empty(rows, dtype=source.dtype, device="meta")
-            indices = torch.empty(source.shape, dtype=torch.int64, device="meta")
-            result = (first, indices, torch.empty(rows, dtype=torch.int64, device="meta"))[: len(func._schema.returns)]
-        self._record(facts, args, kwargs, result)
-        return result
-
-    def _replace_masks(self, name: str, args: Sequence[Any]) -> Sequence[Any]:
-        """Replace boolean masks of an indexing call by indices, whose number has to be given."""
-        import torch
-
-        if len(args) < 2 or not isinstance(args[1], list | tuple):
-            return args
-        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8) and is_meta(one)]
-        if not masks:
-            return args
-        if "put" in name and args[2].numel() == 1:
-            # Every element may be written: the traffic is that of the whole tensor.
-            rows = masks[0].numel()
-        elif "put" in name:
-            rows = args[2].shape[0] if args[2].dim() else 1
-        else:
-            rows = self._num_rows("indexing by a mask")
-        indices: list[Any] = []
-        for one in args[1]:
-            if one is None or one.dtype not in (torch.bool, torch.uint8):
-                indices.append(one)
-            else:
-                indices += [torch.empty(rows, dtype=torch.int64, device="meta") for _ in range(one.dim())]
-        return (args[0], indices, *args[2:])
+    # Devices
 
     def _refuse_device(self, kwargs: Mapping[str, Any]) -> None:
         """Refuse calls that ask for another device."""

@@ -17,12 +17,16 @@ from shapewright.lowering.torch_trace.inputs import (
     check_signature,
     count_tokens,
     describe_inputs,
+    differentiable,
+    local,
+    make_input,
+    meta_tensors,
     most_common,
     parse_inputs,
     split_inputs,
+    swapped,
     tensor_spec,
 )
-from shapewright.lowering.torch_trace.module_tensors import differentiable, local, make_input, meta_tensors, swapped
 from shapewright.lowering.torch_trace.operators import dtype_of
 from shapewright.lowering.torch_trace.recorder import Recorder
 from shapewright.lowering.torch_trace.storages import GRADIENTS, INPUTS, WEIGHTS
@@ -135,6 +139,7 @@ def _trace(
     import torch
 
     from shapewright.lowering.torch_trace.fused_kernels import replaced_kernels
+    from shapewright.lowering.torch_trace.library_kernels import replaced_libraries
 
     float_type = None if dtype is None else getattr(torch, tensor_spec(dtype, (1,)).dtype)
     # A module that torch.compile has wrapped has one more name in front.
@@ -158,6 +163,7 @@ def _trace(
         with ExitStack() as stack:
             stack.enter_context(recording(recorder))
             stack.enter_context(replaced_kernels(recorder))
+            stack.enter_context(replaced_libraries(module))
             stack.enter_context(swapped(module, tensors))
             grad_mode = torch.enable_grad() if is_training else torch.no_grad()
             stack.enter_context(grad_mode)

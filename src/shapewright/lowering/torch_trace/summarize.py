@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from shapewright.lowering.operations import Gemm, Operation, Pointwise
+from shapewright.lowering.operations import CausalConv, Gemm, Operation, Pointwise, Scan
 from shapewright.lowering.torch_trace.operators import UNKNOWN
 from shapewright.lowering.torch_trace.recorder import Call
 from shapewright.lowering.torch_trace.trace import (
@@ -117,7 +117,10 @@ def list_operations(calls: Sequence[Call]) -> tuple[Operation, ...]:
     """Name the operations, and list equal ones whose paths differ only in indices once."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     works: dict[tuple[Any, ...], Operation] = {}
+    rules = {call.path: call.work.rule for call in calls if isinstance(call.work, Scan)}
     for call in calls:
+        if isinstance(call.work, CausalConv):
+            call.work = call.work.changed(rule=rules.get(call.path, call.work.rule))
         name = name_of(call)
         key = (type(call.work), call.pass_name, path_pattern(name), astuple(call.work))
         groups.setdefault(key, []).append(name)

@@ -8,9 +8,20 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shapewright.core.notebook import NotebookDisplay
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations import (
+    Attention,
+    CausalConv,
+    Collective,
+    Gemm,
+    GroupedGemm,
+    Operation,
+    Pointwise,
+    Scan,
+)
 
-_KINDS: dict[str, type] = {cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective)}
+_KINDS: dict[str, type] = {
+    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Scan, CausalConv, Pointwise, Collective)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +130,8 @@ class Trace(NotebookDisplay):
         is_fused: Whether chains of pointwise operations are merged as torch.compile merges them.
         num_parameters: Parameters, shared ones once.
         num_trainable: Those that require a gradient.
-        num_tokens: Tokens of a step: elements of the first integer input, otherwise its first dimension.
+        num_tokens: Tokens of a step: elements of the first integer input, otherwise its first size, or the first two
+            of three.
         operations: Operations with their module path as name; equal ones of equal layers are listed once.
         linears: Linear layers.
         modules: Modules that have parameters or made tensors, in the order of the model.

@@ -29,7 +29,9 @@ class TraceSummary:
     is_fused: bool = described("whether chains of pointwise operations are merged as torch.compile merges them")
     num_parameters: int = described("parameters, shared ones once")
     num_trainable: int = described("parameters that require a gradient")
-    num_tokens: int = described("tokens of a step: elements of the first integer input, else its first dimension")
+    num_tokens: int = described(
+        "tokens of a step: elements of the first integer input, else its first size, of three sizes the first two"
+    )
     title: str = text_only()
 
 
