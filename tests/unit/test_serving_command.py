@@ -62,3 +62,37 @@ def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pyte
     code, out, err = run([*JOB, *arguments], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+@pytest.mark.parametrize("server", ["vllm-0.10", "sglang-0.5", "trtllm-1.0"])
+def test_the_next_command_launches_the_same_plan(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It keeps limits, load, cached prefix and adapters, and writes the lines of the engine that was named."""
+    limits = ["--ttft", "300ms", "--tpot", "12ms", "--load", "10/s", "--cached-prefix", "100"]
+    adapters = ["--lora-rank", "16", "--lora-adapters", "4"]
+    _, text, _ = run([*JOB, *limits, *adapters, "--server", server], capsys)
+    following = text.splitlines()[-1].split()
+    assert following[:3] == ["next:", "shapewright", "serve-plan"]
+    words = following[3:]
+
+    assert words[-2:] == ["--format", server.partition("-")[0]]
+    given = dict(zip(words[1::2], words[2::2], strict=True))
+    assert [given[name] for name in ("--ttft", "--tpot", "--load", "--cached-prefix")] == [
+        "0.3",
+        "0.012",
+        "10.0",
+        "100",
+    ]
+    assert (given["--lora-rank"], given["--lora-adapters"]) == ("16", "4")
+    code, launch, _ = run(words, capsys)
+    assert code == 0
+    assert "llama-3-8b" in launch.lower()
+
+
+def test_limits_that_no_plan_keeps_are_not_in_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """With them there would be nothing to launch."""
+    code, text, _ = run([*JOB, "--tpot", "1us"], capsys)
+    words = text.splitlines()[-1].split()[3:]
+
+    assert code == 1
+    assert "--tpot" not in words
+    assert run(words, capsys)[0] == 0

@@ -59,7 +59,7 @@ class GuidedCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, then print the next one."""
         code = super().invoke(ctx)
-        line = describe_next(ctx)
+        line = describe_next(ctx, is_met=not code)
         if line:
             echo(line)
         return code
@@ -173,7 +173,7 @@ _NEXT = {
     "design": "design {typed} -o design",
     "design -o": "report {output}/config.json --device {device} -o review.html",
     "plan": "check {model_job}",
-    "serve-plan": "serve-plan {serving_job} --format vllm",
+    "serve-plan": "serve-plan {serving_job} --format {engine}",
     "flops": "predict {model} --device {device}",
     "params": "memory {model} --device {device}",
     "batch": "plan {model} --device {device} --gpus 8 --global-batch 64",
@@ -209,7 +209,12 @@ _NEXT_IN_CONTEXT = "shapewright.next"
 # Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
 _SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
 _TRACE = ("trace_inputs", "trace_fused", "trace_values", "trace_config", "trace_time_limit_s")
-_SERVING = ("workload", "layout", "num_devices", "formats", "server", "node_size")
+_SERVING = (
+    *("workload", "layout", "num_devices", "formats", "server", "node_size", "calibration", "network_gbit_per_s"),
+    *("cached_len", "requests_per_s", "memory_fraction", "block_tokens"),
+    *("draft_tokens", "acceptance", "draft_cost", "lora_rank", "lora_adapters", "lora_targets"),
+)
+_LIMITS = ("ttft_limit_s", "tpot_limit_s")
 # Parameters whose output is not a text for a person, or is a file.
 _OTHER_OUTPUT = ("as_json", "as_csv", "oneline")
 _FORMATS_FILES = ("search", "store export")  # of these commands --format is that of a file beside the text
@@ -232,11 +237,12 @@ def set_next(template: str, fields: Mapping[str, Any] | None = None) -> None:
             context.set_parameter_source(name, click.core.ParameterSource.COMMANDLINE)
 
 
-def describe_next(context: click.Context) -> str:
+def describe_next(context: click.Context, *, is_met: bool = True) -> str:
     """Return the line on the next command after one that printed text; empty after others.
 
     Args:
         context: Context of the command that ran.
+        is_met: Whether it answered what was wanted (exit code 0); limits that no plan keeps are not repeated.
     """
     given = context.params
     command = context.command_path.removeprefix("shapewright ") + (" --losses" if given.get("losses_path") else "")
@@ -260,13 +266,22 @@ def describe_next(context: click.Context) -> str:
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE))),
         "model_job": f"{model} {on_device}",
-        "serving_job": " ".join((model, on_device, lengths, *_given_options(context, *_SERVING))),
+        "engine": _engine_of(given.get("server")),
+        "serving_job": " ".join(
+            (model, on_device, lengths, *_given_options(context, *_SERVING, *(_LIMITS if is_met else ())))
+        ),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
         "files": quote(given["files"][0]) if given.get("files") else "config.json",
         **{name: quote(str(given[name])) for name in ("path", "folder", "name") if given.get(name)},
         "output": quote(str(given.get("output") or "FILE")),
     }
     return f"next: shapewright {template.format_map(words)}"
+
+
+def _engine_of(server: str | None) -> str:
+    """Return the engine of a server whose launch lines are written; vLLM for those of no engine."""
+    engine = (server or "").strip().casefold().partition("-")[0]
+    return engine if engine in ("sglang", "trtllm") else "vllm"
 
 
 def _length_of(given: Mapping[str, Any], name: str, default: int) -> int:
