@@ -30,7 +30,6 @@ from shapewright.workload.images import has_tower, tower_job
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
-    from shapewright.prediction.scenario import Scenario
 
 
 class HasFindings(Protocol):

@@ -44,7 +44,6 @@ from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules
 
 if TYPE_CHECKING:
-    from shapewright.lowering.counts import LayerCounts
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.optimizer_step import WeightGroup
     from shapewright.lowering.shard import Shard

@@ -10,7 +10,6 @@ from shapewright.workload.recompute import CORE, MODULES, read_modules
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
 _NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; activations between GEMMs have 16 bits
 LAYER = "layer"
 """Block of the one tensor that a layer as a whole keeps: its input."""

@@ -40,7 +40,7 @@ from shapewright.pricing.kernels.exchange import price_own_all_reduce
 from shapewright.pricing.price import Price, split_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jaxtyping import Bool, Float
 

@@ -7,17 +7,13 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 from shapewright.core.errors import close_names
 from shapewright.models import ModelLike, TransformerConfig
 from shapewright.prediction.build import DeviceLike
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload
-
-if TYPE_CHECKING:
-    from shapewright.prediction.build import DeviceLike
-    from shapewright.workload import ParallelLayout
 
 ScenarioLike = ModelLike | Scenario
 """A Scenario, or the model of one: preset, config.json or its folder or content, hub id, Model, TransformerConfig."""

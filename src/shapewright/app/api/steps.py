@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.lint import CheckReport
     from shapewright.lint.traced import TracedCheck
-    from shapewright.prediction.build import DeviceLike
     from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.compare import Comparison
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.sweep import Sweep
     from shapewright.prediction.traced import TracedPrediction
     from shapewright.prediction.utilization import Utilization
-    from shapewright.workload import ParallelLayout
 
 
 @overload

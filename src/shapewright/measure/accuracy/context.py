@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 # Widening of the logarithmic interval if a format is priced as a similar one: judgment, as for formats that borrow

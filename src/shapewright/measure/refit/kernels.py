@@ -32,8 +32,6 @@ from shapewright.pricing.kernels.price import (
 from shapewright.pricing.kernels.work import POWER, KernelWork, estimate_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from shapewright.measure.accuracy.chunk import Columns

@@ -14,8 +14,6 @@ import shapewright.pricing
 from shapewright.measure.fit.shared import round_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shapewright.measure.fit.shared import Array
 
 RECORDS = Path(shapewright.pricing.__file__).parent / "data"

@@ -32,7 +32,7 @@ from shapewright.prediction.composition import (
 from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from jaxtyping import Bool, Float
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from shapewright.pricing.software import Software
-    from shapewright.workload import ParallelLayout
 
     SplitTimes = Float[np.ndarray, "splits columns"]
     PolicyTimes = Float[np.ndarray, "splits policies columns"]

@@ -25,7 +25,6 @@ from shapewright.pricing.servers import CURRENT_SERVER
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
 

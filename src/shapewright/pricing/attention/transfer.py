@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from shapewright.pricing.attention.decode import DecodeParameters
     from shapewright.pricing.attention.kernels import AttentionRates
     from shapewright.pricing.attention.prefill import PrefillParameters
-    from shapewright.pricing.attention.sections import Section
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 # Clock where the data sheet gives none; only overheads of some microseconds depend on it. [Hz]

@@ -27,19 +27,13 @@ from shapewright.pricing.calibration.records import list_records, load_record
 from shapewright.pricing.gemm.alignment import transfer_alignment_factors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
     from _typeshed import DataclassInstance
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
 
     from shapewright.hardware import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
     AnyShape = Float[np.ndarray, "..."]
-    PerCall = Float[np.ndarray, "calls"]
-    CallMask = Bool[np.ndarray, "calls"]
-
 
 _Parameters = TypeVar("_Parameters", bound="DataclassInstance")
 # Ratio of two SMs' peaks per clock above which they are taken as equal: data sheets round clocks.

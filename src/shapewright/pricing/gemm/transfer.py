@@ -59,8 +59,6 @@ from shapewright.pricing.calibration.transfer import (
 from shapewright.pricing.experts.transfer import transfer_experts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shapewright.hardware import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.parameters import GemmParameters

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
-    from shapewright.measure.accuracy.measured_files import Format
     from shapewright.pricing.kernels.work import KernelRates, KernelWork
 
 

@@ -29,7 +29,6 @@ from shapewright.measure.fit import loss_rows
 
 if TYPE_CHECKING:
     from shapewright.measure.accuracy.chunk import Chunk, Columns
-    from shapewright.measure.accuracy.context import Context
     from shapewright.measure.accuracy.measured_files import Format
 
 

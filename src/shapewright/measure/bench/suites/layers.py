@@ -24,8 +24,7 @@ from shapewright.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload import ParallelLayout
 
 _GPT3 = ("125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b", "175b")
 _PYTHIA = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")

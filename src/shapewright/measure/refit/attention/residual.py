@@ -41,10 +41,8 @@ from shapewright.pricing.calibration.residual import FADE_DOUBLINGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pandas as pd
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 # Chosen by head layouts left out in turn, seven tables of five devices (physics 7.5 %): absolute error and 200 trees

@@ -29,7 +29,6 @@ from shapewright.pricing.gemm.price import ROWS_PER_BLOCK, flatten, price_gemm
 from shapewright.pricing.gemm.section import prepare_gemm_pricing
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
