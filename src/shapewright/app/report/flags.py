@@ -17,17 +17,10 @@ SHORT_FLAGS = {
 _OTHER_FLAGS = {
     "global_batch_size": "--global-batch",
     "num_devices": "--gpus",
-    "train_tokens": "--train-tokens",
-    "gpu_hours": "--gpu-hours",
     "target_loss_nats": "--target-loss",
-    "serve_tokens": "--serve-tokens",
-    "usd_per_hour": "--usd-per-hour",
     "headroom_fraction": "--headroom",
-    "straggler_factor": "--straggler-factor",
     "tolerance_fraction": "--tolerance",
     "num_parameters": "--params",
-    "global_batch_tokens": "--global-batch-tokens",
-    "tokenizer_vocab": "--tokenizer-vocab",
     "prompt_len": "--isl",
     "output_len": "--osl",
     "cached_len": "--cached-prefix",
@@ -38,10 +31,13 @@ _OTHER_FLAGS = {
     "tpot_p90_s": "--tpot-p90",
     "num_requests": "--requests",
     "num_layouts": "--layouts",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
     "inter_node_bandwidth_bytes_per_s": "--network-gbit-per-s",
 }
+# Fields besides those of model, workload and layout whose flags are spelled like them.
+_OTHER_FIELDS = (
+    "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
+    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
 # A field that a message advises to set; ``field=value`` states a fact and stays.
 _BARE_FIELD = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/(])")
 # A value that a message advises to set.
@@ -86,5 +82,5 @@ def _flags_by_field() -> dict[str, str]:
     from shapewright.workload import ParallelLayout, Workload
 
     names = [spec.name for cls in (Workload, ParallelLayout, TransformerConfig) for spec, _ in documented_fields(cls)]
-    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, "node_size") if name != "model_type"}
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, *_OTHER_FIELDS) if name != "model_type"}
     return flags | _OTHER_FLAGS
