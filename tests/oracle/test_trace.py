@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -26,9 +27,12 @@ from shapewright.lowering.torch_trace import Trace
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 from shapewright.models.hf_config import read_hf_config
+from shapewright.prediction.traced import explain_traced_step
+from shapewright.prediction.utilization import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from shapewright.lowering.operations import Operation
     from shapewright.prediction.composition import PricedOperation
@@ -395,6 +399,27 @@ def test_values_are_asked_for_by_line() -> None:
     found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5})
 
     assert any(one.num_bytes for one in found.operations)
+
+
+def test_a_profile_is_matched_to_the_operations_of_a_module(tmp_path: Path) -> None:
+    """Each GEMM of a step that ran on a CPU is one of the trace, and nearly all time belongs to known operations."""
+    profiler = importlib.import_module("torch.profiler")
+    module, tokens = Gpt(), torch.zeros(2, 32, dtype=torch.long)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        module(tokens, tokens).backward()
+    profile.export_chrome_trace(str(tmp_path / "profile.json"))
+    found = shapewright.trace(build(Gpt), "tokens=int64[2,32], targets=int64[2,32]")
+    explained = explain_traced_step(
+        shapewright.predict(found, device=H100), None, read_trace(tmp_path / "profile.json")
+    )
+    comparison = explained.comparison
+    assert comparison is not None
+    gemms = [(one.num_measured, one.num_predicted) for one in comparison.groups if one.kind == "gemm"]
+
+    assert sum(predicted for _, predicted in gemms) == sum(gemms_of(found).values())
+    assert all(measured == predicted for measured, predicted in gemms)
+    assert explained.measured_time_s == comparison.step_s
+    assert comparison.matched_fraction > 0.9
 
 
 @pytest.mark.parametrize("way", ["where", "one_hot", "mask", "counts"])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.lowering.torch_trace.trace import TracedMemory
+    from shapewright.prediction.utilization import TraceComparison
+    from shapewright.prediction.utilization.kineto import Trace as Profile
     from shapewright.pricing.calibration.source import CalibrationSource
 
 DEFAULT_OPTIMIZER = "adamw"
@@ -78,6 +80,11 @@ class TracedPrediction(NotebookDisplay):
     def memory(self) -> TracedMemory:
         """Memory of the tensors of the trace."""
         return self.trace.memory
+
+    @property
+    def busiest_operations(self) -> tuple[PricedOperation, ...]:
+        """All operations: a trace is of one device."""
+        return self.operations
 
     @property
     def fits(self) -> bool:
@@ -260,6 +267,7 @@ class TracedUtilization:
         mfu: Model FLOPs over measured time and peak.
         hfu: The same with recomputation.
         parts_s: Predicted time by pass and kind of operation, largest first. [s]
+        comparison: A profile of the step against the prediction; None without one.
     """
 
     prediction: TracedPrediction
@@ -267,14 +275,27 @@ class TracedUtilization:
     mfu: float
     hfu: float
     parts_s: dict[str, float]
+    comparison: TraceComparison | None = None
 
 
-def explain_traced_step(prediction: TracedPrediction, measured_time_s: float) -> TracedUtilization:
+def explain_traced_step(
+    prediction: TracedPrediction, measured_time_s: float | None, profile: Profile | None = None
+) -> TracedUtilization:
     """Compute MFU and HFU of a measured step, and divide the predicted time by pass and kind of operation.
+
+    Args:
+        prediction: The predicted step.
+        measured_time_s: Measured time of the step; that of the profile by default. [s]
+        profile: What torch.profiler wrote of the step, whose kernels are matched to predicted operations.
 
     Raises:
         WorkloadError: the time is not positive.
     """
+    from shapewright.prediction.utilization.trace_losses import compare_trace
+
+    comparison = None if profile is None else compare_trace(profile, prediction)
+    if measured_time_s is None:
+        measured_time_s = 0.0 if comparison is None else comparison.step_s
     if not 0.0 < measured_time_s < float("inf"):
         raise WorkloadError(f"seconds={measured_time_s}; give the positive time of one step", field="seconds")
     parts: dict[str, float] = {}
@@ -288,4 +309,5 @@ def explain_traced_step(prediction: TracedPrediction, measured_time_s: float) ->
         mfu=prediction.model_flops / peak_work,
         hfu=prediction.hardware_flops / peak_work,
         parts_s=dict(sorted(parts.items(), key=lambda part: -part[1])),
+        comparison=comparison,
     )

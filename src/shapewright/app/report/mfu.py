@@ -66,19 +66,25 @@ def print_utilization(output: MfuOutput, console: Console) -> None:
         console.print()
         console.print(reachable_words(output), style="bold", soft_wrap=True)
         print_table(reachable_columns(output), console)
-    if output.trace is not None:
-        console.print()
-        console.print(trace_words(output.trace), style="bold", soft_wrap=True)
-        print_table(trace_loss_columns(output.trace), console)
-        console.print()
-        print_table(trace_group_columns(output.trace), console)
-        if output.trace.best_fix is not None:
-            best = output.trace.best_fix
-            console.print()
-            console.print(
-                f"gains most, up to {format_seconds(best.gain_s)} a step: {best.fix}", style="bold", soft_wrap=True
-            )
+    print_trace_comparison(output.trace, console)
     print_notes(output.notes, console)
+
+
+def print_trace_comparison(trace: TraceOutput | None, console: Console) -> None:
+    """Print where a traced step loses, if a trace was given."""
+    if trace is None:
+        return
+    console.print()
+    console.print(trace_words(trace), style="bold", soft_wrap=True)
+    print_table(trace_loss_columns(trace), console)
+    console.print()
+    print_table(trace_group_columns(trace), console)
+    if trace.best_fix is not None:
+        best = trace.best_fix
+        console.print()
+        console.print(
+            f"gains most, up to {format_seconds(best.gain_s)} a step: {best.fix}", style="bold", soft_wrap=True
+        )
 
 
 def utilization_facts(output: MfuOutput) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.units import format_seconds
 from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory
+from shapewright.prediction.predict import Prediction
 from shapewright.prediction.utilization.trace_match import (
     Key,
     MatchedGroup,
@@ -25,7 +26,7 @@ from shapewright.prediction.utilization.trace_match import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.traced import TracedPrediction
     from shapewright.prediction.utilization.kineto import Kernel, Trace
 
 SLOW, HOST, EXPOSED, RECOMPUTED, UNPREDICTED = (
@@ -87,11 +88,11 @@ class TraceComparison:
         return next((loss for loss in self.losses if loss.gain_s > 0.0), None)
 
 
-def compare_trace(trace: Trace, prediction: Prediction) -> TraceComparison:
+def compare_trace(trace: Trace, prediction: Prediction | TracedPrediction) -> TraceComparison:
     """Match the kernels of a trace to the operations of a prediction, and list where the step loses time.
 
     Args:
-        prediction: The predicted step of the same job.
+        prediction: The predicted step of the same job, or of the traced module that ran.
     """
     steps = trace.num_steps
     groups: dict[Key, OpenGroup] = {}
@@ -182,7 +183,7 @@ def _host_gaps(trace: Trace) -> TraceLoss:
     return TraceLoss(HOST, idle_s, 0.0, why, fix)
 
 
-def _exposed_communication(trace: Trace, prediction: Prediction) -> TraceLoss:
+def _exposed_communication(trace: Trace, prediction: Prediction | TracedPrediction) -> TraceLoss:
     """Time in which the device communicates and computes nothing."""
     everything = union_s((kernel.start_s, kernel.end_s) for kernel in trace.kernels)
     compute = union_s((kernel.start_s, kernel.end_s) for kernel in trace.kernels if not kernel.is_collective)
@@ -204,12 +205,16 @@ def _exposed_communication(trace: Trace, prediction: Prediction) -> TraceLoss:
     return TraceLoss(EXPOSED, exposed_s, predicted_s, why, fix)
 
 
-def _recomputation(recomputed: Sequence[Kernel], prediction: Prediction, steps: int) -> TraceLoss:
+def _recomputation(recomputed: Sequence[Kernel], prediction: Prediction | TracedPrediction, steps: int) -> TraceLoss:
     """Time of forward operators that run again in the backward pass."""
     time_s = sum(kernel.time_s for kernel in recomputed) / steps
     predicted_s = sum(
         entry.total_time_s for entry in prediction.busiest_operations if entry.operation.pass_name == "recompute"
     )
+    why = f"{format_seconds(time_s)} of forward operators run again in the backward pass"
+    if not isinstance(prediction, Prediction):
+        fix = "'shapewright memory' of the module without activation checkpointing says whether it fits"
+        return TraceLoss(RECOMPUTED, time_s, predicted_s, why, fix)
     without = replace(prediction.workload.with_recompute("none"), recompute_layers=None)
     needed = estimate_memory(prediction.config, without, prediction.layout).total_bytes
     capacity = prediction.device.memory_bytes
@@ -217,7 +222,6 @@ def _recomputation(recomputed: Sequence[Kernel], prediction: Prediction, steps: 
         f"without it the step needs an estimated {needed / capacity:.0%} of the device's memory: "
         f"{'switch activation checkpointing off' if needed <= 0.9 * capacity else 'recompute fewer layers or modules'}"
     )
-    why = f"{format_seconds(time_s)} of forward operators run again in the backward pass"
     return TraceLoss(RECOMPUTED, time_s, predicted_s, why, fits)
 
 

@@ -39,6 +39,10 @@ _PREDICTED_CLASSES = {
 _ELEMENTWISE = "elementwise"
 _ATTENTION = re.compile(r"scaled_dot_product|flash|fmha|attention", re.IGNORECASE)
 _BACKWARD = re.compile(r"backward|bwd", re.IGNORECASE)
+_SCAN = re.compile(
+    r"gated_delta|delta_rule|chunk_fwd|chunk_bwd|kda|selective_scan|_chunk_scan|_chunk_state", re.IGNORECASE
+)
+_CONVOLUTION = re.compile(r"causal_conv1d", re.IGNORECASE)
 _GEMM_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm")
 _GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|_mm_|Cijk", re.IGNORECASE)
 _COLLECTIVES = {
@@ -109,8 +113,9 @@ def add_prediction(groups: dict[Key, OpenGroup], entry: PricedOperation) -> None
         key = ("grouped_gemm",)
     elif isinstance(operation, Attention):
         key = ("attention", bool(operation.is_backward))
+    elif not isinstance(operation, Pointwise):
+        key = (operation.kind, bool(getattr(operation, "is_backward", False)))
     else:
-        assert isinstance(operation, Pointwise)
         key = ("pointwise", _PREDICTED_CLASSES.get(operation.operation, _ELEMENTWISE))
     group = groups.setdefault(key, OpenGroup(str(key[0])))
     group.names.append(operation.name)
@@ -163,6 +168,9 @@ def key_of(kernel: Kernel) -> Key:
         return gemm_key(*sizes) if sizes else ("gemm",)
     if "grouped" in words.lower() and _GEMM_KERNEL.search(words):
         return ("grouped_gemm",)
+    for kind, pattern in (("scan", _SCAN), ("convolution", _CONVOLUTION)):
+        if pattern.search(words):
+            return (kind, bool(_BACKWARD.search(words)))
     if _ATTENTION.search(words):
         return ("attention", bool(_BACKWARD.search(words)))
     if _GEMM_KERNEL.search(words):

@@ -90,7 +90,7 @@ def command(
     if num_given > 1 or (num_given == 0 and trace is None):
         others = ", ".join(f"--{name}" for name in rates)
         raise click.UsageError(f"give what was measured as one of --seconds, {others}")
-    idle = {"images-per-s": images_per_s, "html": html, "trace": trace}
+    idle = {"images-per-s": images_per_s, "html": html}
     job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
     if job is not None:
         if num_devices not in (None, 1):
@@ -99,12 +99,14 @@ def command(
         for work, rate in ((1, steps_per_s), (job.trace.num_tokens, tokens_per_s)):
             if rate is not None:
                 seconds = work / rate if rate else 0.0
-        assert seconds is not None
         from shapewright.app.report.traced.outputs import traced_mfu_output
         from shapewright.app.report.traced.report import print_traced_mfu
         from shapewright.prediction.traced import explain_traced_step
+        from shapewright.prediction.utilization import read_trace
 
-        print_output(traced_mfu_output(explain_traced_step(job.predict(), seconds)), print_traced_mfu, as_json=as_json)
+        profile = None if trace is None else read_trace(trace)
+        explained = explain_traced_step(job.predict(), seconds, profile)
+        print_output(traced_mfu_output(explained), print_traced_mfu, as_json=as_json)
         return 0
     keywords = api_keywords(given, with_defaults=True)
     batch = keywords["workload"].pop("global_batch_size", None)

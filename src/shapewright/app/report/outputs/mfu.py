@@ -164,12 +164,13 @@ def mfu_output(found: Utilization) -> MfuOutput:
         conventions={result.name: take(ConventionOutput, result, **vars(result.flops)) for result in found.conventions},
         waterfall=[take(WaterfallOutput, part, fraction=part.time_s / found.seconds) for part in found.waterfall],
         reachable=_reachable(found),
-        trace=_trace(found.comparison),
+        trace=trace_output(found.comparison),
         layout=None if found.layout is None else job_layout(found.layout),
     )
 
 
-def _trace(found: TraceComparison | None) -> TraceOutput | None:
+def trace_output(found: TraceComparison | None) -> TraceOutput | None:
+    """Output of a trace against its prediction; None without one."""
     if found is None:
         return None
     losses = [take(TraceLossOutput, loss, fraction=loss.time_s / found.step_s) for loss in found.losses]

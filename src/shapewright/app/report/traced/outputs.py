@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.check import FindingOutput, finding_output, other_warnings
+from shapewright.app.report.outputs.mfu import TraceOutput, trace_output
 from shapewright.app.report.outputs.model import Output, described, take, text_only
 from shapewright.app.report.outputs.predict import DeviceSummary, OperationOutput, operation_output, summarize_device
 from shapewright.lowering.torch_trace.trace import UnknownOperator
@@ -147,6 +148,7 @@ class TracedMfuOutput(Output):
     reachable_mfu: float = described("MFU of the predicted step")
     unexplained_s: float = described("measured minus predicted time: host, data, communication, slower kernels")
     parts: list[TracedPart] = described("predicted time by pass and kind of operation, largest first")
+    profile: TraceOutput | None = described("the trace given with --trace against the prediction; null without one")
     warnings: list[str] = described("limits of the prediction, one line each")
 
 
@@ -235,4 +237,5 @@ def traced_mfu_output(found: TracedUtilization) -> TracedMfuOutput:
             TracedPart(name=name, time_s=time_s, fraction=time_s / found.measured_time_s)
             for name, time_s in parts.items()
         ],
+        profile=trace_output(found.comparison),
     )

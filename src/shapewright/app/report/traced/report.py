@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from shapewright.app.figures.chart import Line, Mark, XYChart
 from shapewright.app.report.check import OPERATIONS_SHOWN, finding_words, print_finding
 from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
+from shapewright.app.report.mfu import print_trace_comparison
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import memory_words, operation_columns, print_operations
 from shapewright.app.report.traced.outputs import TracedPart
@@ -177,6 +178,7 @@ def print_traced_mfu(output: TracedMfuOutput, console: Console) -> None:
     print_facts(facts, console)
     console.print()
     print_table(part_columns(output), console)
+    print_trace_comparison(output.profile, console)
     print_notes(output.warnings, console)
 
 
