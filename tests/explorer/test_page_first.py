@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import combinations
+from math import dist
 from typing import Any
 
 import pytest
@@ -145,6 +147,33 @@ def test_legends_are_whole_and_colours_differ(card: str, open_page: Callable[...
     assert len(names) > 3
     if card != "sweep":
         assert len(set(colors)) == len(colors)
+
+
+def test_names_of_bars_are_whole_and_dark_colours_differ(open_page: Callable[..., Any]) -> None:
+    """Names of bars have the room that they need, and no two parts have nearly the same colour in the dark."""
+    page = open_page(
+        "preset=deepseek-v3&device=h200-sxm-141gb&l.expert_parallel=64&l.data_parallel=64", color_scheme="dark"
+    )
+    see(page, "layer")
+    swatches = page.locator("#layer .legend li").evaluate_all(
+        "(items) => items.map((one) => one.style.getPropertyValue('--swatch'))"
+    )
+    colors = [[int(one[at : at + 2], 16) for at in (1, 3, 5)] for one in swatches]
+    assert len(colors) > 4
+    assert min(dist(*pair) for pair in combinations(colors, 2)) > 45.0
+    for card in ("devices", "waterfall"):
+        see(page, card)
+        left, needed = page.evaluate(
+            """(id) => {
+              const figures = [...document.querySelectorAll(`#${id} [role=img]`)];
+              const { yAxis: [axis], grid: [grid] } = echarts.getInstanceByDom(figures[0]).getOption();
+              const pen = document.createElement("canvas").getContext("2d");
+              pen.font = "12px system-ui, sans-serif";
+              return [grid.left, Math.max(...axis.data.map((name) => pen.measureText(name).width))];
+            }""",
+            card,
+        )
+        assert left - 12 >= needed > 0
 
 
 def test_a_wide_table_announces_hidden_columns(open_page: Callable[..., Any]) -> None:

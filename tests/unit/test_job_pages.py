@@ -78,6 +78,10 @@ def test_bars_are_the_numbers() -> None:
     chart = memory_chart(memory_output(capacity))
     for index, stage in enumerate(capacity.stages):
         assert sum(part.values[index] for part in chart.parts) == pytest.approx(stage.total_bytes / GIB)
+    of_one = memory_chart(memory_output(shapewright.fits("llama-3-8b", device="h100-sxm-80gb")))
+    for part, of_stages in zip(of_one.parts, chart.parts, strict=True):
+        assert part.texts
+        assert part.name == f"{of_stages.name} {part.texts[0]}"
 
     found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])
     drawn = comparison_chart(compare_output(found))

@@ -102,6 +102,13 @@ def waterfall_chart(output: MfuOutput) -> BarChart:
     )
 
 
+def component_words(name: str, output: MemoryOutput) -> str:
+    """Name of a component in the legend; of a single bar with its value, since narrow parts have no room for theirs."""
+    words = name.replace("_", " ")
+    first, *others = output.stages
+    return words if others else f"{words} {format_bytes(first.components.by_name[name])}"
+
+
 def memory_chart(output: MemoryOutput) -> BarChart:
     """Memory components of each pipeline stage against the device's capacity."""
     stages = [stage.components.by_name for stage in output.stages]
@@ -112,7 +119,7 @@ def memory_chart(output: MemoryOutput) -> BarChart:
         categories=[f"stage {stage.stage}" for stage in output.stages],
         parts=[
             BarPart(
-                name.replace("_", " "),
+                component_words(name, output),
                 [stage[name] / GIB for stage in stages],
                 texts=[format_bytes(stage[name]) for stage in stages],
             )

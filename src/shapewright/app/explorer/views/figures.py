@@ -34,6 +34,7 @@ from shapewright.app.figures.plan import pipeline_chart
 from shapewright.app.figures.shapes import loss_against_time_chart, speedup_chart
 from shapewright.app.figures.step import (
     CEILING,
+    component_words,
     describe_ceiling,
     layer_chart,
     memory_chart,
@@ -173,12 +174,12 @@ def memory_figure(output: MemoryOutput) -> FigureOutput:
     texts: dict[str, list[str]] = {}
     for stage in output.stages:
         for name, num_bytes in stage.components.by_name.items():
-            component = name.replace("_", " ")
             where = f"stage {stage.stage}, " if len(output.stages) > 1 else ""
             line = (
-                f"{where}{component}: {format_bytes(num_bytes)}, {format_percent(num_bytes / capacity)} of the device"
+                f"{where}{name.replace('_', ' ')}: {format_bytes(num_bytes)}, "
+                f"{format_percent(num_bytes / capacity)} of the device"
             )
-            texts.setdefault(component, []).append(line)
+            texts.setdefault(component_words(name, output), []).append(line)
     return figure(memory_chart(output), texts)
 
 

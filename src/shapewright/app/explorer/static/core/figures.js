@@ -10,12 +10,19 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 /** Label of an axis tick: integers in full, other values to three digits. */
 const tick = (value) => (Number.isInteger(value) ? value : Number(value.toPrecision(3))).toLocaleString("en");
 
-// Palette colours with too little contrast on a dark background.
-const ON_DARK = { "#0072b2": "#3d9fdc", "#7f7f7f": "#a3a3a3", "#333333": "#e6e6e6" };
+// Palette colours with too little contrast on a dark background, and the light blue that would equal the other one.
+const ON_DARK = { "#0072b2": "#3d9fdc", "#56b4e9": "#b3e2ff", "#7f7f7f": "#a3a3a3", "#333333": "#e6e6e6" };
 const tone = (style) => style && style.color in ON_DARK ? { ...style, color: ON_DARK[style.color] } : style;
 
 // Narrower parts of a bar have no room for their text. [px]
 const LEAST_LABELLED_PX = 58;
+
+/** Width of the longest of some names of bars. [px] */
+function widest(names) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "12px system-ui, sans-serif";
+  return Math.max(0, ...names.map((name) => pen.measureText(name).width));
+}
 
 /** Bars without the texts that their parts have no room for. */
 function withRoom(series, width) {
@@ -38,8 +45,9 @@ function themed(figure, adjust, width, withLegend = false) {
     splitLine: { ...one.splitLine, lineStyle: { color: line, opacity: 0.6 } },
   };
   // Long names of bars leave most of a narrow chart to the bars.
-  const left = Math.min(option.grid?.left ?? 0, Math.max(90, 0.36 * width));
-  if (option.yAxis?.type === "category" && !option.grid.containLabel) option.yAxis = { ...option.yAxis, axisLabel: { width: left - 12, overflow: "truncate" } };
+  const names = option.yAxis?.type === "category" && !option.grid.containLabel ? option.yAxis.data : [];
+  const left = Math.min(Math.max(option.grid?.left ?? 0, widest(names) + 24), Math.max(90, 0.46 * width));
+  if (names.length > 0) option.yAxis = { ...option.yAxis, axisLabel: { width: left - 12, overflow: "truncate" } };
   const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
   const toned = (one) => !dark ? one : { ...one, itemStyle: tone(one.itemStyle), lineStyle: tone(one.lineStyle) };
   const outside = (one) => one.type === "scatter" || (one.type === "bar" && one.data.some((point) => point?.label?.position === "right"));
