@@ -86,6 +86,27 @@ def test_disaggregated_rows_need_their_instances(tmp_path: Path) -> None:
         evaluate(tmp_path, **row)
 
 
+def test_devices_beyond_an_instance_hold_replicas(tmp_path: Path) -> None:
+    """Eight devices with TP 4 are two replicas; the steps of the scheduler are in version or notes."""
+    row = {"metric": "online_request_rate", "request_rate": 4, "num_gpus": 8, "tp": 4}
+    columns = read_columns(
+        write(
+            tmp_path,
+            {**row, "framework_version": "0.6.0 (num-scheduler-steps 10)"},
+            {**row, "notes": "num-scheduler-steps 15: times are not those of steps"},
+            {**row, "tp": 8},
+        ),
+        FORMAT,
+        Counter(),
+    )
+    first, second, alone = read_served(columns, Context())
+
+    assert first.instance.layout == second.instance.layout
+    assert (first.instance.layout.tensor_parallel, first.instance.layout.data_parallel) == (4, 2)
+    assert alone.instance.layout.data_parallel == 1
+    assert [each.instance.request.server.scheduler_steps for each in (first, second, alone)] == [10, 15, 1]
+
+
 def test_sharegpt_has_known_lengths(tmp_path: Path) -> None:
     """Rows of that data set are priced without lengths; those of others are not."""
     row = {"metric": "online_request_rate", "request_rate": 4, "input_len": "", "output_len": "", "tpot_s": 0.02}

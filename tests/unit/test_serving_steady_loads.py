@@ -13,6 +13,7 @@ from shapewright.optimize.serving.closed_form import LoadTimes, queued
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.steady_loads import disaggregated, open_loop, within_limits
 from shapewright.pricing.servers import CURRENT_SERVER
+from shapewright.workload import ParallelLayout
 
 REQUEST = ServingRequest(prompt_len=1000, output_len=500)
 
@@ -54,6 +55,27 @@ def test_requests_that_all_fit_wait_for_prefill_alone() -> None:
     times = open_loop(served, 200, 1e6).predict(served)[0]
 
     assert 0.5 < times.ttft_s < 0.5 * 500 * times.tpot_s
+
+
+def test_requests_wait_for_passes_that_are_scheduled_together() -> None:
+    """Ten decode passes at a time: a request that arrives in between waits for five; throughput is as before."""
+    single, together = (instance(scheduler_steps=steps) for steps in (1, 10))
+    first, later = (open_loop(one, 2000, 4.0).predict(one)[0] for one in (single, together))
+
+    assert later.ttft_s - first.ttft_s == pytest.approx(5.0 * first.tpot_s)
+    assert later.output_tokens_per_s == first.output_tokens_per_s
+
+
+def test_replicas_of_a_dense_model_share_the_load() -> None:
+    """Two replicas serve twice the requests as one does its own, and wait for none of the other's prompts."""
+    one = instance()
+    two = replace(one, scenario=one.scenario.replace(layout=ParallelLayout(data_parallel=2)))
+    for own, both in (
+        (queued(one, 1000, 64).predict(one)[0], queued(two, 2000, 128).predict(two)[0]),
+        (open_loop(one, 1000, 4.0).predict(one)[0], open_loop(two, 2000, 8.0).predict(two)[0]),
+    ):
+        assert both.output_tokens_per_s == pytest.approx(2.0 * own.output_tokens_per_s)
+        assert (both.ttft_s, both.tpot_s) == pytest.approx((own.ttft_s, own.tpot_s))
 
 
 def test_tighter_limits_carry_less() -> None:

@@ -73,6 +73,7 @@ class Server:
         mixes_prefill: Whether passes may prefill and decode together; otherwise prefill passes run alone.
         pass_tokens: Token budget of a pass.
         most_sequences: Most sequences that decode at once on a replica.
+        scheduler_steps: Decode passes from one look for new requests to the next (num-scheduler-steps of vLLM 0.6).
         most_grouped_heads: Most query heads of a group for which the decode kernel reads keys and values once; it reads
             them once per query head in larger groups. 0 for any.
         reserves_context: Whether memory is kept for a prefill pass over the longest context of the model.
@@ -110,6 +111,7 @@ class Server:
     mixes_prefill: bool = True
     pass_tokens: int = 8192
     most_sequences: int = 1024
+    scheduler_steps: int = 1
     most_grouped_heads: int = 0
     reserves_context: bool = False
     reserves_answers: bool = False

@@ -131,9 +131,10 @@ def queued(instance: Instance, num_requests: float, concurrency: float | None = 
         decode_s, half_s, mixed_s, mixed_half_s = times_s[:4]
         extra_s = mixed_s - decode_s if server.mixes_prefill else mixed_s
         fill_passes, passes = fill * scale, prefills * scale
-        # Replicas that run in step wait for those that prefill.
+        # Replicas that share experts run in step and wait for those that prefill.
         share = min(passes / (requests / batch * answer), 1.0)
-        passes *= _waiting_factor(share, instance.layout.data_parallel) if server.mixes_prefill else 1.0
+        replicas = instance.layout.data_parallel if instance.layout.expert_parallel > 1 else 1
+        passes *= _waiting_factor(share, replicas) if server.mixes_prefill else 1.0
         decoding = max(full * answer - (fill_passes if server.mixes_prefill else 0.0), 0.0)
         total_s = decoding * decode_s + fill_passes * mixed_half_s + max(passes - fill_passes, 0.0) * extra_s
         total_s += fill_passes * half_s if server.mixes_prefill else 0.0

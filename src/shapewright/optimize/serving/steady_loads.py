@@ -134,7 +134,7 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
     Raises:
         WorkloadError: not even one sequence fits.
     """
-    answer, streams = instance.request.output_len, instance.num_streams
+    answer, streams, server = instance.request.output_len, instance.num_streams, instance.request.server
     by_size, half = _passes_of_sizes(instance, num_requests, longest), 0.5 * num_requests / streams
     sizes = by_size.sizes
 
@@ -150,7 +150,10 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
         queue_s = max(ended_s, half * times.prompt_s) - half * streams / rate
         random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, _MOST_BUSY))
         token_s = float(np.interp(batch, sizes, times.mean_s))
-        return LoadTimes(num_requests * answer / end_s, service_s + max(queue_s, random_s), token_s)
+        # A request arrives in the middle of the passes that the scheduler runs together.
+        together_s = 0.5 * server.scheduler_steps * token_s if server.scheduler_steps > 1 else 0.0
+        first_s = service_s + max(queue_s, random_s) + together_s
+        return LoadTimes(num_requests * answer / end_s, first_s, token_s)
 
     return Load(by_size.shapes, combine, sizes[-1] * streams)
 

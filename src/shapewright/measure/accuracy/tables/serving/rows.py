@@ -110,6 +110,7 @@ before: its script draws them from one seed, and vLLM keeps prefixes."""
 _REPEATED_SHARE = 0.65
 """Share of such a prompt that repeats: its text becomes fewer tokens, and the rest is drawn anew. From MiniMax-M2.5,
 whose repeated prompts take 0.33 to 0.4 of the time of new ones."""
+_STEPS = re.compile(r"num-scheduler-steps (\d+)")
 _SPLIT = re.compile(r"(\d+) prefill \+ (\d+) decode workers")
 
 
@@ -187,6 +188,8 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
         raise UnusableRowError(f"{metric}: input lengths and concurrency are not stated")
     model = _read_model(words["model_id"])
     server = server_of(words["framework"], words["framework_version"])
+    if steps := _STEPS.search(f"{words['framework_version']} {words['notes']}"):
+        server = replace(server, scheduler_steps=int(steps.group(1)))
     formats = read_formats(words["weight_dtype"], words["kv_cache_dtype"], device, server)
     if metric.startswith("mlperf"):
         instance, load = mlperf.best_load(model, device, formats, server, metric, numbers)
@@ -299,7 +302,10 @@ def _read_model(name: str) -> Model:
 
 
 def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, assumed: Counter[str]) -> ParallelLayout:
-    """Return the layout; with attention data parallelism every device holds a replica of the attention."""
+    """Return the layout; with attention data parallelism every device holds a replica of the attention.
+
+    Devices beyond one instance hold further ones, which share the requests.
+    """
     devices = round(numbers["num_gpus"])
     stages = _count(numbers["pp"])
     if np.isnan(numbers["tp"]):
@@ -313,6 +319,8 @@ def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, ass
         tensor, own = 1, {"data_parallel": devices // stages, "expert_parallel": devices // stages}
     elif model.config.is_moe and numbers["ep"] > 1.0:
         own = {"expert_parallel": round(numbers["ep"]), "expert_tensor_parallel": 1}
+    elif numbers["disaggregated"] != 1.0:
+        own = {"data_parallel": devices // (tensor * stages)}
     return ParallelLayout(tensor_parallel=tensor, pipeline_parallel=stages, **own)
 
 
