@@ -378,3 +378,39 @@ def test_devices_share_the_loss() -> None:
         assert there.effect is not None
         assert there.effect.net_speedup is not None
         assert there.effect.net_speedup.factor == pytest.approx(there.speedup.factor)
+
+
+@pytest.mark.parametrize("objective", ["time-to-loss", "train-tokens-per-s"])
+def test_verdict_does_not_depend_on_how_many_shapes_are_shown(objective: str) -> None:
+    """With one or two shapes shown, the recommended one is among them and the verdict is that of the whole list."""
+    job: dict[str, Any] = {"device": "a100-sxm-80gb", "train_tokens": TOKENS, "objective": objective}
+    long = search("gpt3-2.7b", **job)
+    assert long.verdict is not None
+    for top in (1, 2):
+        short = search("gpt3-2.7b", top=top, **job)
+        assert short.verdict is not None
+        assert short.verdict.text == long.verdict.text
+        assert short.candidates[short.verdict.rank - 1].changes == long.verdict.changes
+        assert [shape.rank for shape in short.candidates] == [*range(1, top + 1)]
+
+
+def test_verdict_on_a_served_model_counts_what_serving_costs() -> None:
+    """Fewer key-value heads train no sooner, and are recommended where many tokens are served."""
+    job: dict[str, Any] = {"device": "h100-sxm-80gb", "vary": ("kv_heads",), "train_tokens": TOKENS}
+    job["objective"] = "cost"
+    trained = search("llama-3-8b", usd_per_hour=2.5, **job)
+    served = search("llama-3-8b", usd_per_hour=2.5, serve_tokens=1e12, **job)
+    assert trained.verdict is not None
+    assert served.verdict is not None
+    best = served.candidates[served.verdict.rank - 1]
+    assert best.effect is not None
+    assert best.effect.net_speedup is not None
+    assert best.lifetime is not None
+
+    assert trained.verdict.code == "keep"
+    assert served.verdict.code == "change"
+    assert "dollars" in served.verdict.text
+    assert best.effect.net_speedup.factor < 1.0 < best.lifetime.low
+    assert best.lifetime.factor == pytest.approx(1.0 / best.cost_ratio)
+    assert served.lifetime_usd is not None
+    assert trained.lifetime_usd is None

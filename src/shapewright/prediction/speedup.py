@@ -49,6 +49,28 @@ class Speedup:
         """Standard deviation of the logarithm of the factor."""
         return log(self.high / self.low) / (2.0 * _HALF_WIDTH_DEVIATIONS)
 
+    def with_factor(self, factor: float) -> Speedup:
+        """Return another factor with the same relative interval.
+
+        >>> Speedup(factor=1.2, low=1.0, high=1.44, probability_faster=0.95).with_factor(1.0)
+        Speedup(factor=1.0, low=0.8333333333333334, high=1.2, probability_faster=0.5)
+        """
+        if self.factor == 0.0:
+            return self
+        deviation = self.log_standard_deviation
+        return Speedup(
+            factor=factor,
+            low=factor * self.low / self.factor,
+            high=factor * self.high / self.factor,
+            probability_faster=_probability_above_1(factor, deviation),
+        )
+
+
+def _probability_above_1(factor: float, log_standard_deviation: float) -> float:
+    if log_standard_deviation == 0.0:
+        return 0.5 if factor == 1.0 else float(factor > 1.0)
+    return 0.5 * (1.0 + erf(log(factor) / log_standard_deviation / sqrt(2.0)))
+
 
 def time_s(prediction: Prediction, *, per_step: bool) -> float:
     """Return the time that counts: device time per token, or the step. [s]"""
@@ -63,15 +85,11 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
     together = (sum(own.values()) - sum(other.values())) ** 2
     shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
     half_width = sqrt((1.0 - shared) * alone + shared * together)
-    if half_width == 0.0:
-        probability = 0.5 if factor == 1.0 else float(factor > 1.0)
-    else:
-        probability = 0.5 * (1.0 + erf(log(factor) * _HALF_WIDTH_DEVIATIONS / half_width / sqrt(2.0)))
     return Speedup(
         factor=factor,
         low=factor * exp(-half_width),
         high=factor * exp(half_width),
-        probability_faster=probability,
+        probability_faster=_probability_above_1(factor, half_width / _HALF_WIDTH_DEVIATIONS),
     )
 
 

@@ -11,7 +11,7 @@ from shapewright.core.ranges import check_number
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
 
-_SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_HOUR = 3600.0
 _WATTS_PER_KILOWATT = 1000.0
 LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR = 1e-3, 1e6
 FEWEST_TOKENS, MOST_TOKENS = 1, 10**17
@@ -79,7 +79,7 @@ class RunCost:
 
 def estimate_run_cost(prediction: Prediction, run: TrainingRun) -> RunCost:
     """Estimate the cost of a run at the predicted speed, without evaluation, checkpoints and failures."""
-    hours = run.train_tokens / prediction.tokens_per_s_per_device / _SECONDS_PER_HOUR
+    hours = run.train_tokens / prediction.tokens_per_s_per_device / SECONDS_PER_HOUR
     watts = prediction.device.tdp_watts
     return RunCost(
         device_hours=hours,

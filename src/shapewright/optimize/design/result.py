@@ -100,6 +100,11 @@ class Design:
         return self.effect.is_free
 
     @property
+    def gain(self) -> Speedup:
+        """What the verdict judges."""
+        return self.net_speedup
+
+    @property
     def net_speedup(self) -> Speedup:
         """Time of the baseline to its loss over the time to the same loss."""
         assert self.effect.net_speedup is not None  # a design trains

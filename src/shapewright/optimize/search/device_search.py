@@ -20,7 +20,7 @@ from shapewright.optimize.search.result import Candidate, OnDevice, explain_gain
 from shapewright.optimize.search.space.guard import measure_shape, percentile_of
 from shapewright.optimize.search.space.space import make_space
 from shapewright.optimize.search.steps import VariedScenario
-from shapewright.optimize.search.verdict import recommend
+from shapewright.optimize.search.verdict import judge_search, recommend
 from shapewright.prediction.loss import ShapeForLoss, count_compared, has_loss_law, is_far_outside, judge_change
 from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
 from shapewright.prediction.speedup import compare_times
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.findings import Table
     from shapewright.optimize.search.objective import Objective
     from shapewright.optimize.search.request import SearchRequest
+    from shapewright.optimize.search.result import Verdict
     from shapewright.optimize.search.space.space import Space
     from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.predict import Prediction
@@ -231,15 +232,37 @@ class DeviceSearch:
         """Return candidates in another order: the recommended one first, then by the gain that is 95 % certain."""
         recommended = recommend(candidates, only_free=self.is_far_outside)
         first = recommended[1].rank if recommended else 0
-        ordered = sorted(candidates, key=lambda candidate: (candidate.rank != first, -self._sure_gain(candidate)))
+        sure = {candidate.rank: candidate.gain.low if candidate.gain else 0.0 for candidate in candidates}
+        ordered = sorted(candidates, key=lambda candidate: (candidate.rank != first, -sure[candidate.rank]))
         return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(ordered, start=1))
 
-    def _sure_gain(self, candidate: Candidate) -> float:
-        """Return the factor by which a candidate is better with 95 % certainty."""
-        net = candidate.effect.net_speedup if candidate.effect is not None else None
-        if net is None or net.factor == 0.0:
-            return 0.0
-        return net.low / net.factor / candidate.cost_ratio if self.objective.name == "cost" else net.low
+    def shorten(self, candidates: Sequence[Candidate], top: int, findings: Findings) -> tuple[Candidate, ...]:
+        """Return the first of some candidates, and the recommended one if it is not among them."""
+        if len(candidates) <= top:
+            return tuple(candidates)
+        shown = [*(candidates[:top] if self.ranking else self.list_candidates(findings, top))]
+        verdict = self.judge(candidates)
+        if verdict is not None and verdict.rank:
+            recommended = candidates[verdict.rank - 1]
+            if _shape_key(recommended) not in [_shape_key(candidate) for candidate in shown]:
+                shown[-1] = recommended
+        return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(shown, start=1))
+
+    def judge(self, candidates: Sequence[Candidate]) -> Verdict | None:
+        """Return the verdict on the baseline."""
+        return judge_search(
+            candidates,
+            is_training=self.objective.phase == "train",
+            only_free=self.is_far_outside,
+            unit=", in dollars to train and to serve" if self._serving is not None else "",
+        )
+
+    @property
+    def lifetime_s(self) -> float | None:
+        """Device time to train the baseline and to serve the goal's tokens; None without such tokens. [s]"""
+        if self._serving is None or self.train_tokens is None:
+            return None
+        return self.own_cost * self.train_tokens * self.scenario.layout.num_devices
 
     def list_best(self, findings: Findings | None) -> tuple[Candidate, ...]:
         """Return the best shape, if there is one."""
@@ -269,6 +292,11 @@ class DeviceSearch:
         own, config = self.own, prediction.config
         speedup = compare_times(own, prediction, per_step=self.objective.measures_step)
         size = prediction.parameters.active / own.parameters.active
+        effect, cost_ratio = self._judge(prediction, speedup), self.cost_of(prediction) / self.own_cost
+        lifetime = None
+        if self._serving is not None and effect is not None and effect.net_speedup is not None:
+            # With the relative interval of the time to the loss, which includes that of the loss.
+            lifetime = effect.net_speedup.with_factor(1.0 / cost_ratio)
         return Candidate(
             rank=rank,
             prediction=prediction,
@@ -276,8 +304,9 @@ class DeviceSearch:
             changes=dict(_differences(own, prediction)),
             speedup=speedup,
             equal_size_speedup=speedup.factor * size,
-            effect=self._judge(prediction, speedup),
-            cost_ratio=self.cost_of(prediction) / self.own_cost,
+            effect=effect,
+            cost_ratio=cost_ratio,
+            lifetime=lifetime,
             layer_speedup=own.layer_forward_time_s / prediction.layer_forward_time_s,
             parameters_change_fraction=prediction.parameters.total / own.parameters.total - 1.0,
             kv_bytes_per_token=kv_bytes_per_token(config, prediction.workload),

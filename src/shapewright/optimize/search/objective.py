@@ -11,7 +11,7 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.prediction.calculators import count_chinchilla_tokens
 from shapewright.prediction.loss import ShapeForLoss, as_compared, load_loss_law
-from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, check_price
+from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, SECONDS_PER_HOUR, check_price
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     PerShape = Float[np.ndarray, " shapes"]
 
-_SECONDS_PER_HOUR = 3600.0
 MOST_GPU_HOURS = 1e10
 """A million devices for a year."""
 
@@ -178,7 +177,7 @@ class Goal:
         if self.train_tokens is not None:
             return float(self.train_tokens)
         if self.gpu_hours is not None:
-            tokens = self.gpu_hours * _SECONDS_PER_HOUR * baseline.tokens_per_s_per_device
+            tokens = self.gpu_hours * SECONDS_PER_HOUR * baseline.tokens_per_s_per_device
             if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
                 raise WorkloadError(
                     f"gpu_hours={self.gpu_hours:g} are {tokens:.3g} tokens for this model; give hours for "

@@ -190,6 +190,8 @@ class Candidate:
         kv_bytes_per_token: KV cache of one token, of the whole model. [byte]
         gains: Time saved by module, with reasons.
         measures: By measure of the quality guard: value, ratio to the baseline, percentile among public models.
+        lifetime: Dollars to train the baseline and to serve the goal's tokens over those of this shape at the same
+            loss; None without such tokens.
         on_devices: With several devices, speedup and regret by device.
     """
 
@@ -206,12 +208,18 @@ class Candidate:
     kv_bytes_per_token: float
     gains: tuple[Gain, ...]
     measures: Mapping[str, tuple[float, float, float]]
+    lifetime: Speedup | None = None
     on_devices: Mapping[str, OnDevice] = field(default_factory=dict)
 
     @property
     def config(self) -> TransformerConfig:
         """The config of the shape."""
         return self.prediction.config
+
+    @property
+    def gain(self) -> Speedup | None:
+        """What the verdict judges: dollars of the lifetime where tokens are served, else time to the same loss."""
+        return self.lifetime or (self.effect.net_speedup if self.effect is not None else None)
 
     @property
     def is_free(self) -> bool:
@@ -280,6 +288,7 @@ class SearchResult(NotebookDisplay):
         tally: Counts of the shapes of the space.
         ranges: Ranges that the quality guard allows, by measure.
         horizon: The training run that savings are stated for; None without one.
+        lifetime_usd: Dollars to train the baseline and to serve the goal's tokens; None without such tokens.
         elapsed_s: Wall time of the search. [s]
         is_complete: False if it was interrupted.
         notes: Notes for the reader, one line each.
@@ -299,6 +308,7 @@ class SearchResult(NotebookDisplay):
     is_complete: bool
     notes: tuple[str, ...]
     horizon: TrainingRun | None = None
+    lifetime_usd: float | None = None
 
     def best_by_num_changes(self) -> dict[int, Candidate]:
         """Return the best listed shape of each number of changed fields."""

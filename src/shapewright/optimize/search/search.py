@@ -22,9 +22,8 @@ from shapewright.optimize.search.objective import OBJECTIVES, Limits
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
-from shapewright.optimize.search.verdict import judge_search
 from shapewright.prediction.loss import describe_extrapolation, has_loss_law
-from shapewright.prediction.training_run import TrainingRun
+from shapewright.prediction.training_run import SECONDS_PER_HOUR, TrainingRun
 from shapewright.workload.images import refuse_images
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.space.space import Space
     from shapewright.prediction.scenario import Scenario
 
+# Shapes that the verdict is made from, however few are shown.
+_FEWEST_JUDGED = 20
 # flash-attn has kernels for head dimensions that are multiples of it. [element]
 _COMPILED_HEAD_UNIT = 32
 # Growth of the KV cache per token that deserves a note.
@@ -115,16 +116,18 @@ def search_shapes(
     findings = explore(first.jobs(limits, searches), run, progress)
     _refuse_if_nothing_priced(findings, limits, first.spaces[0])
     add_devices = partial(_with_devices, searches, limits.least_costs)
-    found = first.list_candidates(findings, request.top)
+    found = first.list_candidates(findings, max(request.top, _FEWEST_JUDGED))
     if first.ranking is not None and not others:
         found = first.sort_by_certainty(found)
+    found = first.shorten(found, request.top, findings)
     candidates = tuple(add_devices(candidate) for candidate in found)
     notes += _notes_on_candidates(candidates, findings, first, request)
     return SearchResult(
-        verdict=judge_search(candidates, is_training=objective.phase == "train", only_free=first.is_far_outside),
+        verdict=first.judge(candidates),
         objective=objective,
         train_tokens=first.train_tokens,
         horizon=_horizon(request.goal, first),
+        lifetime_usd=_lifetime_usd(request.goal, first),
         model=scenario.model,
         baseline=add_devices(first.baseline),
         candidates=candidates,
@@ -197,6 +200,13 @@ def _horizon(goal: Goal, search: DeviceSearch) -> TrainingRun | None:
         return None
     tokens = goal.count_train_tokens(search.own) if search.train_tokens is None else search.train_tokens
     return TrainingRun(train_tokens=round(tokens), usd_per_hour=goal.usd_per_hour)
+
+
+def _lifetime_usd(goal: Goal, search: DeviceSearch) -> float | None:
+    """Return what it costs to train the baseline and to serve it; None where no tokens are served. [USD]"""
+    if search.lifetime_s is None or goal.usd_per_hour is None:
+        return None
+    return search.lifetime_s / SECONDS_PER_HOUR * goal.usd_per_hour
 
 
 def _settle(scenario: Scenario) -> Scenario:

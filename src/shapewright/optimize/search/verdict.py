@@ -39,6 +39,10 @@ class Judged(Protocol):
         """What it does to the loss; None where that is not known."""
 
     @property
+    def gain(self) -> Speedup | None:
+        """What it gains at the same loss; None where that is not known."""
+
+    @property
     def is_free(self) -> bool:
         """Whether it keeps the loss."""
 
@@ -107,8 +111,7 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     Args:
         only_free: Whether other changes can be proposed for a trial only, because the loss law is far from its data.
     """
-    judged = [(candidate, _net(candidate)) for candidate in candidates]
-    known = [(candidate, net) for candidate, net in judged if net is not None]
+    known = [(candidate, net) for candidate in candidates if (net := candidate.gain) is not None]
     free = [(candidate, net) for candidate, net in known if candidate.is_free and net.low > 1.0]
     best_free = max(free, key=lambda pair: pair[1].factor, default=None)
     least = best_free[1].factor if best_free else 1.0
@@ -121,16 +124,15 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     return ("trial", max(likely, key=lambda pair: pair[1].probability_faster)[0]) if likely else None
 
 
-def _net(candidate: Judged) -> Speedup | None:
-    return candidate.effect.net_speedup if candidate.effect is not None else None
-
-
-def judge_search(candidates: Sequence[Judged], *, is_training: bool, only_free: bool = False) -> Verdict | None:
+def judge_search(
+    candidates: Sequence[Judged], *, is_training: bool, only_free: bool = False, unit: str = ""
+) -> Verdict | None:
     """Return the verdict on a baseline; None where the loss law does not describe the model.
 
     Args:
         candidates: Shapes compared with it, best first.
         is_training: Whether training is compared, where speed and loss join in one number.
+        unit: What the gains are counted in, where it is not time.
     """
     if any(candidate.effect is None for candidate in candidates):
         return None
@@ -140,9 +142,9 @@ def judge_search(candidates: Sequence[Judged], *, is_training: bool, only_free: 
     if found is None:
         return Verdict(code="keep", text=f"keep your shape: {VERDICTS['keep']}")
     code, best = found
-    net = _net(best)
+    net = best.gain
     assert net is not None
-    interval = f"{net.factor:.3g}x ({net.low:.3g} to {net.high:.3g})"
+    interval = f"{net.factor:.3g}x ({net.low:.3g} to {net.high:.3g}){unit}"
     change = describe_change(best)
     depth = best.changes.get("num_layers")
     if code == "free":

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _CANDIDATE_COLUMNS = (
     Column("rank", lambda shape: str(shape.rank or "-")),
     Column("changes", describe_changes, is_text=True),
+    Column("lifetime", "{lifetime_gain:.3f}x ({lifetime_gain_low:.3f} to {lifetime_gain_high:.3f})"),
+    Column("cheaper", "{chance_cheaper:.0p}", rank=1),
     Column("net", "{effect.net_speedup:.3f}x"),
     Column("90 % interval", "{effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f}"),
     Column("better", "{effect.chance_better:.0p}", rank=2),
@@ -79,6 +81,8 @@ def describe_letters(candidates: Sequence[CandidateOutput], columns: Sequence[Co
         f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name
     )
     meanings = {
+        "lifetime": "dollars of the baseline to train and to serve over those of the shape",
+        "cheaper": "probability that lifetime is above 1",
         "net": "speed-up to the same loss",
         "better": "probability that net is above 1",
         "faster": "probability of being faster per step",

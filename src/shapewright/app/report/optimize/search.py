@@ -151,6 +151,8 @@ def describe_run_cost(found: SearchOutput) -> list[str]:
         f" (energy at the board power of {run.board_watts:g} W, an upper bound)" if cost.energy_kwh is not None else ""
     )
     lines = [f"Over {format_count(run.train_tokens)} tokens the baseline takes {_cost_words(cost)}{power}"]
+    if run.lifetime_usd is not None:
+        lines.append(f"    to train and to serve it costs {format_amount(run.lifetime_usd)} USD")
     shown = {candidate.rank: candidate for candidate in found.candidates[:1]}
     shown |= {best.rank: best for best in best_by_num_changes(found).values() if len(best.changed_fields) == 1}
     for rank, candidate in shown.items():

@@ -27,6 +27,7 @@ from shapewright.workload import ParallelLayout, Workload
 if TYPE_CHECKING:
     from shapewright.optimize.search import Candidate, SearchResult
     from shapewright.optimize.search.result import Verdict
+    from shapewright.prediction.speedup import Speedup
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
 _CSV_COLUMNS = (
@@ -111,6 +112,12 @@ class CandidateOutput:
         "what the objective minimizes over that of the baseline; for `loss-at-budget` the exponential of the "
         "difference of loss"
     )
+    lifetime_gain: float | None = optional(
+        "dollars to train the baseline and to serve `--serve-tokens` over those of this shape, at the same loss"
+    )
+    lifetime_gain_low: float | None = optional("lower end of its 90 % interval")
+    lifetime_gain_high: float | None = optional("upper end")
+    chance_cheaper: float | None = optional("probability that it is above 1")
     layer_speedup: float = described("speed-up of the forward pass of one average layer")
     parameters: int
     parameters_change: float = described("parameters gained or lost, as a fraction")
@@ -140,7 +147,9 @@ class VerdictOutput:
     text: str = described("the verdict in one sentence")
     rank: int = described("rank of the recommended shape in `candidates`; 0 where the verdict is to keep the shape")
     changes: dict[str, Change] = described("the fields that it changes")
-    net_speedup: float = described("its net speed-up, in inference its speed-up; 1 where the verdict is to keep")
+    net_speedup: float = described(
+        "its net speed-up, with `--serve-tokens` its `lifetime_gain`, in inference its speed-up; 1 to keep the shape"
+    )
     net_speedup_low: float = described("lower end of its 90 % interval")
     net_speedup_high: float = described("upper end of its 90 % interval")
     chance_better: float = described("probability that it is above 1")
@@ -162,6 +171,7 @@ class HorizonOutput:
     usd_per_hour: float | None
     board_watts: float | None = described("board power; energies are upper bounds")
     baseline: RunCost = described("what the run takes with the baseline")
+    lifetime_usd: float | None = optional("dollars to train the baseline and to serve `--serve-tokens`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +267,7 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
         speedup_high=speedup.high,
         probability_faster=speedup.probability_faster,
         effect=effect_output(candidate.effect),
+        **_lifetime_keys(candidate.lifetime),
         parameters=prediction.parameters.total,
         parameters_change=candidate.parameters_change_fraction,
         memory_bytes=prediction.memory.total_bytes,
@@ -297,7 +308,19 @@ def _horizon(result: SearchResult) -> HorizonOutput | None:
         result.horizon,
         board_watts=prediction.device.tdp_watts,
         baseline=estimate_run_cost(prediction, result.horizon),
+        lifetime_usd=result.lifetime_usd,
     )
+
+
+def _lifetime_keys(gain: Speedup | None) -> dict[str, Any]:
+    if gain is None:
+        return {}
+    return {
+        "lifetime_gain": gain.factor,
+        "lifetime_gain_low": gain.low,
+        "lifetime_gain_high": gain.high,
+        "chance_cheaper": gain.probability_faster,
+    }
 
 
 def _savings(result: SearchResult, candidate: Candidate) -> dict[str, Any]:
