@@ -382,7 +382,7 @@ def test_devices_share_the_loss() -> None:
 
 @pytest.mark.parametrize("objective", ["time-to-loss", "train-tokens-per-s"])
 def test_verdict_does_not_depend_on_how_many_shapes_are_shown(objective: str) -> None:
-    """With one or two shapes shown, the recommended one is among them and the verdict is that of the whole list."""
+    """With one or two shapes shown, the recommended one is listed and the verdict is that of the whole list."""
     job: dict[str, Any] = {"device": "a100-sxm-80gb", "train_tokens": TOKENS, "objective": objective}
     long = search("gpt3-2.7b", **job)
     assert long.verdict is not None
@@ -391,7 +391,8 @@ def test_verdict_does_not_depend_on_how_many_shapes_are_shown(objective: str) ->
         assert short.verdict is not None
         assert short.verdict.text == long.verdict.text
         assert short.candidates[short.verdict.rank - 1].changes == long.verdict.changes
-        assert [shape.rank for shape in short.candidates] == [*range(1, top + 1)]
+        assert [shape.rank for shape in short.candidates] == [*range(1, len(short.candidates) + 1)]
+        assert top <= len(short.candidates) <= top + 1
 
 
 def test_verdict_on_a_served_model_counts_what_serving_costs() -> None:

@@ -37,7 +37,7 @@ _SIZES = tuple(4e6 * 4.0**step for step in range(6))
 _LARGEST_SIZE_FRACTION = 0.5
 _MOST_SIZES, _MOST_SEEDS = 3, 3
 # Standard deviation of the loss between seeds of one model beside the shift that a seed causes in all models. Source:
-# docs/proxy-losses.md, twelve models with two seeds: 0.0111 nats.
+# docs/proxy-losses.md, seventeen models with two seeds: 0.0111 nats.
 SEED_NATS = 0.011
 # Losses of a user's data are offset from the law's by an unknown amount at each size. [nat]
 _OFFSET_NATS = 1.0

@@ -237,7 +237,7 @@ class DeviceSearch:
         return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(ordered, start=1))
 
     def shorten(self, candidates: Sequence[Candidate], top: int, findings: Findings) -> tuple[Candidate, ...]:
-        """Return the first of some candidates, and the recommended one if it is not among them."""
+        """Return the first of some candidates, and after them the recommended one if it is not among them."""
         if len(candidates) <= top:
             return tuple(candidates)
         shown = [*(candidates[:top] if self.ranking else self.list_candidates(findings, top))]
@@ -245,7 +245,7 @@ class DeviceSearch:
         if verdict is not None and verdict.rank:
             recommended = candidates[verdict.rank - 1]
             if _shape_key(recommended) not in [_shape_key(candidate) for candidate in shown]:
-                shown[-1] = recommended
+                shown.append(recommended)
         return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(shown, start=1))
 
     def judge(self, candidates: Sequence[Candidate]) -> Verdict | None:

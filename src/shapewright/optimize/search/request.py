@@ -56,7 +56,7 @@ class SearchRequest:
         num_parameters: Parameters that shapes should have; None for as many as the baseline.
         tolerance_fraction: Accepted deviation from them, as a fraction.
         guard: One of the quality guards of search.space.guard.
-        top: How many shapes to list.
+        top: How many shapes to list; the recommended one is listed in any case.
         goal: What to minimize, and the training run that it concerns.
 
     Raises:
