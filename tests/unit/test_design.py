@@ -312,5 +312,5 @@ def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["designs"][0]["why"] == ""
     for one in facts["designs"][1:]:
         assert one["why"]
-        assert one["why"] in text
+        assert one["why"] in " ".join(text.split())  # long reasons take several lines of a table
     assert "Loss against time" in text
