@@ -16,6 +16,7 @@ from command_line import run as run_command
 from shapewright.app.api import search
 from shapewright.core.errors import BenchError, ConfigError, WorkloadError
 from shapewright.measure.bench.device.backend import DeviceFacts
+from shapewright.measure.bench.suites.layers import list_model_cases
 from shapewright.measure.bench.verify import verify_search
 from shapewright.measure.bench.worker import WorkerDiedError
 from shapewright.measure.store.record import Case, Row, Run, row_facts
@@ -228,13 +229,14 @@ class Fragile:
 
     deadly: tuple[str, ...]
     requested: list[str] = field(default_factory=list)
+    max_flops: float = 1e30
 
     @property
     def facts(self) -> DeviceFacts:
         """Of no device that there is."""
         return DeviceFacts(
             is_cuda=False, name="d", facts={}, driver="", runtime="", torch_version="2", dtypes=("bf16", "fp32"),
-            cache_bytes=1.0, max_operation_flops=1e30,
+            cache_bytes=1.0, max_operation_flops=self.max_flops,
         )  # fmt: skip
 
     def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
@@ -259,6 +261,37 @@ def test_verify_survives_a_crashed_process() -> None:
     assert any("failed here" in note and "residual" in note for note in verified.notes)
     with pytest.raises(BenchError, match="5 measuring processes died"):
         verify_search(found, 1, Fragile(("",)), budget_s=60.0)
+
+
+def test_verify_counts_equal_operations_that_are_measured_once() -> None:
+    """Projections of one size are one measurement; all of them are in the covered share of the predicted step."""
+    overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001, "gated_mlp": True}
+    workload = {"dtype": "bf16", "micro_batch_size": 1, "seq_len": 64}
+    found = search(None, device="a100-sxm-80gb", vary=("vocab",), workload=workload, overrides=overrides)
+    covered = []
+    for job in (found.baseline.prediction, found.candidates[0].prediction):
+        listed = list_model_cases(job.config, job.workload, job.layout)
+        entries = job.busiest_operations
+        left = sum(entry.total_time_s for entry in entries if entry.operation.name not in listed.skipped)
+        covered.append(left / sum(entry.total_time_s for entry in entries))
+        assert len(listed.cases) < len({entry.operation.name for entry in entries} - listed.skipped.keys())
+
+    verified = verify_search(found, 1, Fragile(()), budget_s=60.0).shapes[0]
+    assert verified.covered_fraction == pytest.approx(min(covered))
+
+
+def test_verify_leaves_out_of_both_what_is_too_large_in_one() -> None:
+    """Logits of 1,001 words may be measured and those of 1,024 not: both are left out of time, share and speedup."""
+    overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001}
+    workload = {"dtype": "bf16", "micro_batch_size": 1, "seq_len": 64}
+    found = search(None, device="a100-sxm-80gb", vary=("vocab",), workload=workload, overrides=overrides)
+    limit = 2.0 * 64 * 128 * 1001
+    assert found.candidates[0].config.vocab_size > 1001
+    verified = verify_search(found, 1, Fragile((), max_flops=limit), budget_s=60.0).shapes[0]
+
+    assert "logits" not in verified.modules
+    assert verified.measured == pytest.approx(1.0)
+    assert verified.predicted_of_measured == pytest.approx(1.0, abs=0.01)
 
 
 def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:

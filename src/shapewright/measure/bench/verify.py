@@ -16,7 +16,6 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations.base import OperationBase
 from shapewright.measure.bench.run import make_run
 from shapewright.measure.bench.suites.layers import list_model_cases
 from shapewright.measure.bench.worker import WorkerDiedError
@@ -150,16 +149,16 @@ def _compare(
     """Measured speedup of one shape over the baseline, for the operations measured on both sides."""
     # Tokens per step may differ: the shape's times are scaled to the baseline's tokens.
     work_ratio = baseline.prediction.tokens_per_step / candidate.prediction.tokens_per_step
+    counted = _counted_names(both_cases, known)
     factors = []
     for medians_s in rounds:
-        before_s, after_s = (_total_s(listed, medians_s, known) for listed in both_cases)
+        before_s, after_s = (sum(_times_by_name(listed, medians_s, counted).values()) for listed in both_cases)
         factors.append(before_s / (work_ratio * after_s))
     covered_s, shares = [], []
-    for side, listed in zip((baseline, candidate), both_cases, strict=True):
+    for side in (baseline, candidate):
         total_s = sum(entry.total_time_s for entry in side.prediction.busiest_operations)
-        names = {case.operation.name for case in listed.cases if case.key("", "") in known}
         part_s = sum(
-            entry.total_time_s for entry in side.prediction.busiest_operations if entry.operation.name in names
+            entry.total_time_s for entry in side.prediction.busiest_operations if entry.operation.name in counted
         )
         covered_s.append(part_s)
         shares.append(part_s / total_s)
@@ -171,29 +170,38 @@ def _compare(
         measured_low=min(factors),
         measured_high=max(factors),
         covered_fraction=min(shares),
-        modules=_times_by_module(both_cases, rounds, known, work_ratio),
+        modules=_times_by_module(both_cases, rounds, counted, work_ratio),
     )
 
 
-def _total_s(listed: ModelCases, medians_s: Mapping[str, float], known: set[str]) -> float:
-    keys = [case.key("", "") for case in listed.cases]
-    return sum(medians_s[key] * listed.repeats[key] for key in keys if key in known)
+def _counted_names(both_cases: tuple[ModelCases, ModelCases], known: set[str]) -> set[str]:
+    """Names of operations that were measured wherever a side has them: one that is too large is left out of both."""
+    names = {name for listed in both_cases for key in known & listed.names.keys() for name in listed.names[key]}
+    unknown = {name for listed in both_cases for key in listed.names.keys() - known for name in listed.names[key]}
+    return names - unknown - {name for listed in both_cases for name in listed.skipped}
+
+
+def _times_by_name(listed: ModelCases, medians_s: Mapping[str, float], counted: set[str]) -> dict[str, float]:
+    """Measured time per step of each counted operation. [s]"""
+    times_s: dict[str, float] = defaultdict(float)
+    for key, names in listed.names.items():
+        for name, repeats in names.items():
+            if name in counted:
+                times_s[name] += medians_s[key] * repeats
+    return times_s
 
 
 def _times_by_module(
     both_cases: tuple[ModelCases, ModelCases],
     rounds: Sequence[Mapping[str, float]],
-    known: set[str],
+    counted: set[str],
     work_ratio: float,
 ) -> dict[str, ModuleTimes]:
     """Measured times of the baseline and the shape by part of the model, for equal work."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    known = set.intersection(*(set(medians_s) for medians_s in rounds))
+    medians_s = {key: statistics.median(one_round[key] for one_round in rounds) for key in known}
     for side, listed in enumerate(both_cases):
-        for case in listed.cases:
-            key = case.key("", "")
-            if key in known:
-                time_s = statistics.median(medians_s[key] for medians_s in rounds) * listed.repeats[key]
-                operation = case.operation
-                assert isinstance(operation, OperationBase), operation
-                sums[operation.module_path[0]][side] += time_s * (work_ratio if side else 1.0)
+        for name, time_s in _times_by_name(listed, medians_s, counted).items():
+            sums[name.partition(".")[0]][side] += time_s * (work_ratio if side else 1.0)
     return {module: ModuleTimes(baseline_s=before_s, shape_s=after_s) for module, (before_s, after_s) in sums.items()}

@@ -5,6 +5,7 @@ Legend: h hidden size, a heads, f intermediate size, b sequences, s tokens per s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -189,11 +190,14 @@ class ModelCases:
     Attributes:
         cases: Distinct operations, in the order of the step.
         repeats: Executions per step, by the case's key without device and library.
+        names: Executions per step of each operation that a case stands for, by that key and by name: equal ones are
+            measured once.
         skipped: Reason why an operation cannot be measured, by its name.
     """
 
     cases: tuple[Case, ...]
     repeats: dict[str, int]
+    names: dict[str, Counter[str]]
     skipped: dict[str, str]
 
     def repeats_of(self, case: Case) -> int:
@@ -205,6 +209,7 @@ def list_model_cases(config: TransformerConfig, workload: Workload, layout: Para
     """List the operations of one step on one device as cases; collectives are skipped."""
     cases: dict[str, Case] = {}
     repeats: dict[str, int] = {}
+    names: dict[str, Counter[str]] = {}
     skipped: dict[str, str] = {}
     for operation in lower(config, workload, layout):
         case = Case(operation=operation, row_width=_row_width(operation, config, workload))
@@ -215,7 +220,8 @@ def list_model_cases(config: TransformerConfig, workload: Workload, layout: Para
         key = case.key("", "")
         cases.setdefault(key, case)
         repeats[key] = repeats.get(key, 0) + int(operation.repeats)
-    return ModelCases(tuple(cases.values()), repeats, skipped)
+        names.setdefault(key, Counter())[operation.name] += int(operation.repeats)
+    return ModelCases(tuple(cases.values()), repeats, names, skipped)
 
 
 def largest_first(cases: Iterable[Case]) -> list[Case]:
