@@ -80,6 +80,67 @@ def test_models_are_read_back(name: str) -> None:
     assert num_read > (0 if name == "nanogpt" else 15)
 
 
+# Arguments of Megatron-LM whose name in a checkpoint is another one, with their value there.
+RENAMED = {
+    "disable_bias_linear": ("add_bias_linear", False),
+    "no_persist_layer_norm": ("persist_layer_norm", False),
+}
+
+
+# What a checkpoint holds where an argument was not given.
+OFF = {
+    "swiglu": False, "untie_embeddings_and_output_weights": False, "group_query_attention": False, "num_experts": None,
+    "qk_layernorm": False, "multi_latent_attention": False, "use_rope_scaling": False, "add_bias_linear": True,
+    "moe_grouped_gemm": False, "q_lora_rank": None, "moe_shared_expert_intermediate_size": None,
+}  # fmt: skip
+
+
+def test_arguments_of_checkpoints_are_read_back() -> None:
+    """What is written as an argument list is read back from the arguments that a checkpoint of it holds."""
+    num_read = 0
+    for preset in list_presets():
+        model = read_model(preset)
+        try:
+            text = write_format("megatron-args", model.config, untimed=untimed_values(model))
+        except ShapewrightError:
+            continue
+        held: dict[str, Any] = dict(OFF)
+        for line in text.splitlines():
+            key, _, value = line.removeprefix("--").partition(" ")
+            name = key.replace("-", "_")
+            if name in RENAMED:
+                held.update([RENAMED[name]])
+            else:
+                held[name] = json.loads(value) if value.replace(".", "").isdigit() else value or True
+        listed, kept = parse_job(text), parse_job(json.dumps({**held, "checkpoint_version": 3.0}))
+        assert (kept.format, dict(kept.fields)) == ("megatron-args", dict(listed.fields)), preset
+        assert kept.untimed == pytest.approx(listed.untimed), preset
+        num_read += 1
+
+    assert num_read > 100
+
+
+def test_flavors_are_read_back(tmp_path: Path) -> None:
+    """The line of a flavor that is written for torchtitan's Python file is read back from there."""
+    num_read = 0
+    for preset in list_presets():
+        model = read_model(preset)
+        try:
+            text = write_format("torchtitan-toml", model.config, untimed=untimed_values(model))
+        except ShapewrightError:
+            continue
+        (line,) = (line.removeprefix("#") for line in text.splitlines() if "ModelArgs(" in line)
+        path = tmp_path / "__init__.py"
+        path.write_text(
+            f'llama3_args = {{\n    "debugmodel": TransformerModelArgs(dim=256),\n{line}\n}}\n', encoding="utf-8"
+        )
+        found, listed = read_job(f"{path}::shapewright"), parse_job(text)
+        assert (dict(found.fields), found.untimed) == (dict(listed.fields), listed.untimed), preset
+        num_read += 1
+
+    assert num_read > 40
+
+
 @pytest.mark.parametrize("name", [*FORMATS, *RUN_FORMATS])
 def test_runs_are_read_back(name: str) -> None:
     """Every field of workload and layout is equal, or named in LOST."""
