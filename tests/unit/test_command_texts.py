@@ -184,6 +184,7 @@ def test_intervals_stay(
         ),
         ("design --params 125m --train-tokens 1b --gpus 8 --device h100", "design --params 125m --train-tokens 1b"),
         ("flops gpt2", "predict gpt2 --device h100-sxm-80gb"),
+        ("check gpt2 --device l40s --train-tokens 300b", "search gpt2 --device l40s --train-tokens 300000000000"),
     ],
 )
 def test_next_command_works(command: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

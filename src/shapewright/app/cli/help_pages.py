@@ -165,7 +165,7 @@ def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
 # given; {model_job} leaves out those of _SCENARIO, which the next command chooses or does not take.
 _NEXT = {
     "predict": "check {job}",
-    "check": "search {job}",
+    "check": "search {search_job}",
     "check-files": "check {files} --device {device}",
     "memory": "plan {model_job} --gpus 8 --global-batch 64",
     "compare": "plan {model_job} --gpus 8 --global-batch 64",
@@ -265,6 +265,7 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
         "model": model,
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE))),
+        "search_job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE, "train_tokens"))),
         "model_job": f"{model} {on_device}",
         "engine": _engine_of(given.get("server")),
         "serving_job": " ".join(
