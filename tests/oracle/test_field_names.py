@@ -15,11 +15,15 @@ pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
 pytest.importorskip("transformers", reason="needs the trace extra: transformers")
 
 from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_config, model_type_of, tiny_config
+from test_gemms import TRAINED
+from traced_gemms import trace_training
 
 from shapewright.core.errors import ConfigError
+from shapewright.lowering import count_model_flops
 from shapewright.models import count_parameters
 from shapewright.models.families.fallback import transformers_types
 from shapewright.models.hf_config import read_hf_config
+from shapewright.workload import Workload
 
 pytestmark = pytest.mark.oracle
 
@@ -135,8 +139,21 @@ def switches(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
             yield (*above, key), value
 
 
+def changed_configs(base: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Configs with one number doubled or one truth value reversed, and the path to it."""
+    for path, value in switches(base):
+        config = deepcopy(base)
+        inner = config
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = not value if isinstance(value, bool) else 2 * value or 1
+        if (base["model_type"], ".".join(path)) not in READ_OTHERWISE:
+            yield path, config
+
+
 # All of them with HYPOTHESIS_PROFILE=explore.
-NUM_TYPES = len(TABLED) if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 8
+EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
+NUM_TYPES = len(TABLED) if EXPLORES else 8
 
 
 @pytest.mark.parametrize(("model_type", "key"), random.Random(22).sample(TABLED, NUM_TYPES))
@@ -144,20 +161,39 @@ def test_no_field_of_a_type_with_a_table_is_ignored(model_type: str, key: str) -
     """Each number doubled and each truth value reversed changes the count as in transformers, or is refused."""
     base = {**hf_config(tiny_config(key)).to_dict(), "model_type": model_type}
     num_compared = 0
-    for path, value in switches(base):
-        config = deepcopy(base)
-        inner = config
-        for step in path[:-1]:
-            inner = inner[step]
-        inner[path[-1]] = not value if isinstance(value, bool) else 2 * value or 1
+    for path, config in changed_configs(base):
         here = built = None
         with suppress(Exception):  # a model that cannot be built
             built = count_built_parameters(build_on_meta(deepcopy(config)))
         with suppress(ConfigError):
             here = count_parameters(read_hf_config(config).config).total
-        if built is None or here is None or (model_type, ".".join(path)) in READ_OTHERWISE:
+        if built is None or here is None:
             continue
-        assert here == built, (path, value)
+        assert here == built, path
+        num_compared += 1
+
+    assert num_compared > 3
+
+
+STEPPED = [(model_type, key) for model_type, key in TABLED if key in TRAINED]
+
+
+@pytest.mark.parametrize(("model_type", "key"), STEPPED if EXPLORES else random.Random(22).sample(STEPPED, 2))
+def test_no_field_changes_flops_unnoticed(model_type: str, key: str) -> None:
+    """The same for the FLOPs of a training step, which windows, routers and scans change without any parameter."""
+    base = {**hf_config(tiny_config(key)).to_dict(), "model_type": model_type}
+    num_compared = 0
+    for path, config in changed_configs(base):
+        here = traced = None
+        with suppress(Exception):  # a model that cannot be built or run
+            traced = trace_training(build_on_meta(deepcopy(config), dtype="bfloat16"), 3, 40).whole_flops
+        with suppress(ConfigError):
+            here = count_model_flops(
+                read_hf_config(config).config, Workload(micro_batch_size=3, seq_len=40, attention="unfused")
+            )
+        if traced is None or here is None:
+            continue
+        assert here == traced, path
         num_compared += 1
 
     assert num_compared > 3

@@ -136,3 +136,29 @@ def test_two_streams_of_a_diffusion_transformer(name: str) -> None:
     """A transformer of diffusers whose text has weights of its own is refused with the reason."""
     with pytest.raises(ConfigError, match="two streams of tokens"):
         read_hf_config({"_class_name": name, "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 16})
+
+
+SPARSE = {**TINY, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 128}
+
+
+@pytest.mark.parametrize("model_type", ["hy_v3", "glm4_moe", "unknown_moe"])
+@pytest.mark.parametrize("kinds", [["dense"], ["dense", "sparse", "sparse"], ["dense", "spare"]])
+def test_kinds_of_layers_that_do_not_fit(model_type: str, kinds: list[str]) -> None:
+    """A list of another length, or with an unknown kind, is refused for types with and without a table."""
+    with pytest.raises(ConfigError, match="mlp_layer_types"):
+        read_hf_config({**SPARSE, "model_type": model_type, "mlp_layer_types": kinds})
+
+
+@pytest.mark.parametrize("key", ["mlp_layer_types", "first_k_dense_replace"])
+def test_a_mixture_without_sparse_layers_is_dense(key: str) -> None:
+    """A type without a table whose layers are all dense has no experts."""
+    value = ["dense", "dense"] if key == "mlp_layer_types" else 2
+    config = read_hf_config({**SPARSE, "model_type": "unknown_moe", key: value}).config
+
+    assert (config.num_experts, config.intermediate_size) == (0, 128)
+
+
+def test_the_router_of_phimoe_takes_two_experts() -> None:
+    """Another number is refused: the model computes two."""
+    with pytest.raises(ConfigError, match="num_experts_per_tok=4 of model_type 'phimoe'"):
+        read_hf_config({**TINY, "model_type": "phimoe", "num_experts_per_tok": 4})

@@ -5,7 +5,6 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 
 from __future__ import annotations
 
-from shapewright.core.errors import ConfigError
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.family import (
     ATTENTION_BIAS,
@@ -16,20 +15,14 @@ from shapewright.models.families.family import (
     Fields,
     note_left_out_mtp,
 )
-from shapewright.models.families.moe import moe_layer_fields
+from shapewright.models.families.moe import moe_layer_fields, sparse_layers
 
 
 def _derive_experts(values: ConfigValues) -> Fields:
     """Read routed and shared experts: in all layers but the first ``first_k_dense_replace``."""
     num_layers = values.num_layers("num_hidden_layers")
-    num_dense = values.optional_count("first_k_dense_replace")
     num_shared = values.optional_count("n_shared_experts")
-    kinds = values.list_of("mlp_layer_types")  # written by recent transformers versions
-    if kinds is not None and len(kinds) != num_layers:
-        raise ConfigError(
-            f"mlp_layer_types has {len(kinds)} entries but num_hidden_layers={num_layers}; give one per layer"
-        )
-    is_moe = [index >= num_dense for index in range(num_layers)] if kinds is None else [k == "sparse" for k in kinds]
+    is_moe = sparse_layers(values, num_layers, "first_k_dense_replace")
     return {
         "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),
         **moe_layer_fields(values, is_moe),

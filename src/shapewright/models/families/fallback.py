@@ -24,6 +24,7 @@ from shapewright.models.families.family import (
     window_on_every_layer,
     windows_from_layer_types,
 )
+from shapewright.models.families.moe import sparse_layers
 
 # Unsupported parts of model types that cannot be recognized by the keys of their config.
 # Source: modeling_*.py of transformers 5.23 for each model type, or else the code published with the model.
@@ -304,25 +305,18 @@ def _latent_attention(values: ConfigValues) -> Fields:
 
 def _experts(values: ConfigValues) -> Fields:
     num_experts = values.optional_count(*_KEYS["num_experts"])
-    if num_experts <= 1:  # a single expert is a dense MLP (Hunyuan-7B)
+    is_moe = sparse_layers(values, values.num_layers(*_KEYS["num_layers"]), *_DENSE_LAYERS)
+    if num_experts <= 1 or not any(is_moe):  # a single expert is a dense MLP (Hunyuan-7B)
         return dict.fromkeys(
             ("num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"), 0
         )
-    read: Fields = {}
+    read: Fields = {"moe_layers": tuple(is_moe)}
     if not values.optional_count(*_KEYS["num_experts_per_token"]):
         read["num_experts_per_token"] = min(2, num_experts)
     num_shared = values.optional_count(*_NUM_SHARED_EXPERTS)
     width = values.optional_count(*_KEYS["moe_intermediate_size"]) or values.optional_count(*_KEYS["intermediate_size"])
     if num_shared and not values.optional_count("shared_expert_intermediate_size"):
         read["shared_expert_intermediate_size"] = num_shared * width
-    num_layers = values.num_layers(*_KEYS["num_layers"])
-    kinds = values.list_of("mlp_layer_types")  # recent transformers versions: dense or sparse
-    if kinds is not None and len(kinds) == num_layers and "sparse" in kinds:
-        read["moe_layers"] = tuple(kind == "sparse" for kind in kinds)
-        return read
-    num_dense = values.optional_count(*_DENSE_LAYERS)
-    if num_dense < num_layers:
-        read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
     return read
 
 

@@ -17,7 +17,7 @@ from shapewright.models.families.family import (
     note_left_out_mtp,
     require_known_types,
 )
-from shapewright.models.families.moe import MIXTRAL, QWEN3_MOE, derive_sparse_layers, moe_layer_fields
+from shapewright.models.families.moe import MIXTRAL, QWEN3_MOE, derive_sparse_layers, moe_layer_fields, sparse_layers
 from shapewright.models.layers import ATTENTION, mixers_of
 
 # Names of layers in configs: softmax attention, and the other mixer of the family.
@@ -202,9 +202,7 @@ def _derive_kimi_linear(values: ConfigValues) -> Fields:
         "linear_key_head_dim": head_dim,
         "linear_conv_width": linear.optional_count("short_conv_kernel_size") or values.count("linear_conv_kernel_dim"),
     }
-    kinds = values.list_of("mlp_layer_types")
-    num_dense = values.optional_count("first_k_dense_replace")
-    is_moe = [index >= num_dense for index in range(num_layers)] if kinds is None else [k == "sparse" for k in kinds]
+    is_moe = sparse_layers(values, num_layers, "first_k_dense_replace")
     shared = values.optional_count("n_shared_experts", "num_shared_experts") * values.count("moe_intermediate_size")
     return {
         "num_kv_heads": 0,

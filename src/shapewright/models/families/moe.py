@@ -17,6 +17,7 @@ from shapewright.models.families.family import (
     FieldKeys,
     Fields,
     full_attention_every,
+    refuse_unread,
     rotary_layer_flags,
     window_on_every_layer,
     windows_from_layer_types,
@@ -66,6 +67,14 @@ OLMOE = Family(
     fixed={**RMSNORM_GATED, "qk_norm": "per-layer"},
 )
 
+
+def _derive_phimoe(values: ConfigValues) -> Fields:
+    """Read the windows; the router takes the best expert twice, whatever the config says."""
+    key = "num_experts_per_tok"
+    refuse_unread({key: values.optional_count(key)}, {key: 2}, "phimoe")
+    return window_on_every_layer(values)
+
+
 PHIMOE = Family(
     model_types=("phimoe",),
     defaults={
@@ -78,7 +87,7 @@ PHIMOE = Family(
     },
     keys={**ATTENTION_BIAS, **MIXTRAL.keys, "lm_head_bias": ("lm_head_bias",)},
     fixed=LAYERNORM_GATED,
-    derive=window_on_every_layer,
+    derive=_derive_phimoe,
 )
 
 
@@ -94,6 +103,31 @@ def derive_sparse_layers(values: ConfigValues) -> Fields:
         if 0 <= index < num_layers:
             is_moe[index] = False
     return moe_layer_fields(values, is_moe)
+
+
+def sparse_layers(values: ConfigValues, num_layers: int, *num_dense: str) -> list[bool]:
+    """Read which layers have experts: those that ``mlp_layer_types`` calls sparse, or all but the first few.
+
+    Args:
+        values: The config.
+        num_layers: Layers of the model.
+        num_dense: Keys of the number of first layers without experts.
+
+    Raises:
+        ConfigError: an unknown kind of layer, or not one per layer.
+    """
+    kinds = values.list_of("mlp_layer_types")  # written by recent transformers versions
+    if kinds is None:
+        first = values.optional_count(*num_dense)
+        return [index >= first for index in range(num_layers)]
+    if len(kinds) != num_layers:
+        raise ConfigError(
+            f"mlp_layer_types has {len(kinds)} entries but num_hidden_layers={num_layers}; give one per layer"
+        )
+    for kind in kinds:
+        if kind not in ("dense", "sparse"):
+            raise ConfigError(f"mlp_layer_types holds {short_repr(kind)}; each entry must be 'dense' or 'sparse'")
+    return [kind == "sparse" for kind in kinds]
 
 
 def moe_layer_fields(values: ConfigValues, is_moe: list[bool]) -> Fields:
