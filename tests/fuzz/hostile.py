@@ -173,6 +173,54 @@ def use_config(path: Path, chance: Random) -> None:
         )
 
 
+# What more work may save: more rows reach faster kernels in small GEMMs of decode, powers of two are slow strides on
+# MI100 and MI200, and odd contexts slow unfused attention.
+LARGEST_GAINS = {"layers": 0.0, "batch": 0.20, "length": 0.20}
+
+
+def make_base(chance: Random) -> bytes:
+    """A config of a random shape, which is sound."""
+    kv_heads, head_dim = chance.choice((1, 2, 5, 8)), chance.choice((32, 64, 80, 96, 128, 133))
+    heads = kv_heads * chance.choice((1, 2, 4))
+    return as_json(
+        {
+            "model_type": "llama", "hidden_size": heads * head_dim, "num_attention_heads": heads, "head_dim": head_dim,
+            "num_key_value_heads": kv_heads, "num_hidden_layers": chance.randrange(1, 40),
+            "intermediate_size": chance.randrange(1, 20_000), "vocab_size": chance.choice((1, 1000, 50_257, 128_256)),
+        }
+    )  # fmt: skip
+
+
+def use_base(path: Path, chance: Random) -> None:
+    """Predict a shape: parts add up, more work is not faster, and neither key order nor the type's name matters."""
+    values = json.loads(path.read_bytes())
+    device = chance.choice(list_devices())
+    workload: dict[str, Any] = {"phase": chance.choice(("train", "prefill", "decode")), "dtype": "fp16"}
+    workload |= {"seq_len": chance.choice((128, 512, 2000, 4096)), "micro_batch_size": chance.choice((1, 3, 8, 20))}
+    workload |= {"context_len": chance.choice((1, 999, 4096))} if workload["phase"] == "decode" else {}
+
+    def step(config: dict[str, Any], **changes: Any) -> Prediction:
+        return build_scenario(read_model(config), device, workload={**workload, **changes}).predict()
+
+    base = step(values)
+    check_prediction(base)
+    assert math.isclose(sum(entry.total_time_s for entry in base.operations), base.step_time_s, rel_tol=1e-9)
+    length = "context_len" if workload["phase"] == "decode" else "seq_len"
+    more = {
+        "layers": step({**values, "num_hidden_layers": values["num_hidden_layers"] + 1}),
+        "batch": step(values, micro_batch_size=workload["micro_batch_size"] + chance.choice((1, 2, 8))),
+        "length": step(values, **{length: workload[length] + chance.choice((1, 64, 1000))}),
+    }
+    for name, found in more.items():
+        least = (1.0 - LARGEST_GAINS[name]) * base.step_time_s
+        assert found.step_time_s >= least, f"more {name} is faster on {device}"
+    keys = list(values)
+    chance.shuffle(keys)
+    assert step(
+        {**{key: values[key] for key in keys}, "model_type": "mistral", "sliding_window": None}
+    ).step_time_s == (base.step_time_s)
+
+
 @cache
 def calibration() -> dict[str, Any]:
     """A calibration file."""
@@ -390,6 +438,7 @@ def use_job(path: Path, _chance: Random) -> None:
 
 ATTACKS: dict[str, Attack] = {
     "configs": Attack(".json", make_config, use_config),
+    "bases": Attack(".json", make_base, use_base),
     "calibration": Attack(".json", make_calibration, use_calibration),
     "devices": Attack(".toml", make_device, use_device),
     "stores": Attack(".sqlite", make_store, use_store),

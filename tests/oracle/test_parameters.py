@@ -117,6 +117,7 @@ _WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "nemotron": {"num_key_value_heads": 8},
+    "phimoe": {"num_experts_per_tok": 2},
 }
 
 

@@ -304,12 +304,15 @@ def _latent_attention(values: ConfigValues) -> Fields:
 
 
 def _experts(values: ConfigValues) -> Fields:
+    dense = dict.fromkeys(
+        ("num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"), 0
+    )
     num_experts = values.optional_count(*_KEYS["num_experts"])
+    if num_experts <= 1:  # a single expert is a dense MLP (Hunyuan-7B)
+        return dense
     is_moe = sparse_layers(values, values.num_layers(*_KEYS["num_layers"]), *_DENSE_LAYERS)
-    if num_experts <= 1 or not any(is_moe):  # a single expert is a dense MLP (Hunyuan-7B)
-        return dict.fromkeys(
-            ("num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"), 0
-        )
+    if not any(is_moe):
+        return dense
     read: Fields = {"moe_layers": tuple(is_moe)}
     if not values.optional_count(*_KEYS["num_experts_per_token"]):
         read["num_experts_per_token"] = min(2, num_experts)
