@@ -128,7 +128,12 @@ def test_remedies_make_the_model_fit() -> None:
         ({"num_devices": 0}, WorkloadError, "num_devices=0 must be an integer from 1"),
         ({"prompt_len": 10**9}, WorkloadError, "prompt_len=1000000000 must be an integer from 1"),
         ({"output_len": 1}, WorkloadError, "output_len=1 .*phase='prefill'"),
-        ({"prompt_len": 10**8}, WorkloadError, "does not fit on up to 1024"),
+        ({"prompt_len": 8000}, WorkloadError, r"prompt_len \+ output_len = 8200 tokens exceed .*_embeddings=8192"),
+        (
+            {"prompt_len": 10**8, "overrides": {"max_position_embeddings": 2**27}},
+            WorkloadError,
+            "does not fit on up to 1024",
+        ),
         ({"memory_fraction": 1.5}, WorkloadError, "memory_fraction=1.5"),
         ({"ttft_limit_s": -1.0}, WorkloadError, "ttft_limit_s=-1.0 must be a number above 0"),
         ({"formats": ["fp7"]}, WorkloadError, "unknown dtype 'fp7'"),

@@ -55,6 +55,7 @@ def test_unreachable_limits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> N
         (["--ttft", "soon"], "is not a time such as 300ms"),
         (["--draft-tokens", "4"], "belong together"),
         (["--tp", "3"], "tensor_parallel=3"),
+        (["--isl", "9000"], "--isl + --osl = 9200 tokens exceed the model's max_position_embeddings=8192"),
     ],
 )
 def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

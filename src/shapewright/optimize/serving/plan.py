@@ -112,7 +112,7 @@ def plan_serving(
         notes: Notes kept with the result, instead of those of the scenario.
 
     Raises:
-        WorkloadError: the model is not a decoder, or it does not fit on the devices.
+        WorkloadError: the model is not a decoder, its context is too short, or it does not fit on the devices.
         LayoutError: no layout divides the model.
         UnknownRateError: the device has no rate for the wanted format.
     """
@@ -120,6 +120,13 @@ def plan_serving(
     if config.stack != "decoder":
         raise WorkloadError(
             f"a serving plan needs a decoder, and this model is an {config.stack}; predict its prefill instead"
+        )
+    if request.total_len > config.max_position_embeddings:
+        raise WorkloadError(
+            f"prompt_len + output_len = {request.total_len} tokens exceed the model's max_position_embeddings="
+            f"{config.max_position_embeddings}, beyond which no engine starts; give shorter ones, or "
+            f"max_position_embeddings {request.total_len} for a checkpoint with scaled positions",
+            field="prompt_len",
         )
     if request.adapters:
         request.adapters.check(config)
@@ -143,11 +150,6 @@ def plan_serving(
         found_notes += [note for note in kernels if note]
     if request.adapters and config.is_moe:
         found_notes.append("routed experts have no LoRA adapters, as in vLLM 0.10 and SGLang 0.5")
-    if request.total_len > config.max_position_embeddings:
-        found_notes.append(
-            f"prompt_len + output_len = {request.total_len} tokens exceed the model's max_position_embeddings="
-            f"{config.max_position_embeddings}"
-        )
     return ServingPlan(
         scenario=scenario,
         request=request,
