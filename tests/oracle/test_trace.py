@@ -279,6 +279,18 @@ def test_findings_name_the_module() -> None:
     assert fewer.num_suppressed == 1
 
 
+def test_convolutions_are_told_their_output_channels() -> None:
+    """Their contraction is channels times kernel, which is no width that could be chosen."""
+    module = build(Unet, width=72)
+    report = shapewright.check(shapewright.trace(module, OWN_MODELS["unet"][1]), device=H100)
+    fields = {finding.field for finding in report.findings}
+
+    assert "conv.out_channels" in fields
+    assert not any(
+        field.endswith("features") for field in fields if field.startswith(("start", "conv", "down", "up", "end"))
+    )
+
+
 def test_fp32_is_found() -> None:
     """A module in fp32 is told what 16 bits would save."""
     report = shapewright.check(shapewright.trace(build(Gpt, width=512), "tokens=int64[8,128]"), device=H100)
@@ -448,6 +460,12 @@ def test_wrong_inputs_are_refused(inputs: str, words: str) -> None:
     """Inputs that cannot be read or do not fit the module are refused in one line."""
     with pytest.raises(TraceError, match=words):
         shapewright.trace(build(Gpt), inputs)
+
+
+def test_whole_numbers_are_no_input_of_a_linear_layer() -> None:
+    """The meta device multiplies integers by floating weights; other devices do not."""
+    with pytest.raises(TraceError, match=r"own_models.py:\d+: a GEMM of int64 and float32"):
+        shapewright.trace(build(Frozen), "x=int64[4,64]")
 
 
 def test_other_parts_of_a_scenario_are_refused() -> None:

@@ -86,7 +86,8 @@ def _check_linears(prediction: TracedPrediction) -> list[Finding]:
         if forward is None:
             continue
         multiple = full_width_multiple(device, forward.dtype)
-        for name in ("out_features", "in_features"):
+        # The contraction of a convolution is channels times kernel, and the channels of an image are given.
+        for name in ("out_channels",) if linear.is_convolution else ("out_features", "in_features"):
             width = getattr(linear, name)
             is_aligned = width % multiple == 0
             if width < multiple or (is_aligned and width % (4 * multiple) == 0):
@@ -118,7 +119,7 @@ def _forward_gemm(linear: TracedLinear, gemms: dict[tuple[Any, ...], Gemm]) -> G
 
 def _code_of(width: int, name: str, model_width: int, inputs: Counter[int]) -> str:
     """Rule of a width: vocabulary, model width, or another one."""
-    if name == "out_features" and width >= _LEAST_VOCABULARY and width not in inputs:
+    if name.startswith("out") and width >= _LEAST_VOCABULARY and width not in inputs:
         return "TC101"
     return "TC102" if width == model_width else "TC105"
 
@@ -127,7 +128,7 @@ def _price_widths(
     forward: Gemm, name: str, widths: Sequence[int], gemms: dict[tuple[Any, ...], Gemm], device: Device
 ) -> dict[int, float]:
     """Time of one execution of a linear layer with its gradients, by its width. [s]"""
-    field = "n" if name == "out_features" else "k"
+    field = "n" if name.startswith("out") else "k"
     runs = [
         isinstance(gradient, Gemm) and (gradient.m, gradient.n, gradient.k, gradient.layout, gradient.dtype) in gemms
         for gradient in gemm_gradients(forward)
@@ -175,7 +176,7 @@ def _width_finding(
     if severity is None:
         return None
     total = max(prediction.trace.num_parameters, 1)
-    other_width = linear.in_features if name == "out_features" else linear.out_features
+    other_width = linear.in_features if name.startswith("out") else linear.out_features
     gains_s = {
         other: linear.count * (priced[width] - time_s * width / other)
         for other, time_s in priced.items()

@@ -38,6 +38,8 @@ def user_errors(what: str) -> Iterator[None]:
         if isinstance(error, TraceError) and not error.user_traceback:
             error.user_traceback = traceback.format_exc()
         raise
+    except SystemExit as error:
+        raise TraceError(f"{what} exits (sys.exit({error.code}))", advice="--traceback shows where") from None
     except Exception as error:
         raise describe_error(error, what) from None
 

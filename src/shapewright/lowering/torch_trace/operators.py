@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from shapewright.core.errors import TraceError
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation
+from shapewright.lowering.torch_trace.errors import user_line
 
 UNKNOWN = "unknown"
 
@@ -128,6 +130,7 @@ def read_gemm(name: str, args: Sequence[Any], dtype_of: Any) -> Operation | None
     """
     if name in _GEMMS:
         first, second = args[_GEMMS[name]], args[_GEMMS[name] + 1]
+        _refuse_mixed(first, second)
         m, k = first.shape[-2:]
         n = second.shape[-1]
         batch = first.shape[0] if first.dim() == 3 else 1
@@ -151,6 +154,16 @@ def read_gemm(name: str, args: Sequence[Any], dtype_of: Any) -> Operation | None
             name="", m=m, n=n, k=k, groups=groups, layout=layout, dtype=dtype_of(first), is_training=True
         )
     return None
+
+
+def _refuse_mixed(first: Any, second: Any) -> None:
+    """Refuse a GEMM of whole and of floating numbers, which fails everywhere but on the meta device."""
+    if first.is_floating_point() != second.is_floating_point():
+        formats = " and ".join(str(one.dtype).removeprefix("torch.") for one in (first, second))
+        raise TraceError(
+            f"{user_line()}: a GEMM of {formats}",
+            advice="give the inputs the element format that the module takes, such as x=float32[4,2048]",
+        )
 
 
 def read_convolution(name: str, args: Sequence[Any], output: Any, dtype_of: Any) -> list[tuple[str, Operation]]:

@@ -40,6 +40,7 @@ class Call:
         num_elements: Elements of its largest tensor.
         is_fusible: Whether torch.compile can merge it with operations around it.
         has_weight: Whether it is a GEMM with a parameter, or a gradient of one.
+        is_convolution: Whether that GEMM is a convolution.
     """
 
     operator: str
@@ -52,6 +53,7 @@ class Call:
     num_elements: int = 0
     is_fusible: bool = False
     has_weight: bool = False
+    is_convolution: bool = False
 
 
 class Recorder:
@@ -213,7 +215,9 @@ class Recorder:
         has_weight = uses_weight or gradient in ("dgrad", "wgrad")
         if is_backward and not gradient:
             gradient = "backward"
-        self.calls.append(Call(facts.label, path, pass_name, gradient, work, has_weight=has_weight))
+        call = Call(facts.label, path, pass_name, gradient, work, has_weight=has_weight)
+        call.is_convolution = "convolution" in facts.name
+        self.calls.append(call)
 
     def _narrowed(self, work: Operation, node: int, *, is_backward: bool) -> Operation:
         """Operation in the format of autocast, whose casts are not made inside functions that PyTorch has in Python."""

@@ -174,7 +174,7 @@ def _trace(
                 if not outputs:
                     raise TraceError(
                         "no output of the module requires a gradient, so there is no backward pass",
-                        advice="trace the forward pass alone with phase='prefill'",
+                        advice="trace the forward pass alone: phase prefill",
                         field="phase",
                     )
                 gradients = [torch.empty_like(one) for one in outputs]

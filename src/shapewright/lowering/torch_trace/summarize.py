@@ -134,7 +134,8 @@ def list_linears(calls: Sequence[Call]) -> tuple[TracedLinear, ...]:
     groups: dict[tuple[Any, ...], list[str]] = {}
     for call in calls:
         if call.pass_name == "forward" and call.has_weight and isinstance(call.work, Gemm) and call.work.batch == 1:
-            key = (path_pattern(call.path), call.work.m, call.work.k, call.work.n, call.work.layout)
+            sizes = (call.work.m, call.work.k, call.work.n, call.work.layout)
+            key = (path_pattern(call.path), *sizes, call.is_convolution)
             groups.setdefault(key, []).append(call.path)
     return tuple(
         TracedLinear(
@@ -144,8 +145,11 @@ def list_linears(calls: Sequence[Call]) -> tuple[TracedLinear, ...]:
             in_features=int(k),
             out_features=int(n),
             operation_name=merge_paths(paths),
+            is_convolution=is_convolution,
         )
-        for (_, m, k, n, _), paths in groups.items()
+        for (_, m, k, n, layout, is_convolution), paths in groups.items()
+        # The output of a transposed convolution is channels times kernel.
+        if not (is_convolution and layout != "NT")
     )
 
 

@@ -51,7 +51,7 @@ class TracedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedLinear:
-    """A linear layer that ran, or several equal ones: the widths that decide alignment and tiles.
+    """A linear layer or convolution that ran, or several equal ones: the widths that decide alignment and tiles.
 
     Attributes:
         path: Path of the module, as in TracedModule.
@@ -60,6 +60,7 @@ class TracedLinear:
         in_features: Contracted width. [element]
         out_features: Width of the output. [element]
         operation_name: Name of its forward operation, with which those of its gradients begin.
+        is_convolution: Whether it is a convolution, which contracts channels and kernel.
     """
 
     path: str
@@ -68,6 +69,12 @@ class TracedLinear:
     in_features: int
     out_features: int
     operation_name: str
+    is_convolution: bool = False
+
+    @property
+    def out_channels(self) -> int:
+        """Width of the output, as a convolution names it. [element]"""
+        return self.out_features
 
 
 @dataclass(frozen=True, kw_only=True)
