@@ -314,3 +314,17 @@ def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
         assert one["why"]
         assert one["why"] in " ".join(text.split())  # long reasons take several lines of a table
     assert "Loss against time" in text
+
+
+def test_answer_has_the_values_that_are_kept() -> None:
+    """The shape of the family is no answer where it lacks a kept value, unless no better one has it, which is said."""
+    found = shapewright.design(
+        device="h100-sxm-80gb", num_devices=8, num_parameters=300_000_000, train_tokens=6 * 10**9, keep={"depth": 14}
+    )
+    assert found.baseline.config.num_layers != 14
+    assert found.designs[0].config.num_layers == 14
+    assert "take the shape of" not in found.verdict.text
+    alone = shapewright.design(
+        device="h100-sxm-80gb", num_devices=8, num_parameters=300_000_000, train_tokens=6 * 10**9, keep={"depth": 60}
+    )
+    assert "lacks num_layers=60" in alone.verdict.text

@@ -76,7 +76,7 @@ def design_model(
         return _design(plan, own, request, tokens)
 
     search.run(lambda plan: judge(plan).net_speedup.factor, progress)
-    designs, verdict = _rank([judge(plan) for plan in search.plans], request.top)
+    designs, verdict = _rank([judge(plan) for plan in search.plans], request)
     best = designs[0]
     return DesignResult(
         request=request,
@@ -104,7 +104,7 @@ def design_model(
     )
 
 
-def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Verdict]:
+def _rank(everyone: Sequence[Design], request: DesignRequest) -> tuple[tuple[Design, ...], Verdict]:
     """Return the answer and its runners-up, with the verdict.
 
     The runners-up are the shape of the family, the fastest shape, the shape of the lowest loss, and the next best.
@@ -119,6 +119,9 @@ def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Ver
     if verdict.code == "trial":
         # A new model has no shape to keep: of those that are better with some certainty, the best is the answer.
         answer = next(one for one in others if one.net_speedup.probability_faster > LEAST_CHANCE)
+    lacks = [f"{name}={v}" for name, v in request.keep_shape.items() if getattr(baseline.config, name, v) != v]
+    if answer is baseline and lacks and others:
+        answer = others[0]
     listed = [
         answer,
         baseline,
@@ -126,7 +129,7 @@ def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Ver
         *sorted(others, key=lambda one: one.effect.difference_nats)[:1],
         *others,
     ]
-    kept = list({one.config: one for one in listed}.values())[: max(top, 2)]
+    kept = list({one.config: one for one in listed}.values())[: max(request.top, 2)]
     kept.sort(key=lambda one: (one.config != answer.config, -one.net_speedup.factor))
     breakdown = answer.plan.breakdown
     designs = tuple(
@@ -136,7 +139,7 @@ def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Ver
     net = answer.net_speedup
     return designs, replace(
         verdict,
-        text=_verdict_words(answer, verdict.code),
+        text=_verdict_words(answer, verdict.code, lacks),
         rank=1,
         changes=answer.changes,
         net_speedup=net.factor,
@@ -146,10 +149,12 @@ def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Ver
     )
 
 
-def _verdict_words(answer: Design, code: str) -> str:
+def _verdict_words(answer: Design, code: str, lacks: Sequence[str]) -> str:
     """Return the verdict in one sentence for a model that is yet to be made."""
     name = answer.plan.prediction.config.title
-    if code == "keep":
+    if answer.is_baseline and lacks:
+        return f"take the shape of {name}, which lacks {' and '.join(lacks)}: no shape that has it is better"
+    if answer.is_baseline:
         return f"take the shape of {name}: {VERDICTS['keep']}"
     net = answer.net_speedup
     gain = f"{net.factor:.3g}x ({net.low:.3g} to {net.high:.3g})"
@@ -157,6 +162,8 @@ def _verdict_words(answer: Design, code: str) -> str:
     if code == "free":
         return f"{change}: same loss, {gain}"
     words = f"{change}: to the same loss {gain}, better with {100.0 * net.probability_faster:.0f} % certainty"
+    if code == "keep":
+        return f"of the shapes with the values that are kept, {words}"
     return words if code == "change" else f"{words}; a trial of both decides"
 
 
