@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,25 @@ def test_fit_takes_a_table_where_held_out_layouts_gain() -> None:
     assert fit.report["left_out"]["mean_absolute_error"] < fit.report["left_out_terms_alone"]["mean_absolute_error"]
 
 
+def test_two_layouts_take_a_table_for_those_between() -> None:
+    """Of two head counts neither tells the other, but a table over both predicts one between."""
+    heads, keys, sequences = (
+        each.ravel() for each in np.meshgrid([16.0, 128.0], 2.0 ** np.arange(8, 15), [1.0, 4.0, 16.0])
+    )
+
+    def build(heads: np.ndarray, keys: np.ndarray, sequences: np.ndarray) -> KernelWork:
+        work = work_of(heads * sequences, keys)
+        return replace(work, places={"heads": heads, "keys": keys, "sequences": sequences})
+
+    weights = {"gemm": 1.5, "bytes": 1.3, "start": 1.0, "power": 2.0}
+    times = estimate_kernel(build(heads, keys, sequences), weights).total_s * heads**0.5
+    fit = fit_kernel(build(heads, keys, sequences), times, [heads], [("heads", "sequences", "keys")])
+
+    assert fit.axes == ("heads", "sequences", "keys")
+    assert len(np.unique(fit.rows.layouts)) == 2
+    assert len(np.unique(fit.rows.folds)) == 3
+
+
 def test_kernels_with_few_rows_share_an_interval() -> None:
     """Two kernels of some rows each have one interval, made of the errors of both."""
     heads, keys = grid()
@@ -185,6 +206,7 @@ def rows_with_errors(doublings: float, error: float) -> KernelRows:
         unseen_s=times,
         doublings=np.full(200, doublings),
         folds=np.arange(200) // 40,
+        layouts=np.arange(200) // 40,
     )
 
 

@@ -37,6 +37,7 @@ class KernelRows(NamedTuple):
         unseen_s: Predictions of the fit that left their layout out; NaN where too few rows were left. [s]
         doublings: Distance from the knots of the table without their layout (doublings_from_knots).
         folds: The fold that was left out.
+        layouts: Number of the layout, or of the fold where a kernel has one. Folds may be parts of two layouts.
     """
 
     measured_s: Array
@@ -44,6 +45,7 @@ class KernelRows(NamedTuple):
     unseen_s: Array
     doublings: Array
     folds: NDArray[np.int64]
+    layouts: NDArray[np.int64]
 
     def take(self, index: Any) -> KernelRows:
         """Return the rows of a mask."""
@@ -114,5 +116,5 @@ def _spread_of(rows: KernelRows) -> tuple[dict[str, Any], Array]:
 
 def _gap_error(excess: Array, everywhere: Array, rows: KernelRows) -> float:
     """Error at one doubling; with few layouts at least that of all kernels of the device."""
-    known = [excess] if len(np.unique(rows.folds)) >= FEWEST_LAYOUTS else [excess, everywhere]
+    known = [excess] if len(np.unique(rows.layouts)) >= FEWEST_LAYOUTS else [excess, everywhere]
     return max([0.0, *(upper_quantile(each, AIMED_COVERAGE) for each in known if len(each) >= FEWEST_RESIDUALS)])
