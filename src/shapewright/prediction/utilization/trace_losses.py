@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shapewright.core.units import format_seconds
 from shapewright.lowering.operations import Collective
@@ -26,7 +26,7 @@ from shapewright.prediction.utilization.trace_match import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.prediction.traced import TracedPrediction
+    from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.utilization.kineto import Kernel, Trace
 
 SLOW, HOST, EXPOSED, RECOMPUTED, UNPREDICTED = (
@@ -88,7 +88,19 @@ class TraceComparison:
         return next((loss for loss in self.losses if loss.gain_s > 0.0), None)
 
 
-def compare_trace(trace: Trace, prediction: Prediction | TracedPrediction) -> TraceComparison:
+class PredictedStep(Protocol):
+    """A predicted step of a model or of a traced module."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the step. [s]"""
+
+    @property
+    def busiest_operations(self) -> Sequence[PricedOperation]:
+        """Operations of the busiest stage."""
+
+
+def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
     """Match the kernels of a trace to the operations of a prediction, and list where the step loses time.
 
     Args:
@@ -183,7 +195,7 @@ def _host_gaps(trace: Trace) -> TraceLoss:
     return TraceLoss(HOST, idle_s, 0.0, why, fix)
 
 
-def _exposed_communication(trace: Trace, prediction: Prediction | TracedPrediction) -> TraceLoss:
+def _exposed_communication(trace: Trace, prediction: PredictedStep) -> TraceLoss:
     """Time in which the device communicates and computes nothing."""
     everything = union_s((kernel.start_s, kernel.end_s) for kernel in trace.kernels)
     compute = union_s((kernel.start_s, kernel.end_s) for kernel in trace.kernels if not kernel.is_collective)
@@ -205,7 +217,7 @@ def _exposed_communication(trace: Trace, prediction: Prediction | TracedPredicti
     return TraceLoss(EXPOSED, exposed_s, predicted_s, why, fix)
 
 
-def _recomputation(recomputed: Sequence[Kernel], prediction: Prediction | TracedPrediction, steps: int) -> TraceLoss:
+def _recomputation(recomputed: Sequence[Kernel], prediction: PredictedStep, steps: int) -> TraceLoss:
     """Time of forward operators that run again in the backward pass."""
     time_s = sum(kernel.time_s for kernel in recomputed) / steps
     predicted_s = sum(
