@@ -179,6 +179,35 @@ def test_zero_3_shards_frozen_weights_and_gathers_them_as_stored() -> None:
     assert gathered[0] < 0.3 * gathered[1]
 
 
+def test_zero_3_shards_frozen_experts_over_their_own_replicas() -> None:
+    """Where experts are spread over all ranks, only the other weights are sharded further."""
+    config, workload = config_of("mixtral-8x7b"), Workload(finetune="lora", lora_targets="q", micro_batch_size=1)
+    plain, spread, sharded = (
+        estimate_memory(config, workload, layout).weights_bytes
+        for layout in (
+            ParallelLayout(data_parallel=8),
+            ParallelLayout(data_parallel=8, expert_parallel=8),
+            ParallelLayout(data_parallel=8, expert_parallel=8, zero_stage=3),
+        )
+    )
+    experts_bytes = (plain - spread) * 8 / 7
+    assert sharded == pytest.approx((plain - experts_bytes) / 8 + experts_bytes / 8)
+
+
+def test_adapters_of_experts_keep_a_row_for_each_expert_of_a_token() -> None:
+    """Each further rank keeps one bf16 number for each of two experts a token, in gate_up and in down of 32 layers."""
+    config = config_of("mixtral-8x7b")
+    narrow, wide = (
+        estimate_memory(
+            config,
+            Workload(finetune="lora", micro_batch_size=1, seq_len=512, lora_targets="gate,up,down", lora_rank=rank),
+            ONE,
+        ).activations_bytes
+        for rank in (16, 48)
+    )
+    assert wide - narrow == 32 * 2 * (512 * 2) * 2 * 32
+
+
 def test_inputs_of_frozen_layers_are_not_saved() -> None:
     """Without adapters in the MLP its frozen matrices need no inputs: less is saved than with them."""
     config = config_of("llama-3-8b")

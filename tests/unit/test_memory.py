@@ -20,6 +20,7 @@ from shapewright.memory.estimate import count_microbatches_in_flight
 from shapewright.memory.states import DeviceParameters, estimate_states
 from shapewright.memory.tensors import select_kept_tensors
 from shapewright.models import TransformerConfig, count_parameters, list_presets, read_model
+from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload
 
 # 16-bit weights and gradients, fp32 weights and moments: 2 + 2 + K bytes, K = 12 (arXiv 1910.02054, section 3.1).
@@ -422,3 +423,22 @@ def test_total_is_the_sum_of_its_parts() -> None:
         runtime_bytes=CUDA_CONTEXT_BYTES,
     )
     assert memory.total_bytes == 11_111_111 + CUDA_CONTEXT_BYTES
+
+
+def test_sparse_attention_caches_its_indexer() -> None:
+    """DeepSeek-V3.2 caches a latent of 512, a rotary key of 64 and an indexer's key of 128 for each token and layer."""
+    config = read_hf_config({"model_type": "deepseek_v32"}).config
+
+    assert count_cached_elements(config) == 512 + 64 + 128
+
+
+def test_clamped_experts_keep_two_inputs() -> None:
+    """The clamp of gpt-oss keeps gate and up of each of four experts a token, in bf16."""
+    config = read_model("gpt-oss-20b").config
+    workload = Workload(micro_batch_size=1, seq_len=512, fused_experts=False)
+    clamped, free = (
+        estimate_memory(each, workload, ParallelLayout()).activations_bytes
+        for each in (config, dataclasses.replace(config, expert_clamp=False))
+    )
+
+    assert clamped - free == 24 * 512 * 4 * 2 * 2880 * 2
