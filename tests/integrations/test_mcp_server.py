@@ -151,6 +151,7 @@ def test_limits_end_a_call() -> None:
         ({"config": "gpt2", "model": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
         ({"config": "gpt2", "layout": {"tensor_parallel": 5}}, "num_heads=12"),
         ({"config": "gpt2", "workload": {"seq_len": "many"}}, "workload.seq_len"),
+        ({"model": "gpt2"}, "goes into `config`"),
         ({}, "hidden_size"),
     ],
 )

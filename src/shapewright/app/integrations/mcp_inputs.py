@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from shapewright.core.errors import ConfigError, short_path
 from shapewright.core.fields import documented_fields
@@ -44,6 +44,14 @@ class Fields(BaseModel):
     """Fields of a model, workload or layout by name; unknown ones are refused with similar names."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_names(cls, value: object) -> object:
+        """Say where a name belongs that is given instead of fields."""
+        if isinstance(value, str):
+            raise ValueError("give an object of fields; a preset or the content of a config.json goes into `config`")
+        return value
 
     def given(self) -> dict[str, Any]:
         """Fields that a call gives, with lists as tuples."""
