@@ -88,7 +88,7 @@ def test_arrays_equal_predictions_one_by_one(job: PlanJob, random: Any) -> None:
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):
         choice = findings.choice(findings.best, row)
-        own = replace(job.scenario.workload, **choice.chosen_workload)
+        own = job.scenario.software.settle(replace(job.scenario.workload, **choice.chosen_workload))
         prediction = predict(
             job.scenario.config,
             device=job.scenario.device,
