@@ -234,6 +234,7 @@ def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, s
         (["--params", "1b", "--train-tokens", "1b", "--keep", "heads=a"], "takes one whole number"),
         (["--params", "1b", "--train-tokens", "1b", "--keep", "head=4"], "is not a field of a model"),
         (["--params", "1b", "--train-tokens", "1b", "--format", "megatron-args"], "--format has no effect without -o"),
+        (["--params", "1b", "--train-tokens", "1b", "-o", ""], "-o needs the name of a folder"),
         (["--params", "1b", "--train-tokens", "1b", "--format", "x", "-o", "out"], "unknown format 'x'"),
         (["--params", "1b", "--train-tokens", "1b", "--global-batch-tokens", "7"], "global_batch_tokens=7 must be"),
         (["--params", "70b", "--train-tokens", "1t"], "no plan fits 8 h100-sxm-80gb"),

@@ -26,7 +26,7 @@ from shapewright.app.cli.options import (
     write_experiments,
 )
 from shapewright.app.cli.param_types import SHARE, count_of
-from shapewright.core.errors import ConfigError, ShapewrightError
+from shapewright.core.errors import ConfigError, ShapewrightError, short_path
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.plan import DesignOutput
@@ -196,12 +196,14 @@ def _folder(output: str) -> Path:
     Raises:
         ShapewrightError: it cannot be written to.
     """
+    if not output:
+        raise click.UsageError("-o needs the name of a folder, such as design")
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ShapewrightError(
-            f"cannot write into {output}: {error.strerror}; give the path of a folder that you can write to"
+            f"cannot write into {short_path(output)}: {error.strerror}; give the path of a folder that you can write to"
         ) from error
     refuse_unwritable(str(folder / "config.json"))
     return folder
