@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
-from shapewright.models import list_presets, read_model, to_config_json
+from shapewright.models import to_config_json
+from shapewright.models.read import preset_configs
 from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
 from shapewright.optimize.search.objective import Goal
 from shapewright.optimize.search.space.guard import check_guard
@@ -187,7 +188,7 @@ def _why_fixed(model: Model, name: str) -> str:
 @lru_cache(maxsize=1)
 def types_with_grouped_heads() -> frozenset[str]:
     """Return the model types of presets with grouped key-value heads; code for other types may not support them."""
-    configs = (read_model(name).config for name in list_presets())
+    configs = preset_configs().values()
     return frozenset(config.model_type for config in configs if config.num_kv_heads < config.num_heads)
 
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ConfigError
-from shapewright.models import list_presets, read_model
+from shapewright.models.read import preset_configs
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -90,8 +90,7 @@ def active_ffn_width(config: TransformerConfig, width: Any) -> Any:
 def preset_measures() -> Mapping[str, tuple[float, ...]]:
     """Return the sorted measures of all presets that are decoders."""
     columns: dict[str, list[float]] = {measure.name: [] for measure in MEASURES}
-    for name in list_presets():
-        config = read_model(name).config
+    for config in preset_configs().values():
         if config.stack != "decoder" or config.is_mla:
             continue
         for measure, value in measure_shape(config).items():
