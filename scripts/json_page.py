@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from markdown_parts import WRITTEN_BY, join_parts, markdown_table
 
-from shapewright.app.report.outputs.commands import COMMAND_OUTPUTS
+from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.app.report.outputs.model import SCHEMA_VERSION, FieldDescription, describe_fields, json_schema
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload

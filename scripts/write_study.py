@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from shapewright import __version__
-from shapewright.app.api import check, search
+from shapewright.app.api.searches import search
+from shapewright.app.api.steps import check
 from shapewright.app.figures.chart import HeatMap
 from shapewright.app.report.outputs.search import candidate_output, describe_changes
 from shapewright.core.units import format_count

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from shapewright.app.api import check as check
-    from shapewright.app.api import compare as compare
-    from shapewright.app.api import design as design
-    from shapewright.app.api import fits as fits
-    from shapewright.app.api import mfu as mfu
-    from shapewright.app.api import plan as plan
-    from shapewright.app.api import predict as predict
-    from shapewright.app.api import search as search
-    from shapewright.app.api import serve_plan as serve_plan
-    from shapewright.app.api import serve_traffic as serve_traffic
-    from shapewright.app.api import sweep as sweep
-    from shapewright.app.api import trace as trace
+    from shapewright.app.api.designs import design as design
+    from shapewright.app.api.searches import plan as plan
+    from shapewright.app.api.searches import search as search
+    from shapewright.app.api.serving import serve_plan as serve_plan
+    from shapewright.app.api.steps import check as check
+    from shapewright.app.api.steps import compare as compare
+    from shapewright.app.api.steps import fits as fits
+    from shapewright.app.api.steps import mfu as mfu
+    from shapewright.app.api.steps import predict as predict
+    from shapewright.app.api.steps import sweep as sweep
+    from shapewright.app.api.steps import trace as trace
+    from shapewright.app.api.traffic import serve_traffic as serve_traffic
     from shapewright.app.formats import read_job as read_job
     from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
     from shapewright.app.integrations.measured_steps import explain_step as explain_step
@@ -51,20 +51,20 @@ _HOMES = {
     "Workload": "shapewright.workload.workload",
     "build_scenario": "shapewright.prediction.build",
     "calibrated_device": "shapewright.pricing.calibration.file",
-    "check": "shapewright.app.api",
-    "compare": "shapewright.app.api",
-    "design": "shapewright.app.api",
+    "check": "shapewright.app.api.steps",
+    "compare": "shapewright.app.api.steps",
+    "design": "shapewright.app.api.designs",
     "explain_step": "shapewright.app.integrations.measured_steps",
-    "fits": "shapewright.app.api",
-    "mfu": "shapewright.app.api",
-    "plan": "shapewright.app.api",
-    "predict": "shapewright.app.api",
+    "fits": "shapewright.app.api.steps",
+    "mfu": "shapewright.app.api.steps",
+    "plan": "shapewright.app.api.searches",
+    "predict": "shapewright.app.api.steps",
     "read_job": "shapewright.app.formats",
-    "search": "shapewright.app.api",
-    "serve_plan": "shapewright.app.api",
-    "serve_traffic": "shapewright.app.api",
-    "sweep": "shapewright.app.api",
-    "trace": "shapewright.app.api",
+    "search": "shapewright.app.api.searches",
+    "serve_plan": "shapewright.app.api.serving",
+    "serve_traffic": "shapewright.app.api.traffic",
+    "sweep": "shapewright.app.api.steps",
+    "trace": "shapewright.app.api.steps",
     "using_loss_law": "shapewright.prediction.loss.law_file",
     "with_nodes": "shapewright.hardware",
 }

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from command_line import examples
 from shapewright.app.cli.main import cli
 from shapewright.app.cli.main import main as run_command
-from shapewright.app.report.outputs.commands import COMMAND_OUTPUTS
+from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.core import errors
 from shapewright.lint import list_rules
 from shapewright.models import TransformerConfig

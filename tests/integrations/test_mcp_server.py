@@ -16,7 +16,7 @@ pytest.importorskip("mcp", reason="the MCP server needs the mcp extra")
 
 from mcp import Client, StdioServerParameters, stdio_client
 
-from shapewright.app.api import predict
+from shapewright.app.api.steps import predict
 from shapewright.app.integrations.mcp_inputs import MAX_CONFIG_BYTES, Access
 from shapewright.app.integrations.mcp_server import make_server
 from shapewright.core.child_process import child_environment

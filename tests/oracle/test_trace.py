@@ -23,9 +23,9 @@ from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.lowering.flops import sum_flops
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, Scan
-from shapewright.lowering.torch_trace import Trace
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
+from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.models.hf_config import read_hf_config
 from shapewright.prediction.traced import explain_traced_step
 from shapewright.prediction.utilization import read_trace

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.app.api import search, serve_traffic
+from shapewright.app.api.searches import search
+from shapewright.app.api.traffic import serve_traffic
 from shapewright.core.errors import BenchError, ClusterError
 from shapewright.measure.store.database import Store
 from shapewright.optimize.search import engine as search_engine

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from shapewright.app.report.outputs.commands import COMMAND_OUTPUTS
+from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.app.report.outputs.model import (
     SCHEMA_VERSION,
     Output,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
-from shapewright.app.api import search as api_search
+from shapewright.app.api.searches import search as api_search
 from shapewright.models import read_model
 from shapewright.optimize.search import SearchRequest, SearchResult, search_shapes
 from shapewright.optimize.search import engine as search_engine

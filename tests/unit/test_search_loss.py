@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
-from shapewright.app.api import search
+from shapewright.app.api.searches import search
 from shapewright.app.cli.commands.search import command as search_command
 from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.models import read_model

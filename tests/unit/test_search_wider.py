@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
-from shapewright.app.api import search
+from shapewright.app.api.searches import search
 from shapewright.core.errors import BenchError, ConfigError, WorkloadError
 from shapewright.measure.bench.device.backend import DeviceFacts
 from shapewright.measure.bench.suites.layers import list_model_cases

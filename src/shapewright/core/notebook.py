@@ -19,7 +19,7 @@ PRINTERS: dict[str, tuple[str, str, str]] = {
     "CheckReport": ("check:print_check", "outputs.check:report_output", "findings"),
     "Capacity": ("memory:print_memory_report", "outputs.memory:memory_output", "stages"),
     "PlanResult": ("optimize.plan:print_plan", "outputs.plan:plans_output", "plans"),
-    "DesignResult": ("optimize.design:print_design", "outputs.plan:design_output", "designs"),
+    "DesignResult": ("optimize.design:print_design", "outputs.design:design_output", "designs"),
     "Comparison": ("compare:print_comparison", "outputs.compare:compare_output", "devices"),
     "Sweep": ("predict:print_sweep", "outputs.compare:sweep_output", "rows"),
     "ServingPlan": ("optimize.serving:print_serving", "outputs.serving:serve_plan_output", "front"),

@@ -12,7 +12,7 @@ from shapewright.core.units import format_bytes, format_percent
 from shapewright.lowering.flops import sum_flops
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
 from shapewright.lowering.optimizer_step import orthogonalizing_gemms
-from shapewright.lowering.torch_trace import Trace
+from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
 from shapewright.prediction.composition import PricedOperation, compose_sequence
 from shapewright.prediction.predict import calibration_sources, widen_by_software

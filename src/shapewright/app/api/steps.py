@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
-from shapewright.lowering.torch_trace import Trace
+from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.models import read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario

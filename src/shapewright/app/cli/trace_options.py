@@ -14,12 +14,11 @@ from shapewright.app.cli.help_pages import GroupedOption
 from shapewright.app.cli.options import Command, group_options
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.errors import TraceError
-from shapewright.lowering.torch_trace.child import DEFAULT_TIME_LIMIT_S, is_target, trace_config, trace_target
-from shapewright.prediction.traced import predict_trace
+from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, is_target
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.lowering.torch_trace import Trace
+    from shapewright.lowering.torch_trace.trace import Trace
     from shapewright.prediction.traced import TracedPrediction
 
 _OF_FILE = ("phase", "dtype", "optimizer")
@@ -38,6 +37,8 @@ class TracedJob:
 
     def predict(self) -> TracedPrediction:
         """Predict the step."""
+        from shapewright.prediction.traced import predict_trace
+
         return predict_trace(self.trace, self.device, optimizer=self.optimizer)
 
 
@@ -133,6 +134,8 @@ def pop_traced_job(config: str | None, device: str, given: dict[str, Any], **idl
     }
     if own["trace_time_limit_s"] is not None:
         options["time_limit_s"] = own["trace_time_limit_s"]
+    from shapewright.lowering.torch_trace.child import trace_target
+
     try:
         if is_target(config):
             trace = trace_target(config, own["trace_inputs"] or "", **options)
@@ -146,6 +149,7 @@ def pop_traced_job(config: str | None, device: str, given: dict[str, Any], **idl
 
 
 def _trace_config(config: str, inputs: str | None, chosen: dict[str, Any], options: dict[str, Any]) -> Trace:
+    from shapewright.lowering.torch_trace.child import trace_config
     from shapewright.lowering.torch_trace.huggingface import is_denoiser
     from shapewright.models.read import find_config
 

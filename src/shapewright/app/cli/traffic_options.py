@@ -151,7 +151,7 @@ def single_length(flag: str, value: int | str | None) -> int:
 
 def simulate_traffic(config: str | None, device: str, *, as_json: bool, html: str | None, **given: Any) -> int:
     """Simulate, print the result, and return the exit code: 1 if no server keeps the limits."""
-    from shapewright.app.api import serve_traffic
+    from shapewright.app.api.traffic import serve_traffic
     from shapewright.app.report.optimize.traffic import print_traffic, traffic_page
     from shapewright.app.report.outputs.traffic import traffic_output
 

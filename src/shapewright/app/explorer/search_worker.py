@@ -47,7 +47,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ShapewrightError: the request is not valid.
     """
-    from shapewright.app.api import search
+    from shapewright.app.api.searches import search
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import Job, job_fields, read_job_model
     from shapewright.app.explorer.views.answers import columns_to_json
@@ -106,14 +106,14 @@ def run_design(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ShapewrightError: the request is not valid, or nothing fits.
     """
-    from shapewright.app.api import design
+    from shapewright.app.api.designs import design
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import Job, job_fields, read_job_model
     from shapewright.app.explorer.views.answers import columns_to_json
     from shapewright.app.explorer.views.figures import design_figure
     from shapewright.app.report.optimize.design import answer_facts, describe_request, describe_space, design_columns
+    from shapewright.app.report.outputs.design import design_output
     from shapewright.app.report.outputs.model import plain
-    from shapewright.app.report.outputs.plan import design_output
     from shapewright.models import to_config_json
 
     _write_line({"done": 0, "of": 0})

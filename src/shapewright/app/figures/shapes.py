@@ -11,7 +11,7 @@ from shapewright.core.units import GIGA, format_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.app.report.outputs.plan import DesignOutput
+    from shapewright.app.report.outputs.design import DesignOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
     from shapewright.optimize.design import FrontRun
 

@@ -17,11 +17,12 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from shapewright import __version__
-from shapewright.app import api
+from shapewright.app.api import designs, searches, serving
 from shapewright.app.integrations.mcp_inputs import NO_FIELDS, Access, Fields, LayoutFields, ModelFields, WorkloadFields
 from shapewright.app.integrations.short_answers import shorten
 from shapewright.app.report.outputs.check import check_output
-from shapewright.app.report.outputs.plan import design_output, plans_output
+from shapewright.app.report.outputs.design import design_output
+from shapewright.app.report.outputs.plan import plans_output
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.outputs.serving import serve_plan_output
@@ -159,7 +160,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         top: _Top = 5,
     ) -> _Answer:
         """Find shapes of the same size that reach the same loss sooner, or run faster, with a verdict."""
-        found = api.search(
+        found = searches.search(
             access.read(config, model.given()) if config is not None or model.given() else None,
             num_parameters=None if num_parameters is None else int(num_parameters),
             train_tokens=train_tokens,
@@ -183,7 +184,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         top: _Top = 3,
     ) -> _Answer:
         """Design a model and its run for a size and tokens, or for a budget: shape, plan, time and config.json."""
-        found = api.design(
+        found = designs.design(
             device=load_named_device(device),
             num_devices=num_devices,
             num_parameters=None if num_parameters is None else int(num_parameters),
@@ -211,7 +212,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         top: _Top = 3,
     ) -> _Answer:
         """Plan a training job: parallel degrees, micro-batch, recomputation and ZeRO stage; given fields are kept."""
-        found = api.plan(
+        found = searches.plan(
             access.read(config, model.given()),
             num_devices=num_devices,
             global_batch_size=global_batch_size,
@@ -240,7 +241,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         usd_per_hour: _Large | None = None,
     ) -> _Answer:
         """Plan serving: layout, batch, format, time to first token and per token, tokens per second and dollar."""
-        found = api.serve_plan(
+        found = serving.serve_plan(
             access.read(config, model.given()),
             prompt_len=prompt_len,
             output_len=output_len,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shapewright.app.api import ScenarioParts, mfu
-from shapewright.app.api.parts import given_fields, takes_scenario
+from shapewright.app.api.parts import ScenarioParts, given_fields, takes_scenario
+from shapewright.app.api.steps import mfu
 from shapewright.core.errors import DeviceError, ShapewrightError
 from shapewright.hardware import detect_device
 from shapewright.lint import Finding, check_scenario

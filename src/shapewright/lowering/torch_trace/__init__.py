@@ -3,4 +3,18 @@
 Modules here import torch only inside functions.
 """
 
-from shapewright.lowering.torch_trace.trace import Trace as Trace
+from __future__ import annotations
+
+import re
+
+DEFAULT_TIME_LIMIT_S = 120.0
+TARGET = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def is_target(source: object) -> bool:
+    """Whether a text names a callable of a Python file.
+
+    >>> is_target("my_model.py:build"), is_target("config.json"), is_target("org/model")
+    (True, False, False)
+    """
+    return isinstance(source, str) and TARGET.fullmatch(source) is not None

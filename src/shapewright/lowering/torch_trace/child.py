@@ -22,22 +22,12 @@ from typing import Any
 
 from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.errors import MissingExtraError, ShapewrightError, TraceError, short_path
+from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, TARGET
 from shapewright.lowering.torch_trace.trace import Trace
 
-DEFAULT_TIME_LIMIT_S = 120.0
 # Address space of the child; importing torch takes about 3 GB of it.
 MEMORY_LIMIT_BYTES = 12 * 2**30
 _SECONDS_TO_DUMP = 0.5
-_TARGET = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
-
-
-def is_target(source: object) -> bool:
-    """Whether a text names a callable of a Python file.
-
-    >>> is_target("my_model.py:build"), is_target("config.json"), is_target("org/model")
-    (True, False, False)
-    """
-    return isinstance(source, str) and _TARGET.fullmatch(source) is not None
 
 
 def trace_target(
@@ -58,7 +48,7 @@ def trace_target(
     Raises:
         TraceError: the file cannot be imported, or its module cannot be traced.
     """
-    found = _TARGET.fullmatch(target)
+    found = TARGET.fullmatch(target)
     assert found is not None, target
     file = Path(found["file"]).expanduser()
     if not file.is_file():

@@ -46,7 +46,7 @@ def command(config: str | None, devices: str, as_json: bool, html: str | None, o
 
     A device that cannot run the job is listed with the reason.
     """
-    from shapewright.app.api import compare
+    from shapewright.app.api.steps import compare
     from shapewright.app.report.compare import comparison_page, print_comparison
     from shapewright.app.report.outputs.compare import compare_output
 

@@ -29,7 +29,7 @@ from shapewright.app.cli.param_types import SHARE, count_of
 from shapewright.core.errors import ConfigError, ShapewrightError, short_path
 
 if TYPE_CHECKING:
-    from shapewright.app.report.outputs.plan import DesignOutput
+    from shapewright.app.report.outputs.design import DesignOutput
     from shapewright.optimize.design import DesignResult
 
 EXIT_INTERRUPTED = 130
@@ -136,9 +136,9 @@ def command(
 
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
-    from shapewright.app.api import design
+    from shapewright.app.api.designs import design
     from shapewright.app.report.optimize.design import print_design
-    from shapewright.app.report.outputs.plan import design_output
+    from shapewright.app.report.outputs.design import design_output
 
     if strict and free:
         raise click.UsageError("--strict and --free cannot be combined; give one of them")

@@ -80,7 +80,7 @@ def command(
     matched to predicted operations: which are slow, gaps of the host, exposed communication, recomputation, and the fix
     that gains most.
     """
-    from shapewright.app.api import mfu
+    from shapewright.app.api.steps import mfu
 
     if as_json and oneline:
         raise click.UsageError("--json and --oneline cannot be combined; give one of them")

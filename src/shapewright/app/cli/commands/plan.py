@@ -107,7 +107,7 @@ def command(
 
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
-    from shapewright.app.api import plan
+    from shapewright.app.api.searches import plan
     from shapewright.app.report.optimize.plan import print_plan
     from shapewright.app.report.outputs.plan import plans_output
     from shapewright.models import read_model, untimed_values

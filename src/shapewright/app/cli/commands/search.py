@@ -295,7 +295,7 @@ def command(
 
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
-    from shapewright.app.api import search
+    from shapewright.app.api.searches import search
     from shapewright.app.report.outputs.search import search_output
 
     if device is not None and devices is not None:

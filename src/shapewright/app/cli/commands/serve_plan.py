@@ -171,7 +171,7 @@ def _plan(
     config: str | None, device: str, engine: Engine | None, given: dict[str, Any], *, as_json: bool, html: str | None
 ) -> int:
     """Plan by the closed form, print the result, and return the exit code: 1 if no point keeps the limits."""
-    from shapewright.app.api import serve_plan
+    from shapewright.app.api.serving import serve_plan
     from shapewright.app.report.optimize.serving import print_serving, serving_page
     from shapewright.app.report.outputs.serving import serve_plan_output
 

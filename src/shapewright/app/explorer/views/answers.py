@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.api import compare
+from shapewright.app.api.steps import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
 from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words

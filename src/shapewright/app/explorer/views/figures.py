@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from shapewright.app.explorer.measured import Measurement, Measurements
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.app.report.outputs.compare import CompareOutput
+    from shapewright.app.report.outputs.design import DesignOutput
     from shapewright.app.report.outputs.memory import MemoryOutput
-    from shapewright.app.report.outputs.plan import DesignOutput
     from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario

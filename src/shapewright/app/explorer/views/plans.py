@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.api import plan
+from shapewright.app.api.searches import plan
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.answers import columns_to_json
 from shapewright.app.explorer.views.outputs import figure

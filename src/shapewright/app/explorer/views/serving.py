@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.api import serve_plan
+from shapewright.app.api.serving import serve_plan
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.answers import columns_to_json
 from shapewright.app.explorer.views.outputs import FigureOutput, FigureProblem, figure

@@ -21,7 +21,7 @@ from shapewright.lint.traced import check_trace
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.lowering.torch_trace import Trace
+    from shapewright.lowering.torch_trace.trace import Trace
 
 
 class TracedModule(NamedTuple):

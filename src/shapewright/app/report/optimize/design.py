@@ -14,7 +14,7 @@ from shapewright.core.units import format_amount, format_bytes, format_count, fo
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.plan import DesignedShape, DesignOutput
+    from shapewright.app.report.outputs.design import DesignedShape, DesignOutput
 
 _FRONT_SHOWN = 8
 _KWH_PER_MWH = 1000.0

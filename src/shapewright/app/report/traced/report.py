@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         TracedPredictOutput,
         TraceSummary,
     )
-    from shapewright.lowering.torch_trace import Trace
+    from shapewright.lowering.torch_trace.trace import Trace
 
 
 _INTERVAL = "{step_time_s} ({step_time_low_s} to {step_time_high_s})"

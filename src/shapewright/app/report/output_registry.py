@@ -7,6 +7,7 @@ from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput,
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
 from shapewright.app.report.outputs.check import CheckOutput
 from shapewright.app.report.outputs.compare import CompareOutput, SweepOutput
+from shapewright.app.report.outputs.design import DesignOutput
 from shapewright.app.report.outputs.loss import LossCalibrationOutput, ProxyOutput
 from shapewright.app.report.outputs.measure import (
     AccuracyRow,
@@ -19,7 +20,7 @@ from shapewright.app.report.outputs.measure import (
 )
 from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
-from shapewright.app.report.outputs.plan import DesignOutput, PlansOutput
+from shapewright.app.report.outputs.plan import PlansOutput
 from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
