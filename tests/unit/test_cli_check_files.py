@@ -73,14 +73,14 @@ def test_preset_is_written_as_upstream_has_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "work"),
     [
-        (["search", "gpt2", "--device", "l40s", "-o"], "shapewright.app.api.search"),
-        (["search", "gpt2", "--device", "l40s", "--html"], "shapewright.app.api.search"),
-        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--trace"], "shapewright.app.api.plan"),
-        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--html"], "shapewright.app.api.plan"),
+        (["search", "gpt2", "--device", "l40s", "-o"], "shapewright.app.api.searches.search"),
+        (["search", "gpt2", "--device", "l40s", "--html"], "shapewright.app.api.searches.search"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--trace"], "shapewright.app.api.searches.plan"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--html"], "shapewright.app.api.searches.plan"),
         (["report", "gpt2", "--device", "l40s", "-o"], "shapewright.app.report.review.gather_review"),
         (
             ["serve-plan", "gpt2", "--device", "l40s", "--isl", "8", "--osl", "8", "--html"],
-            "shapewright.app.api.serve_plan",
+            "shapewright.app.api.serving.serve_plan",
         ),
         (["calibrate", "--store", "none.sqlite", "-o"], "shapewright.measure.store.database.Store"),
     ],
