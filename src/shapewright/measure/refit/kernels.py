@@ -177,11 +177,11 @@ def fit_kernel(
     if not best and num_layouts == PAIR_OF_LAYOUTS < len(np.unique(sequences)):
         parts, _ = _folds([sequences])
         unseen_parts, doublings_parts = _leave_out(work, measured, parts, choices)
-        known = ~np.isnan(unseen_parts[()])
-        off = {axes: np.abs(times / measured - 1.0)[known].mean() for axes, times in unseen_parts.items()}
+        in_parts = ~np.isnan(unseen_parts[()])
+        off = {axes: np.abs(times / measured - 1.0)[in_parts].mean() for axes, times in unseen_parts.items()}
         best = next((axes for axes in choices if off[axes] < ratio * off[()]), ())
         if best:
-            folds, unseen, doublings = parts, unseen_parts, doublings_parts
+            known, folds, unseen, doublings = in_parts, parts, unseen_parts, doublings_parts
     own = tabulate(work, np.log(measured / fitted_s), best) if best else None
     if own is not None:
         fitted_s = fitted_s * np.exp(correct_kernel(own, work, best))
