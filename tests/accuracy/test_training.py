@@ -90,7 +90,6 @@ def test_adapters_and_rows_without_a_fit(name: str) -> None:
         if run.workload.has_adapters == (kind == "lora")
         # One row takes ten times the devices that its batch occupies, see decision 0024.
         and not (run.workload.has_adapters and run.layout.num_devices > 256)
-        and not run.device.name.startswith("mi")
     ]
     measured, predicted = rates(chosen)
 

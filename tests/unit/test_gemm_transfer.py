@@ -337,3 +337,31 @@ def test_a_format_with_another_rate_widens_the_interval_of_siblings() -> None:
     plain = without.section.residual_interval.factors(np.array([1e-5, 1e-3]))[1]
     assert many_rows > np.hypot(np.log(plain[1]), 0.15)
     assert one_row < np.log(plain[0]) + 0.05
+
+
+def test_a_sibling_has_no_casts_that_its_donor_was_measured_without() -> None:
+    """MI325X runs a narrow fp8 GEMM as fast as MI300X, whose kernels were timed alone."""
+    gemm = Gemm(name="x", m=4096, n=256, k=7168, dtype="fp8")
+    own, sibling = (
+        price_gemm(gemm, device, load_record("gemm", device)).time_s
+        for device in map(load_device, ("mi300x", "mi325x"))
+    )
+
+    assert sibling == pytest.approx(own, rel=0.05)
+
+
+def test_training_scales_tensors_where_serving_scales_blocks() -> None:
+    """MI300X in fp8: training gains what MI308X gains by a scale per token; bf16 and other devices have one section."""
+
+    def gain(name: str, dtype: str) -> float:
+        device = load_device(name)
+        served = Gemm(name="x", m=8192, n=8192, k=8192, dtype=dtype)
+        times = [
+            price_gemm(one, device, load_record("gemm", device)).time_s
+            for one in (served, served.changed(is_training=True))
+        ]
+        return float(times[0] / times[1])
+
+    assert 1.1 < gain("mi300x", "fp8") < 1.35
+    assert gain("mi325x", "fp8") == pytest.approx(gain("mi300x", "fp8"), rel=0.05)
+    assert gain("mi300x", "bf16") == gain("mi355x", "fp8") == gain("h100-sxm-80gb", "fp8") == 1.0

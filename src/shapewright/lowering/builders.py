@@ -60,6 +60,7 @@ def weight_gemm(
         n=n,
         k=k,
         weight_dtype=None if dtype else shard.weight_dtype,
+        is_training=shard.workload.is_training,
     )
 
 

@@ -38,6 +38,7 @@ class Gemm(OperationBase):
         layout: Storage of A and B: NT, NN, TN or TT; see the module's docstring.
         weight_dtype: Element format of B in memory if it is narrower than ``dtype`` and converted when read; None
             means ``dtype``.
+        is_training: Whether a training framework runs it, whose 8-bit GEMMs have one scale per tensor.
     """
 
     m: Count
@@ -46,6 +47,7 @@ class Gemm(OperationBase):
     batch: Count = 1
     layout: str = "NT"
     weight_dtype: str | None = None
+    is_training: bool = False
 
     kind = "gemm"
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     GemmIndex = Int[np.ndarray, "gemms"]
     AnyShape = Float[np.ndarray, "..."]
 
+TRAINING = "training"
+"""Field of a record's parameters: library whose section prices the GEMMs of training, by format."""
 # Shapes priced together: enough that NumPy's call overhead is small, few enough that arrays of 18 tiles x 1024 float64
 # (0.15 MB) fit the L2 cache. Compiled code needs an array of 7 splits only, and longer blocks let threads contend for
 # Python's lock less: two threads price 6.4 million shapes a second in blocks of 2048, 9.8 million in blocks of 8192.
@@ -68,9 +70,7 @@ def price_gemm(
     Raises:
         UnknownRateError: the device has no rate for the dtype.
     """
-    pricing = prepare_gemm_pricing(
-        operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library
-    )
+    pricing = _prepare(operation, device, record, hot_cache=hot_cache, library=library)
     shape, gemms = flatten(operation)
     if run_flops is not None:
         gemms = gemms._replace(run_flops=np.broadcast_to(run_flops, shape).reshape(-1))
@@ -94,9 +94,7 @@ def estimate_gemm_s(
     Equals the time_s of price_gemm with the same arguments, to gemm.fastest.AGREEMENT. Where Numba is installed, many
     shapes run through it, in as many threads as OMP_NUM_THREADS allows.
     """
-    pricing = prepare_gemm_pricing(
-        operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library
-    )
+    pricing = _prepare(operation, device, record, hot_cache=hot_cache, library=library)
     return estimate_shaped_s(*flatten(operation), pricing)
 
 
@@ -122,16 +120,27 @@ def price_gemms(
     operations: Sequence[Gemm], device: Device, record: CalibrationRecord, *, library: str = ""
 ) -> list[GemmPrice]:
     """Price many scalar GEMMs; those with the same element formats are evaluated together."""
-    groups: dict[tuple[str, str | None], list[int]] = {}
+    groups: dict[tuple[str, str | None, bool], list[int]] = {}
     for index, operation in enumerate(operations):
-        groups.setdefault((operation.dtype, operation.weight_dtype), []).append(index)
+        groups.setdefault((operation.dtype, operation.weight_dtype, operation.is_training), []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
-    for (dtype, weight_dtype), indices in groups.items():
-        pricing = prepare_gemm_pricing(dtype, weight_dtype, device, record, library=library)
+    for indices in groups.values():
+        pricing = _prepare(operations[indices[0]], device, record, library=library)
         columns = price_flat(stack([operations[index] for index in indices]), pricing)
         for index, price in zip(indices, split_rows(GemmPrice, columns, pricing.source), strict=True):
             prices[index] = price
     return [price for price in prices if price is not None]
+
+
+def _prepare(
+    operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
+) -> GemmPricing:
+    """Gather what prices an operation; a record may name the section of a format that training runs."""
+    if operation.is_training and not library:
+        library = record.parameters.get(TRAINING, {}).get(operation.dtype, "")
+    return prepare_gemm_pricing(
+        operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library
+    )
 
 
 def stack(operations: Sequence[Gemm]) -> Gemms:

@@ -125,7 +125,8 @@ def _transfer_rates(
             means = replace(parameters, bandwidth_fraction=means.bandwidth_fraction)
             means = scale_rates(means, transfer_rate_scale(device, record))
         parameters = replace(means, slow_cases=None, batch_kernels=None)
-    is_cast = parameters.cast_bytes_per_element > 0.0
+    # A section of the format itself has its casts, or was measured without them, on siblings too.
+    is_cast = dtype in raw or parameters.cast_bytes_per_element > 0.0
     return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _add_cast_costs(parameters, device)
 
 
