@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.devices import comparison_chart, worth_charts
 from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.app.report.predict import describe_job, with_utilization
 from shapewright.core.units import format_percent
 from shapewright.pricing.software import TUNED
@@ -91,6 +89,9 @@ def comparison_columns(output: CompareOutput) -> list[Column]:
 
 def comparison_page(output: CompareOutput) -> str:
     """Render a comparison as one HTML document."""
+    from shapewright.app.figures.devices import comparison_chart, worth_charts
+    from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+
     charts = [comparison_chart(output), *worth_charts(output)]
     figures = [Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)) for chart in charts]
     sections: list[Section] = [figures[0], table_of("Devices", comparison_columns(output)), *figures[1:]]

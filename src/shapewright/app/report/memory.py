@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.figures.step import memory_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import finetuning_words
 from shapewright.core.units import format_bytes, format_percent, format_seconds
 
@@ -14,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.memory import MemoryOutput, OffloadOutput, RemedyOutput
+    from shapewright.app.report.page import Figure
 
 REMEDIES_TITLE = "options that fit: same devices first, then by device time per token"
 _BAR_CHARACTERS = 40
@@ -210,6 +209,8 @@ def _or_none(value: int) -> str:
 
 def memory_page(output: MemoryOutput) -> str:
     """Render the memory of a job as one HTML document."""
+    from shapewright.app.report.page import Section, Table, Words, render_page, table_of
+
     sections: list[Section] = [
         memory_figure(output),
         Table(
@@ -235,6 +236,9 @@ def memory_page(output: MemoryOutput) -> str:
 
 def memory_figure(output: MemoryOutput) -> Figure:
     """Components of each stage against the device, with the verdict."""
+    from shapewright.app.figures.step import memory_chart
+    from shapewright.app.report.page import Figure
+
     words = verdict_words(output)
     return Figure(
         memory_chart(output),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.step import shown_waterfall_parts, waterfall_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.core.units import GIGA, TERA, format_count, format_percent, format_rate, format_seconds
 from shapewright.prediction.utilization import MODEL_PART, SECONDS
 from shapewright.pricing.software import TUNED
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.mfu import MfuOutput, TraceOutput
+    from shapewright.app.report.page import Figure
 
 # Losses below this share of the step are omitted from the table; the JSON has all.
 _SHOWN_FROM_FRACTION = 0.0005
@@ -235,6 +234,8 @@ def trace_group_columns(trace: TraceOutput) -> list[Column]:
 
 def utilization_page(output: MfuOutput) -> str:
     """Render the utilization of a step as one HTML document."""
+    from shapewright.app.report.page import Section, Table, Words, render_page, table_of
+
     facts = Table(
         "Utilization", ("what", "measured"), tuple(utilization_facts(output).items()), words=("what", "measured")
     )
@@ -261,6 +262,9 @@ def utilization_page(output: MfuOutput) -> str:
 
 def waterfall_figure(output: MfuOutput) -> Figure:
     """The waterfall with the cause of each part."""
+    from shapewright.app.figures.step import shown_waterfall_parts, waterfall_chart
+    from shapewright.app.report.page import Figure
+
     chart, parts = waterfall_chart(output), shown_waterfall_parts(output)
     why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
     return Figure(chart, caption=f"{chart.alt} {why}.", chart_height_px=110 + 28 * len(parts))

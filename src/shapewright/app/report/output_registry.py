@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shapewright.app.report.explain import ExplainOutput
 from shapewright.app.report.optimize.candidates import ExplainedShapeOutput
 from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
@@ -21,7 +22,7 @@ from shapewright.app.report.outputs.measure import (
 from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
 from shapewright.app.report.outputs.plan import PlansOutput
-from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput
+from shapewright.app.report.outputs.predict import PredictOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
 from shapewright.app.report.outputs.traffic import TrafficOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
-from shapewright.app.report.outputs.predict import degree_words
+from shapewright.app.report.outputs.model import degree_words
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 from shapewright.memory import count_trained_parameters
 from shapewright.prediction.sweep import SWEPT_SIZES

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.shapes import loss_against_time_chart
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
-from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_bytes, format_count, format_percent, format_seconds
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.design import DesignedShape, DesignOutput
+    from shapewright.app.report.page import Section
 
 _FRONT_SHOWN = 8
 _KWH_PER_MWH = 1000.0
@@ -167,11 +166,16 @@ def describe_space(found: DesignOutput) -> str:
 
 def design_page(found: DesignOutput) -> str:
     """Render a result as one HTML document."""
+    from shapewright.app.report.page import render_page
+
     return render_page("Design", design_sections(found), subtitle=describe_request(found))
 
 
 def design_sections(found: DesignOutput) -> list[Section]:
     """Sections of the page."""
+    from shapewright.app.figures.shapes import loss_against_time_chart
+    from shapewright.app.report.page import Figure, Table, Words, table_of
+
     plan = found.designs[0].plan
     sections: list[Section] = [
         Words("Verdict", [found.verdict.text]),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.figures.plan import pass_words, pipeline_chart, plan_front_chart, plan_steps_chart, simulate
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
-from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_bytes, format_percent, format_seconds
 from shapewright.lowering import num_microbatches
 from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES
@@ -185,6 +183,9 @@ def render_plan(output: PlansOutput, best: Prediction) -> str:
     Args:
         best: The predicted step of rank 1, whose pipeline is drawn.
     """
+    from shapewright.app.figures.plan import pipeline_chart, plan_front_chart, plan_steps_chart, simulate
+    from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+
     plan = output.plans[0]
     layout = best.layout
     sections: list[Section] = [
@@ -219,6 +220,8 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
 
     Source: Trace Event Format, Google (2016), "Complete events" and "Metadata events".
     """
+    from shapewright.app.figures.plan import pass_words, simulate
+
     passes = num_microbatches(plan.workload, plan.layout)
     chunks = plan.layout.virtual_pipeline
     simulated = simulate(plan.prediction, passes)

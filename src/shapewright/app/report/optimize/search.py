@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.shapes import time_per_token_chart
 from shapewright.app.report.columns import Column, columns_of, fit, print_notes, print_table
 from shapewright.app.report.optimize.candidates import candidate_columns, describe_letters, describe_measures
 from shapewright.app.report.outputs.search import describe_changes, describe_gain
-from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.app.report.predict import describe, print_verdict
 from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_count, format_seconds
@@ -243,6 +241,9 @@ def print_verification(found: Verification, console: Console) -> None:
 
 def search_page(found: SearchOutput) -> str:
     """Render a result as one HTML document."""
+    from shapewright.app.figures.shapes import time_per_token_chart
+    from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+
     sections: list[Section] = [Words("Summary", _summary(found))]
     if found.candidates:
         caption = "Down and to the right is better: less time for more parameters."

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.plan import serving_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table, spread
-from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -206,6 +204,9 @@ ASSUMPTIONS = (
 
 def serving_page(output: ServePlanOutput) -> str:
     """Render a serving plan as one HTML document."""
+    from shapewright.app.figures.plan import serving_chart
+    from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+
     sections: list[Section] = []
     if output.recommended is not None:
         sections.append(table_of("Recommended, and most tokens/s of each mode", mode_columns(output, "point")))

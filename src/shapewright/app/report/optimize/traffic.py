@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.plan import latency_chart
 from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
-from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -147,6 +145,9 @@ ASSUMPTIONS = (
 
 def traffic_page(output: TrafficOutput) -> str:
     """Render simulated traffic as one HTML document."""
+    from shapewright.app.figures.plan import latency_chart
+    from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
+
     sections: list[Section] = [
         Words("Verdict", (verdict_words(output),)),
         table_of("Simulations", run_columns(output)),

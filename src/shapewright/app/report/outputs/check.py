@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, problem_keys, take, text_only
-from shapewright.app.report.outputs.predict import (
+from shapewright.app.report.outputs.model import (
     DeviceSummary,
     JobLayout,
-    PredictOutput,
+    Output,
+    described,
     job_layout,
-    predict_output,
+    problem_keys,
     summarize_device,
+    take,
+    text_only,
 )
+from shapewright.app.report.outputs.predict import PredictOutput, predict_output
 from shapewright.lint.combined import CombinedFix
 from shapewright.lint.rule import Suggestion
 from shapewright.models import TransformerConfig

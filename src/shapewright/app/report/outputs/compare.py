@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, problem_keys, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
+from shapewright.app.report.outputs.model import (
+    DeviceSummary,
+    JobLayout,
+    Output,
+    described,
+    job_layout,
+    problem_keys,
+    summarize_device,
+    take,
+)
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, take
-from shapewright.app.report.outputs.predict import (
+from shapewright.app.report.outputs.model import (
     DeviceSummary,
     JobLayout,
-    MemoryComponents,
+    Output,
+    described,
     job_layout,
     summarize_device,
+    take,
 )
+from shapewright.app.report.outputs.predict import MemoryComponents
 from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, is_tight

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.outputs.model import Output, described, optional, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
+from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, optional, take
 from shapewright.models import TransformerConfig
 from shapewright.prediction.utilization import describe_peak
 from shapewright.prediction.utilization.explain import ReachableStep

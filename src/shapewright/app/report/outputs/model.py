@@ -1,4 +1,7 @@
-"""Base of all outputs: described fields, construction from result objects, JSON values and JSON Schema."""
+"""Base of all outputs: described fields, construction from result objects, JSON values and JSON Schema.
+
+The device and the layout, which most outputs have, are here too.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shapewright.core.fields import doc_field, documented_fields, shown_properties
+from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
+    from shapewright.hardware import Device
 
 SCHEMA_VERSION = 1
 """Version of the JSON form of all commands; it grows when a key changes its meaning or is removed."""
@@ -263,3 +268,55 @@ def type_schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": type_schema(parameters[1], definitions)}
     return {"type": _JSON_TYPES[annotation]} if annotation in _JSON_TYPES else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSummary:
+    """A device and its nodes."""
+
+    name: str = described("canonical name")
+    title: str = described("name in reports")
+    node_size: int = described("devices of a node")
+    inter_node_bandwidth_bytes_per_s: float | None = described(
+        "network bandwidth per device, one direction; null where unknown"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLayout:
+    """Fields of ParallelLayout, with the devices of the whole job."""
+
+    layout: ParallelLayout = described("fields of ParallelLayout", is_flat=True)
+    num_devices: int = described("devices of the whole job")
+
+
+def summarize_device(device: Device) -> DeviceSummary:
+    """Name, title and nodes of a device."""
+    return take(DeviceSummary, device)
+
+
+def job_layout(layout: ParallelLayout) -> JobLayout:
+    """A layout with its number of devices."""
+    return JobLayout(layout=layout, num_devices=layout.num_devices)
+
+
+def degree_words(layout: ParallelLayout) -> list[str]:
+    """Every degree above one, and that of experts where it differs from the tensor degree.
+
+    >>> from shapewright.workload import ParallelLayout
+    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
+    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
+    """
+    words = [
+        f"{name} {degree}"
+        for name, degree in (
+            ("TP", layout.tensor_parallel),
+            ("PP", layout.pipeline_parallel),
+            ("VPP", layout.virtual_pipeline),
+            ("DP", layout.data_parallel),
+            ("CP", layout.context_parallel),
+            ("EP", layout.expert_parallel),
+        )
+        if degree > 1
+    ]
+    return words + [f"ETP {layout.expert_tensor_degree}"] * layout.has_own_expert_degree

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, plain, take
-from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
+from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, plain, take
 from shapewright.models import TransformerConfig
 from shapewright.optimize.plan import SEARCHED, Difference, describe_choice, describe_plan
 

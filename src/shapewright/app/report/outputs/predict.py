@@ -6,40 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, optional, take, text_only
+from shapewright.app.report.outputs.model import (
+    DeviceSummary,
+    JobLayout,
+    Output,
+    described,
+    job_layout,
+    optional,
+    summarize_device,
+    take,
+    text_only,
+)
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
 from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.pricing.price import GemmPrice
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.calibration.source import CalibrationSource
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceSummary:
-    """A device and its nodes."""
-
-    name: str = described("canonical name")
-    title: str = described("name in reports")
-    node_size: int = described("devices of a node")
-    inter_node_bandwidth_bytes_per_s: float | None = described(
-        "network bandwidth per device, one direction; null where unknown"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobLayout:
-    """Fields of ParallelLayout, with the devices of the whole job."""
-
-    layout: ParallelLayout = described("fields of ParallelLayout", is_flat=True)
-    num_devices: int = described("devices of the whole job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +140,6 @@ class PredictOutput(Output):
     peak_flops_per_s: float = text_only()
 
 
-def summarize_device(device: Device) -> DeviceSummary:
-    """Name, title and nodes of a device."""
-    return take(DeviceSummary, device)
-
-
-def job_layout(layout: ParallelLayout) -> JobLayout:
-    """A layout with its number of devices."""
-    return JobLayout(layout=layout, num_devices=layout.num_devices)
-
-
 def _image_rate(prediction: Prediction) -> float | None:
     images = prediction.images_per_step
     return images / prediction.tokens_per_step * prediction.tokens_per_s_per_device if images else None
@@ -206,10 +185,11 @@ def _main_record(calibration: Mapping[str, CalibrationSource]) -> str:
 
 def operation_output(entry: PricedOperation) -> OperationOutput:
     """One operation with its price."""
-    return OperationOutput(**_operation_fields(entry))
+    return OperationOutput(**operation_fields(entry))
 
 
-def _operation_fields(entry: PricedOperation) -> dict[str, Any]:
+def operation_fields(entry: PricedOperation) -> dict[str, Any]:
+    """Fields of ``OperationOutput``."""
     operation, price = entry.operation, entry.price
     gemm = price if isinstance(price, GemmPrice) and price.tile_m else None
     aligned = price if isinstance(price, GemmPrice) and price.alignment_bytes else None
@@ -277,86 +257,3 @@ def _describe_shape(entry: PricedOperation) -> str:
     if isinstance(operation, Collective):
         return f"{format_bytes(float(operation.num_bytes))} over {operation.num_ranks} ({operation.axis})"
     return f"{format_bytes(float(operation.num_bytes))} moved"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedTerms:
-    """Terms of the time of one execution, before they are combined."""
-
-    start_s: float = described("kernel start")
-    compute_s: float = described("arithmetic")
-    memory_s: float = described("memory traffic")
-    roofline_s: float = described("lower bound from the data sheet")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedDevice:
-    """Numbers of the data sheet that the price depends on."""
-
-    name: str = described("canonical name")
-    peak_flops_per_s: float | None = described("dense peak of the dtype")
-    memory_bandwidth_bytes_per_s: float = described("memory bandwidth")
-    num_sms: int | None = described("streaming multiprocessors or compute units")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedRecord:
-    """The calibration record that priced an operation."""
-
-    id: str = described("id of the record")
-    transfer: str = described("`exact` for the device's own record, else how it was borrowed")
-    adjustments: str = described("changes of the record's numbers for this device and software; empty without any")
-    words: str = described("relation of the calibration donor to this device; empty for the device's own record")
-    provenance: Mapping[str, Any] = described("how the record was measured and fitted")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedOperation(OperationOutput):
-    """One operation with its formula, inputs and calibration record."""
-
-    formula: str = described("formula of its time")
-    module: str = described("Python module of the formula")
-    terms: ExplainedTerms = described("terms of the time, before they are combined")
-    device: ExplainedDevice = described("numbers of the data sheet that the price depends on")
-    contiguous_dims: dict[str, str] | None = optional("contiguous dimension of A, B and C; GEMMs only")
-    alignment_factor: float | None = optional("factor of the rate for the alignment; GEMMs only")
-    rate_share: float | None = optional("factor of the rate for long contractions and distant pages; GEMMs only")
-    slow_factor: float | None = optional("factor of the time for narrow or small sizes; GEMMs only")
-    correction: float | None = optional("learned factor in the time; GEMMs and attention only")
-    record: ExplainedRecord = described("calibration record that priced it")
-    tile_choice: str | None = optional("tiles of grouped GEMMs as text")
-    inputs: dict[str, Any] = described("fields of the operation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainOutput(Output):
-    """Operations whose name starts with the given one, each with everything that its price depends on."""
-
-    operations: list[ExplainedOperation] = described("the operations")
-
-
-def explained_operation(entry: PricedOperation, **explanation: Any) -> ExplainedOperation:
-    """One operation with its explanation."""
-    return ExplainedOperation(**_operation_fields(entry), **explanation)
-
-
-def degree_words(layout: ParallelLayout) -> list[str]:
-    """Every degree above one, and that of experts where it differs from the tensor degree.
-
-    >>> from shapewright.workload import ParallelLayout
-    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
-    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
-    """
-    words = [
-        f"{name} {degree}"
-        for name, degree in (
-            ("TP", layout.tensor_parallel),
-            ("PP", layout.pipeline_parallel),
-            ("VPP", layout.virtual_pipeline),
-            ("DP", layout.data_parallel),
-            ("CP", layout.context_parallel),
-            ("EP", layout.expert_parallel),
-        )
-        if degree > 1
-    ]
-    return words + [f"ETP {layout.expert_tensor_degree}"] * layout.has_own_expert_degree

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.check import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss import ExperimentsOutput
-from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
-from shapewright.app.report.outputs.predict import (
+from shapewright.app.report.outputs.model import (
     DeviceSummary,
     JobLayout,
-    PredictOutput,
+    Output,
+    described,
     job_layout,
-    prediction_output,
+    optional,
+    plain,
     summarize_device,
+    take,
+    text_only,
 )
+from shapewright.app.report.outputs.predict import PredictOutput, prediction_output
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.result import Gain, Verification

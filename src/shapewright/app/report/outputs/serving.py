@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.formats.servers.launch import Launch
-from shapewright.app.report.outputs.model import Output, described, take
-from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
+from shapewright.app.report.outputs.model import DeviceSummary, Output, degree_words, described, summarize_device, take
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.recommend import Fleet, find_limits

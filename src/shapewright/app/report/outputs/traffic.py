@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, take
-from shapewright.app.report.outputs.predict import DeviceSummary, summarize_device
+from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take
 from shapewright.app.report.outputs.serving import InstanceLayout, instances_words
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.request import ServingFormat

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.check import FindingOutput, finding_output, other_warnings
 from shapewright.app.report.outputs.mfu import TraceOutput, trace_output
-from shapewright.app.report.outputs.model import Output, described, take, text_only
-from shapewright.app.report.outputs.predict import DeviceSummary, OperationOutput, operation_output, summarize_device
+from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take, text_only
+from shapewright.app.report.outputs.predict import OperationOutput, operation_output
 from shapewright.lowering.torch_trace.trace import UnknownOperator
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from shapewright.core.units import GIGA, format_bytes, format_count, format_perc
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.predict import DeviceSummary
+    from shapewright.app.report.outputs.model import DeviceSummary
     from shapewright.app.report.traced.outputs import (
         TracedCheckOutput,
         TracedMemoryOutput,
