@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.records import dataclass
 
 
 @dataclass(frozen=True)

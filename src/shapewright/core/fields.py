@@ -7,8 +7,10 @@ written once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, TypeVar
+
+from shapewright.core.records import dataclass
 
 _METADATA_KEY = "doc"
 _SHOWN = "is_shown"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 
 
 class Note(str):

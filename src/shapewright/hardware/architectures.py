@@ -30,7 +30,9 @@ Sources, by field:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from shapewright.core.records import dataclass
 
 GPU_VENDORS = ("NVIDIA", "AMD")
 """Vendors whose chips run kernels as tiles on multiprocessors that share one clock."""

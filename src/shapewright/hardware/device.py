@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 
 from shapewright.core.errors import UnknownRateError
+from shapewright.core.records import dataclass
 from shapewright.hardware.architectures import Architecture, find_architecture, find_compute_capability
 
 SCOPES = ("card", "die", "package")

@@ -9,9 +9,9 @@ the present one sooner, after the tokens of a run or 20 per parameter; elsewhere
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.records import dataclass
 from shapewright.lint.shape_fixes import (
     can_change_depth,
     candidate_head_dims,

@@ -8,9 +8,10 @@ these are their Shapley values). Fields that another finding is about do not cou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shapewright.core.records import dataclass
 from shapewright.lint.rule import SuggestionKind
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.lint.combined import leading_changes, name_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules

@@ -10,11 +10,12 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from shapewright.core.errors import UnknownRuleError, close_names
+from shapewright.core.records import dataclass
 from shapewright.lint import rules
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ Legend: h hidden_size, a num_heads, a_kv num_kv_heads, d head_dim, f intermediat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix
 
 if TYPE_CHECKING:

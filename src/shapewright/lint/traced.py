@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes
 from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules

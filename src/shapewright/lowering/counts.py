@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.memory.stages import unlike_stages
 from shapewright.models.layers import ATTENTION, NO_MIXER, LayerKind, mixers_of
 

@@ -11,11 +11,12 @@ meaningful only with its convention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.records import dataclass
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower, lower_before_backward, lower_parts, lower_passes
 from shapewright.lowering.operations import Attention

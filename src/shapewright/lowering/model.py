@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.deadline import check_deadline
+from shapewright.core.records import dataclass
 from shapewright.lowering.adapters import add_adapters
 from shapewright.lowering.attention.core import lower_context_exchange, lower_core, lower_cross_core
 from shapewright.lowering.attention.projections import (

@@ -9,10 +9,10 @@ and 2 as many (reduce_scatter, all_gather), stage 3 half as many again (it gathe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.core.records import dataclass
 from shapewright.lowering.collectives import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
 from shapewright.lowering.offload import lower_host_step

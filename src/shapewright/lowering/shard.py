@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.lowering.counts import num_microbatches
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ end of the model, or only while one layer runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
 from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes, ceil_div, select_kept_tensors, sum_bytes

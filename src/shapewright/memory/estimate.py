@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from shapewright.core.deadline import check_deadline
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.memory.activations import (
     LayerBytes,
     count_microbatches_in_flight,

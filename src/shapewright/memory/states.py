@@ -9,10 +9,11 @@ replicated by their own degrees (layout.expert_tensor_degree, layout.num_expert_
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.core.records import dataclass
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes, ceil_div

@@ -6,10 +6,11 @@ Also recognize checkpoints in fp8 with one scale per block of a weight, which ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from shapewright.core.errors import ConfigError, plain_text, short_repr
+from shapewright.core.records import dataclass
 from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family

@@ -7,9 +7,8 @@ vision-language model ends in a projector to the width of the language model. A 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shapewright.core.errors import WorkloadError, short_repr
+from shapewright.core.records import dataclass
 
 _LARGEST_SIDE = 2**16  # pixels
 

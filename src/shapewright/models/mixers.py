@@ -12,8 +12,9 @@ Mamba-1 (jamba; arXiv 2312.00752), short convolution (lfm2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

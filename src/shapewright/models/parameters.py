@@ -10,10 +10,11 @@ Vaswani et al. (arXiv 1706.03762, sections 3.2 and 3.3), with grouped keys and v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.models.image_linears import count_end_parameters, count_scaling_parameters
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer

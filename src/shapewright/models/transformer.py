@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from shapewright.core.errors import ConfigError, close_names, short_repr
 from shapewright.core.fields import doc_field
+from shapewright.core.records import dataclass
 from shapewright.models.images import Patches
 from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, LayerPatterns, count_kinds, mixers_of
 from shapewright.models.validate import MAX_NUM_LAYERS, check_and_resolve

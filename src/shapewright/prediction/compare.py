@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note, Refusal
 from shapewright.core.ranges import check_number
+from shapewright.core.records import dataclass
 from shapewright.prediction.composition import bound_of
 
 if TYPE_CHECKING:

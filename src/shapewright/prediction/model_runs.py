@@ -7,11 +7,12 @@ so that a stored measurement can be predicted later.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower
 from shapewright.memory import TrainingRecipe, estimate_memory, list_layer_tensors
 from shapewright.models import TransformerConfig

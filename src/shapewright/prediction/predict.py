@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, hypot, log
 from typing import TYPE_CHECKING
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 from shapewright.lowering import count_step_flops, describe_long_sequence, lower, num_microbatches
 from shapewright.lowering.flops import sum_flops
 from shapewright.lowering.operations import Collective

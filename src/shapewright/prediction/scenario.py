@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.memory import estimate_memory
 from shapewright.models import Model, TransformerConfig
 from shapewright.prediction.predict import predict

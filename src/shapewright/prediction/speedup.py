@@ -14,10 +14,10 @@ What both shapes share cancels, the cost of software outside the kernels include
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from math import erf, exp, log, sqrt
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.records import dataclass
 from shapewright.prediction.composition import error_correlation
 from shapewright.pricing.operations import price_key
 

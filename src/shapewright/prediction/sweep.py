@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
+from shapewright.core.records import dataclass
 from shapewright.models import with_changes
 from shapewright.prediction.predict import predict
 from shapewright.workload import ParallelLayout, Workload

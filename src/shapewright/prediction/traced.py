@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lowering.flops import sum_flops
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_number
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction

@@ -25,12 +25,13 @@ docs/decisions/0013.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError, UnknownRateError
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations.collective import HOST_OPS
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import choose_interval, interval_factors

@@ -5,11 +5,12 @@ Roofline: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.pricing.calibration.intervals import widen_by_error
 from shapewright.pricing.calibration.source import CalibrationSource
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shapewright.core.errors import LayoutError
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer
+from shapewright.core.records import dataclass
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "dualpipe")
 SPLIT_BACKWARD_SCHEDULES = ("zero-bubble", "dualpipe")

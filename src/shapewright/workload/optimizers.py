@@ -6,10 +6,9 @@ accumulated in fp32, as in Megatron-LM. In fp32 training there is no separate ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.records import dataclass
 
 _FP32_BYTES = 4.0
 _NARROW_BYTES = 2.0

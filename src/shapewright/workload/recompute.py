@@ -7,9 +7,9 @@ that ``core_attn`` drops, arXiv 2205.05198, section 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.records import dataclass
 
 ATTENTION_CORE_ROLES = frozenset(
     ("ring", "partial_outputs", "repeat_kv", "score", "mask", "softmax", "dropout", "over_value", "fused")

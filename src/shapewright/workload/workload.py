@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer, check_number, check_text
+from shapewright.core.records import dataclass
 from shapewright.models.images import read_image_size
 from shapewright.workload.finetuning import (
     ADAPTER_METHODS,

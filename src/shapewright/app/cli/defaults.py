@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import click
 
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError, short_path
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
 _NOTES = "shapewright.notes"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shapewright.app.cli.names import STANDARD_INPUT, complete_config, read_standard_input
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.models import Model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +13,7 @@ from shapewright.app.cli.help_pages import GroupedOption
 from shapewright.app.cli.options import Command, group_options
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.errors import TraceError
+from shapewright.core.records import dataclass
 from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, is_target
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -9,11 +9,12 @@ import secrets
 import signal
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from shapewright.app.report.outputs.model import SCHEMA_VERSION
 from shapewright.core.child_process import child_environment, python_command
+from shapewright.core.records import dataclass
 
 MAX_WAITING = 8
 MAX_KEPT = 32

@@ -7,8 +7,9 @@ numbers. Values are in the unit of the axis label.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from shapewright.core.records import dataclass
 
 # Distinguishable with colour vision deficiency. Source: Okabe and Ito, "Color Universal Design" (2008); without black.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7f7f7f", "#b8a800")

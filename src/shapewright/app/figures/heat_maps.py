@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import HeatMap
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 from shapewright.measure.store.record import OK
 from shapewright.models import with_changes

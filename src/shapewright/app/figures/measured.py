@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.app.figures.chart import PALETTE, Line, Points, XYChart
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.measure.store.record import OK

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.figures.chart import Band, Line, Mark, Points, XYChart
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
+from shapewright.core.records import dataclass
 from shapewright.core.units import GIGA, MEGA, TERA
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.pricing.pointwise import GATED_READ_RATIO

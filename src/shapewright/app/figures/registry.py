@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import Chart, Points
@@ -18,6 +18,7 @@ from shapewright.app.figures.measured import (
 from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
 from shapewright.app.figures.step import samples_roofline_chart
 from shapewright.core.errors import MeasuredFileError
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.numeric import divisors
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.models import with_changes

@@ -6,10 +6,10 @@ occupancy of the last one do not depend on the order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm
 from shapewright.pricing.gemm.tiling import count_tiles, count_waves
 from shapewright.pricing.price import GemmPrice

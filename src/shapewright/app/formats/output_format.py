@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 

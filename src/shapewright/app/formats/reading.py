@@ -6,10 +6,11 @@ import ast
 import json
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from shapewright.core.errors import ConfigError, MissingExtraError, short_repr
+from shapewright.core.records import dataclass
 
 _MAX_EXPONENT = 64
 _MAX_NESTING = 50

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from shapewright.core.errors import ConfigError, short_path
 from shapewright.core.fields import documented_fields
+from shapewright.core.records import dataclass
 from shapewright.models import Model, TransformerConfig, read_model, read_object
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.read import is_preset

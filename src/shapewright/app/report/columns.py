@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.app.report.flags import with_flags
+from shapewright.core.records import dataclass
 from shapewright.core.units import (
     format_amount,
     format_bytes,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, optional, take
 from shapewright.app.report.outputs.predict import OperationOutput, operation_fields
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lowering.operations import MEANING_FIELDS, Collective, Gemm, GroupedGemm
 from shapewright.lowering.operations.gemm import contiguous_dims

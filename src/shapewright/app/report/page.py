@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -21,6 +20,7 @@ from shapewright.app.figures.chart import Chart
 from shapewright.app.figures.echarts import chart_option
 from shapewright.app.report.columns import Column
 from shapewright.core.errors import MissingExtraError, ShapewrightError
+from shapewright.core.records import dataclass
 
 DEFAULT_CHART_HEIGHT_PX = 360
 # Text cells longer than this wrap. [character]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.lint.shape_fixes import (
     count_width_shards,

@@ -5,10 +5,10 @@ Unfused attention is lowered to two batched GEMMs with pointwise operations betw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations.base import OperationBase
 
 if TYPE_CHECKING:

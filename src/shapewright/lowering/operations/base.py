@@ -6,9 +6,9 @@ this package derives anything from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from shapewright.core.records import dataclass
 from shapewright.workload.finetuning import ADAPTER_IN, ADAPTER_OUT, CONVERSION, DORA_NORM, DORA_WEIGHT
 from shapewright.workload.recompute import ATTENTION_CORE_ROLES
 

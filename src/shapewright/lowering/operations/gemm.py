@@ -16,10 +16,10 @@ tiles and waves. (cuBLAS assumes column-major storage and calls these layouts TN
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype, stored_weight_bytes
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations.base import OperationBase
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ heads, and its state size is d_k. Mamba-1 has one value head of width 1 per chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations.base import OperationBase
 from shapewright.models.mixers import STATE_BYTES
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations.base import OperationBase
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Operation, Pointwise
 from shapewright.lowering.torch_trace.operators import (
     FREE,

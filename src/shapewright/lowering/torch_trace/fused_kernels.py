@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Attention, Operation, Pointwise
 from shapewright.lowering.torch_trace.operators import dtype_of
 

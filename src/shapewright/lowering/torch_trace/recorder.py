@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from shapewright.core.errors import TraceError
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm, GroupedGemm, Operation, Pointwise
 from shapewright.lowering.torch_trace.autocast import seen_autocast
 from shapewright.lowering.torch_trace.dispatched import (

@@ -6,10 +6,11 @@ Labels are stored as codes, so that a million rows group quickly.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, UnknownDeviceError, WorkloadError
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.hardware import find_measured_device, is_exact_name
 from shapewright.measure.accuracy.chunk import Columns, Prices
 from shapewright.pricing.calibration.libraries import nearest_library

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context

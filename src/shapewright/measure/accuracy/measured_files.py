@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, MissingExtraError, first_line
+from shapewright.core.records import dataclass
 from shapewright.core.units import find_time_columns
 from shapewright.measure.accuracy.chunk import Columns, Labels
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.run import Outcome, stored_rows
 from shapewright.measure.bench.suites.gemm import calibration_cases
 from shapewright.measure.fit.calibrate import describe_measured_device

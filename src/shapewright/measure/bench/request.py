@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.calibration_search import CalibrationRound, measure_for_calibration
 from shapewright.measure.bench.run import DEFAULT_CI_FRACTION, Measurer, Outcome, make_run, run_cases, stored_rows
 from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes, shape_case

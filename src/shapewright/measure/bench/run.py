@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shapewright import __version__
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.measuring import failed_row, now_utc
 from shapewright.measure.bench.worker import WorkerDiedError
 from shapewright.measure.store.record import FAILED, OK, STATUSES, Case, Row, Run, row_facts

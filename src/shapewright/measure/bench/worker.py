@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.errors import BenchError, MissingExtraError, ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError, UnknownDeviceError
+from shapewright.core.records import dataclass
 from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.measure.fit.loss_rows import LossRows, folds_of_models
 from shapewright.prediction.loss.law import Z_90
 from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.chunk import Columns, Labels
 from shapewright.measure.accuracy.measured_files import Format, read_columns
 from shapewright.measure.accuracy.stores import is_store

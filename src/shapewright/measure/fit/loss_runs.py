@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError, MeasuredFileError
+from shapewright.core.records import dataclass
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, NATS_FROM_BITS, LossRows, read_own_losses, shapes_of
 from shapewright.prediction.loss.law import REFERENCE, LossLaw, load_loss_law
 from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms

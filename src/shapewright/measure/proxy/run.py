@@ -7,11 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import BenchError, first_line
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.device.open_device import open_backend
 from shapewright.measure.bench.measuring import now_utc
 from shapewright.measure.bench.operations.torch_layer import require_supported

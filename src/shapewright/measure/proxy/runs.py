@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError, ShapewrightError, close_names, short_path, short_repr
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.measure.proxy.text import VOCAB_SIZE
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.models.transformer import FIELD_NAMES

@@ -10,13 +10,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.operations.torch_model import Decoder
 
 if TYPE_CHECKING:

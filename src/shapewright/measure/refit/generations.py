@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.tables.training import PublishedRun
 from shapewright.measure.refit import loss_steps
 from shapewright.pricing.software import EXCHANGE_HIDDEN_FRACTION, Software

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.hardware import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.attention import ENCODER, LATENT, LINEAR, SPARSE, TRAINING

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 
 PACKAGE = "shapewright.measure.refit"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.measure.store.record import OK, SCHEMA_VERSION
 
 if TYPE_CHECKING:

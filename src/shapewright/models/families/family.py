@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.records import dataclass
 from shapewright.models.families.config_values import ConfigValues
 
 KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")

@@ -10,10 +10,11 @@ are those of ``search`` and ``plan``, so a design has the plan that ``plan`` giv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.optimize.plan import plan_job
 from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.search import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, search_shapes

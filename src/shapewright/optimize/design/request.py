@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import log2
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.optimize.plan import PlanRequest
 from shapewright.optimize.search import DEFAULT_VARIED, Goal, SearchRequest
 from shapewright.optimize.search.request import check_num_parameters

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.models import Model, TransformerConfig

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.lowering.flops import count_rule_of_thumb_flops
 from shapewright.models import count_parameters
 from shapewright.optimize.design.request import usual_batch_size

@@ -10,7 +10,6 @@ a probability. Errors of the step time are not reduced; 'search --verify' measur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import erf, exp, inf, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.errors import ConfigError
+from shapewright.core.records import dataclass
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
 from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup

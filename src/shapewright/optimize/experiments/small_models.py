@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.models.transformer import FIELD_NAMES
 from shapewright.prediction.loss import ShapeForLoss

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.notes import Refusal
+from shapewright.core.records import dataclass
 from shapewright.optimize.plan.memory import layout_of
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 

@@ -12,11 +12,12 @@ Legend: n layers of the stage that hold a matrix, r replicas that share them fro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.lowering import LayerCounts, count_encoder_layers, count_layers
 from shapewright.models.layers import LayerKind
 from shapewright.prediction.composition import (

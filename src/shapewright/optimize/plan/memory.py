@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
     LayerBytes,

@@ -8,11 +8,12 @@ arrays for sizes. All new groups are priced together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower_parts
 from shapewright.optimize.plan.layers import COLUMNS, columns_of, find_layer_kinds, make_matrix_steps, sum_by_row
 from shapewright.optimize.plan.space import list_activation_policies

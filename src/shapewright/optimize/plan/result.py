@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
 from shapewright.prediction.scenario import ScenarioResult

@@ -9,10 +9,10 @@ stages are ready. Times of sends are included in the passes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import LayoutError
+from shapewright.core.records import dataclass
 from shapewright.lowering import num_microbatches
 
 if TYPE_CHECKING:

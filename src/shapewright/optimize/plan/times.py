@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.lowering import layers_per_stage, spare_layers
 from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.gradients import lower_backward

@@ -9,13 +9,14 @@ The layouts of a search are the splits that a plan looks at, on as many devices 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.models import to_config_json
 from shapewright.models.layers import ATTENTION

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import floor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError
+from shapewright.core.records import dataclass
 from shapewright.core.traced import Tape, Traced, untraced
 from shapewright.models import count_parameters
 from shapewright.optimize.search.branches import encode_changes

@@ -6,10 +6,12 @@ A table is a dict of columns of one length, one row per shape.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

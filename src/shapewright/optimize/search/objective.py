@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
+from shapewright.core.records import dataclass
 from shapewright.prediction.calculators import count_chinchilla_tokens
 from shapewright.prediction.loss import ShapeForLoss, as_compared, load_loss_law
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, SECONDS_PER_HOUR, check_price

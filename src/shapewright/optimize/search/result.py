@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.core.traced import Tape, Traced
 from shapewright.lowering import lower, num_microbatches, validate_layout
 from shapewright.lowering.operations import Collective, Pointwise

@@ -19,11 +19,12 @@ Source: arXiv 2310.18547 (Punica), section 4; arXiv 2106.09685, section 4.1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
+from shapewright.core.records import dataclass
 from shapewright.lowering import layers_per_stage
 from shapewright.lowering.operations import Gemm
 from shapewright.workload.finetuning import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes
 from shapewright.lowering import validate_layout
 from shapewright.optimize.serving.point import Instance

@@ -20,11 +20,11 @@ Assumes: equal prompts; a replica gets its share of the requests; pipelines keep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 
 if TYPE_CHECKING:

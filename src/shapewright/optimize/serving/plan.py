@@ -8,12 +8,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.batches import price_points
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front

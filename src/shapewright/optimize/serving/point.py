@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import floor
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.memory import estimate_stages
 from shapewright.optimize.serving.passes import Passes
 from shapewright.prediction.composition import StepTimes

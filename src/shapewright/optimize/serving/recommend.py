@@ -10,11 +10,12 @@ highest speed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, prefill_shares
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
 from shapewright.optimize.serving.point import Instance

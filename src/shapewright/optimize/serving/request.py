@@ -13,13 +13,13 @@ Source: arXiv 2211.17192, equation 1 and theorem 3.8, which assumes T(g + 1) = T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import shown
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.prediction.training_run import check_price
 from shapewright.pricing.servers import CURRENT_SERVER, Server
 

@@ -14,11 +14,12 @@ PERFORMANCE.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower, validate_lengths
 from shapewright.lowering.flops import CONVENTIONS, StepFlops, count_convention_flops
 from shapewright.lowering.operations import Gemm, GroupedGemm

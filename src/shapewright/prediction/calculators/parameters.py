@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.models import count_parameters
 from shapewright.models.image_linears import list_end_linears
 from shapewright.models.layers import ATTENTION, mixers_of

@@ -14,12 +14,11 @@ achieved FLOP/s per device, u price of a device hour.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.fields import shown
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.lowering.flops import count_rule_of_thumb_flops, estimate_training_s
 
 _LARGEST = 2**30

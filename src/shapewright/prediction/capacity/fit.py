@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.lowering import describe_long_sequence, max_sequence_length, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT

@@ -7,7 +7,6 @@ ranked by predicted device time per token.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby, product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.numeric import divisors
+from shapewright.core.records import dataclass
 from shapewright.hardware.nodes import is_whole_allocation
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.prediction.capacity.offload import OFFLOADS

@@ -6,10 +6,10 @@ between the job with and without the option.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Collective
 from shapewright.pricing.host import LINK_FRACTION, host_link_bytes_per_s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.numeric import maximum, minimum
+from shapewright.core.records import dataclass
 from shapewright.lowering import layers_per_stage, spare_layers
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm
 from shapewright.pricing.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software

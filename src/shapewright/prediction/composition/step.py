@@ -12,13 +12,13 @@ times slower. Both forms use the same functions for pools, overlap, the ends of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.lowering import layers_per_stage, num_microbatches
 from shapewright.lowering.operations import Collective
 from shapewright.prediction.composition.stages import (

@@ -10,12 +10,13 @@ they differ by less than the noise.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_count
 from shapewright.models import count_parameters
 from shapewright.prediction.loss.law import FREE_NATS, REFERENCE, Z_90, load_loss_law

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError, close_names
+from shapewright.core.records import dataclass
 from shapewright.prediction.loss.terms import COEFFICIENTS, REFERENCE_TOKENS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.models.parameters import count_parameters
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ learns like a smaller model of the best shape: N_eff. The terms of width, depth 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Numeric

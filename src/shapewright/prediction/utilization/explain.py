@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import LayoutError, ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import describe_long_sequence, num_microbatches, validate_layout

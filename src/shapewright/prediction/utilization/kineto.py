@@ -17,13 +17,13 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from shapewright.core.errors import MeasuredFileError, plain_text
+from shapewright.core.records import dataclass
 
 _CHUNK_CHARACTERS = 1 << 20
 _MOST_EVENT_CHARACTERS = 4 << 20

@@ -10,12 +10,12 @@ W wave efficiency. c = c (1 - A) + c A (1 - T) + c A T (1 - W) + [c A T W - i] +
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.hardware import list_devices, load_device
 from shapewright.lowering.flops import StepFlops, count_convention_flops, get_convention
 from shapewright.lowering.operations import Attention, Collective, Pointwise, SparseAttention

@@ -7,9 +7,10 @@ the step is the time that the matched operations were predicted to take.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_seconds
 from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.fields import shown
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 
 if TYPE_CHECKING:

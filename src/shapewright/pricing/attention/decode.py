@@ -14,11 +14,11 @@ Source: arXiv 2307.08691 (FlashAttention-2: split of keys).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.pricing.attention.kernels import (
     AttentionRates,
     AttentionShape,

@@ -7,12 +7,13 @@ streaming multiprocessor, cycles at the boost clock. Formulas: attention.prefill
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -16,12 +16,12 @@ Source: arXiv 2307.08691 (FlashAttention-2: tiles, work partitioning), 2407.0860
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.pricing.attention.kernels import (
     CEIL_SLACK,
     AttentionRates,

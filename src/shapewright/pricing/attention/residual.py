@@ -12,7 +12,6 @@ heads, non-causal masks, backward passes and devices of another architecture get
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from math import log2
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.calibration.residual import FADE_DOUBLINGS, ResidualTable, interpolate
 
 if TYPE_CHECKING:

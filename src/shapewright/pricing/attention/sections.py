@@ -8,11 +8,11 @@ width, since libraries compile each width separately with its own tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.attention.decode import DecodeParameters
 from shapewright.pricing.attention.kernels import read_parameters
 from shapewright.pricing.attention.prefill import PrefillParameters

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_repr
 from shapewright.core.files import read_start
+from shapewright.core.records import dataclass
 from shapewright.hardware import PRICING_FIELDS, Device, build_device, load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, parse_record
 from shapewright.pricing.calibration.schema import check_record

@@ -10,7 +10,6 @@ trees are evaluated level by level for a block of shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.calibration.residual import FADE_DOUBLINGS
 
 if TYPE_CHECKING:

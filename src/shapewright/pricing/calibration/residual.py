@@ -13,7 +13,6 @@ GEMMs and records of other architectures get no correction: on held-out data it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -5,8 +5,9 @@ Prices of one record share one object; text is made only when a source is printe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from shapewright.core.records import dataclass
 
 Transfer = Literal["exact", "architecture", "generic", "roofline", "assumed"]
 """How a price uses its record: the device's own, a sibling's (same architecture), another architecture's, none because

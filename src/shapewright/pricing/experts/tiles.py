@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.calibration.libraries import nearest_library
 from shapewright.pricing.experts.kernels import expert_kernel_family, has_defaults, has_same_defaults
 from shapewright.pricing.gemm.parameters import GemmParameters, read_parameters

@@ -18,12 +18,12 @@ roofline: CACM 52(4), 2009.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.pricing.gemm.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, ROLES, WIDTH_MASK, classes_of_widths
 
 if TYPE_CHECKING:

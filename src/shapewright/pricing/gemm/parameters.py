@@ -6,12 +6,13 @@ Every number is a fraction, a count of elements, or seconds. gemm.kernels and ge
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.gemm.alignment import ALIGNMENT_CLASSES_BYTES, ROLES
 from shapewright.pricing.gemm.slow_cases import SlowCases, read_slow_cases
 

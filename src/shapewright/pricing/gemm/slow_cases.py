@@ -19,12 +19,13 @@ one does not overlap arithmetic with traffic, and pads the narrow dimension to w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.pricing.gemm.alignment import alignment_bytes
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ heads of 128 + 64 and 128 elements first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 from shapewright.pricing.kernels.work import NOMINAL_START_S, KernelRates, KernelWork, narrow_rate, tail_of
 
 if TYPE_CHECKING:

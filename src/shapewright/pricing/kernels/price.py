@@ -5,7 +5,6 @@ A record of these kinds holds kernels by name: the labels that distinguish them,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.hardware import load_device
 from shapewright.pricing.calibration.intervals import OTHER_LIBRARY_WIDENING, interval_factors, widen_by_error
 from shapewright.pricing.calibration.libraries import nearest_library, split_version

@@ -5,11 +5,11 @@ Legend: T rows (tokens), h their columns, v vocabulary, f inner width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.pricing.kernels.work import NOMINAL_START_S, KernelRates, KernelWork, narrow_rate
 
 if TYPE_CHECKING:

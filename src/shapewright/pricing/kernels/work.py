@@ -10,10 +10,11 @@ after the other) does not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from jaxtyping import Float

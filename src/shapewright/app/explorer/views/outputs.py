@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shapewright.app.figures.chart import Chart
 from shapewright.app.figures.echarts import chart_option
 from shapewright.app.figures.tiles import TileGrid
 from shapewright.app.report.outputs.model import Output, described, optional
+from shapewright.core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving import OperatingPoint, ServingFormat, ServingPlan, ServingRequest

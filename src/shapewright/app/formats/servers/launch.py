@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from shapewright.app.formats.servers.flags import COMMANDS, Command, Flag, layou
 from shapewright.app.formats.servers.instance import format_key, launched_instance, read_engines
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
+from shapewright.core.records import dataclass
 from shapewright.models import load_preset
 from shapewright.optimize.serving.point import Instance
 

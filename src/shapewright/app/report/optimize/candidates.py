@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import JOINED, Column, columns_of, fill, print_table
@@ -18,6 +18,7 @@ from shapewright.app.report.outputs.search import (
     describe_changes,
     describe_gain,
 )
+from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 
 if TYPE_CHECKING:

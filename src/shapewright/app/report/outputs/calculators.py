@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.core.records import dataclass
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig, count_parameters
 from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from shapewright.app.report.outputs.loss import ExperimentsOutput
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.plan import PlanDevice, PlanOutput, plan_output
 from shapewright.app.report.outputs.search import Change, VerdictOutput, changes_output, verdict_output
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
 from shapewright.models import TransformerConfig, count_parameters, to_config_json
 from shapewright.optimize.design.result import Estimate, FrontRun

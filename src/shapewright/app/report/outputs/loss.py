@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.core.records import dataclass
 from shapewright.optimize.experiments.propose import Question
 
 if TYPE_CHECKING:

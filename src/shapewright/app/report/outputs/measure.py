@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, optional, take
+from shapewright.core.records import dataclass
 from shapewright.measure.store.record import Row
 from shapewright.measure.store.summary import RowGroup
 

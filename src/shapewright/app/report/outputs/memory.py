@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import (
@@ -16,6 +15,7 @@ from shapewright.app.report.outputs.model import (
     take,
 )
 from shapewright.app.report.outputs.predict import MemoryComponents
+from shapewright.core.records import dataclass
 from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, is_tight

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, plain, take
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.optimize.plan import SEARCHED, Difference, describe_choice, describe_plan
 

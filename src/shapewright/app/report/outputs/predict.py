@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import (
@@ -17,6 +17,7 @@ from shapewright.app.report.outputs.model import (
     take,
     text_only,
 )
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
 from shapewright.memory import count_trained_parameters

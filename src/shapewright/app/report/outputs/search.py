@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.check import EffectOutput, effect_output
@@ -21,6 +21,7 @@ from shapewright.app.report.outputs.model import (
     text_only,
 )
 from shapewright.app.report.outputs.predict import PredictOutput, prediction_output
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.result import Gain, Verification

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.formats.servers.launch import Launch
 from shapewright.app.report.outputs.model import DeviceSummary, Output, degree_words, described, summarize_device, take
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.recommend import Fleet, find_limits

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take
 from shapewright.app.report.outputs.serving import InstanceLayout, instances_words
+from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.request import ServingFormat
 

@@ -6,13 +6,14 @@ Here those that stream rows, of training and serving: norms.csv, fused_ops.csv, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.chunk import Chunk, Labels, prices_of, split_chunks
 from shapewright.measure.accuracy.context import read_stored_format
 from shapewright.measure.accuracy.measured_files import Format

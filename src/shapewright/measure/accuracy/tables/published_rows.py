@@ -21,13 +21,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.models import list_presets, read_model
 from shapewright.pricing.software import TUNED, UNNAMED

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.device.system_info import host_available_bytes
 
 # Fill value of floating-point results, to check that a replay overwrites them: exact in every format, tens of standard

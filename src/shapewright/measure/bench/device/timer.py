@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
+
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import Backend

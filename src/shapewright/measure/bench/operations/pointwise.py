@@ -8,11 +8,11 @@ torch. The loss is the chain of kernels that the lowering lists: two forward, th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.operations.prepared import (
     PreparedCall,
     num_input_sets,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import Backend

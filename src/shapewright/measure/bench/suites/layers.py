@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Attention, Collective, Pointwise
 from shapewright.measure.bench.operations.attention import require_sdpa_support

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
 from shapewright.core.errors import BenchError, close_names
+from shapewright.core.records import dataclass
 from shapewright.measure.bench.suites.gemm import (
     alignment_suite,
     batched_suite,

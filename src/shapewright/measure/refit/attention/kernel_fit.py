@@ -6,12 +6,12 @@ The kernels of a family are fitted over all head widths, then for each width wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.measure.fit.attention_record import attention_rates
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,

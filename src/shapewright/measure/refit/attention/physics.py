@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from shapewright.core.records import dataclass
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Attention
 from shapewright.measure.accuracy.context import Context

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from shapewright.core.records import dataclass
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Attention
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, fold_of_rows, interval_of

@@ -6,12 +6,12 @@ parameters of each kernel are fitted to the fitted (n, k) only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from shapewright.core.records import dataclass
 from shapewright.measure.fit.gemm_section import (
     LARGEST_OVERLAP_POWER,
     Array,

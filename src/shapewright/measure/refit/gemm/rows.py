@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.tables.paper_layers import FORMAT, GEMMS, layer_gemm
 
 

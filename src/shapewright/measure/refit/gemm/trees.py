@@ -13,12 +13,13 @@ same time, a library's heuristic and the formulas disagree, and a correction is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.fit.shared import Array, fold_of_rows
 from shapewright.measure.refit.record_files import fit_trees

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Attention, Gemm, Operation, Pointwise
 from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device, positive
 from shapewright.measure.store.record import FAILED, OK, Case

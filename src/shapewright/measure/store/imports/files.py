@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError, ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.core.units import find_time_columns
 from shapewright.measure.accuracy.measured_files import reading_parquet
 from shapewright.measure.store.database import Store

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device

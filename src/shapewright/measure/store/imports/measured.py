@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from shapewright import __version__
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError
+from shapewright.core.records import dataclass
 from shapewright.hardware import detect_device, find_measured_device
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError
+from shapewright.core.records import dataclass
 from shapewright.optimize.search.request import VARIED, ffn_field
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, allowed_range, ffn_ratio, measure_shape

@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
+from shapewright.core.records import dataclass
 from shapewright.optimize.search.request import ffn_field
 from shapewright.optimize.search.space.guard import measure_shape
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.disaggregated import transfer_span
 from shapewright.optimize.serving.plan import plan_serving
 from shapewright.optimize.serving.point import Instance, batch_sizes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.traffic.unit import simulate_unit
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from shapewright import __version__
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.ray_cluster import MOST_RETRIES, check_engine, check_version, connect, fetch_result
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.traffic.candidates import DEFAULT_LAYOUTS, MOST_LAYOUTS, Scheduler
 from shapewright.optimize.serving.traffic.figures import (
     WARM_UP_FRACTION,

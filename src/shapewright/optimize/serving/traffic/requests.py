@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.core.errors import WorkloadError, short_repr
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.request import LONGEST_LEN
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.traffic.candidates import Scheduler, find_candidates, make_candidate
 from shapewright.optimize.serving.traffic.jobs import Job, TrafficQuestion, draw_requests, run_jobs
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, read_lengths

@@ -7,12 +7,13 @@ sequences are dealt evenly, and a pass takes as long as that of the replica with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.records import dataclass
 from shapewright.optimize.serving.traffic.pass_table import scaled_table
 from shapewright.optimize.serving.traffic.requests import Traffic
 from shapewright.optimize.serving.traffic.state import Limits, Log, PassTable, Requests, Totals, Work

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
 from shapewright.measure.accuracy.tables.serving import mlperf
