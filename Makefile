@@ -46,6 +46,7 @@ mutation: .venv-test/installed
 	$(TEST) scripts/mutate.py --seed 0 --count 80
 
 docs: .venv-test/installed
+	$(TEST) scripts/write_preset_measures.py
 	$(TEST) scripts/write_notation.py
 	$(TEST) scripts/write_pages.py
 	$(TEST) scripts/write_results.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from shapewright.optimize.search import SearchRequest
 from shapewright.optimize.search import memory as search_memory
 from shapewright.optimize.search.findings import best_of_each, pareto
 from shapewright.optimize.search.space.grid import AXES, Grid, split_by, sum_of
-from shapewright.optimize.search.space.guard import MEASURES, allowed_range, percentile_of, preset_measures
+from shapewright.optimize.search.space.guard import (
+    MEASURES,
+    PRESET_MEASURES,
+    allowed_range,
+    measure_presets,
+    percentile_of,
+    preset_measures,
+)
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.speedup import compare_times
@@ -258,6 +266,11 @@ def test_percentiles_come_from_the_presets() -> None:
     assert percentile_of("head_dim", 16.0) == 0.0
     assert percentile_of("head_dim", 10_000.0) == 100.0
     assert len(preset_measures()["head_dim"]) > 100
+
+
+def test_stored_measures_are_those_of_the_presets() -> None:
+    """The file that a search reads is what scripts/write_preset_measures.py writes now."""
+    assert json.loads(PRESET_MEASURES.read_text(encoding="utf-8")) == measure_presets()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
+from shapewright.core.records import dataclass
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.families.vision_language import TILED
 from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
@@ -175,12 +175,6 @@ def read_model(source: ModelLike, overrides: Mapping[str, object] | None = None)
         )
     raw, where, name = find_config(os.fspath(source))
     return read_object(raw, overrides, where=where, name=name)
-
-
-@cache
-def preset_configs() -> Mapping[str, TransformerConfig]:
-    """Read every preset, by name; once in a process, since it takes a tenth of a second."""
-    return {name: read_model(name).config for name in list_presets()}
 
 
 def read_object(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.records import dataclass
 from shapewright.models import to_config_json
-from shapewright.models.read import preset_configs
 from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
 from shapewright.optimize.search.objective import Goal
-from shapewright.optimize.search.space.guard import check_guard
+from shapewright.optimize.search.space.guard import check_guard, has_grouped_heads
 
 if TYPE_CHECKING:
     from shapewright.models import Model, TransformerConfig
@@ -166,7 +165,7 @@ def _why_fixed(model: Model, name: str) -> str:
     if config.is_mla and name in ("heads", "head_dim", "kv_heads"):
         return "the heads of multi-head latent attention share one latent"
     is_plain = config.num_kv_heads == config.num_heads and model.raw is not None
-    if name == "kv_heads" and is_plain and config.model_type not in types_with_grouped_heads():
+    if name == "kv_heads" and is_plain and not has_grouped_heads(config.model_type):
         return f"no public model of model_type {config.model_type!r} has fewer key-value heads than heads"
     if name == "depth":
         lists = {name: getattr(config, name) for name in LAYER_PATTERNS}
@@ -183,13 +182,6 @@ def _why_fixed(model: Model, name: str) -> str:
     except ConfigError:
         return f"a config.json of model_type {config.model_type!r} has no field for it"
     return ""
-
-
-@lru_cache(maxsize=1)
-def types_with_grouped_heads() -> frozenset[str]:
-    """Return the model types of presets with grouped key-value heads; code for other types may not support them."""
-    configs = preset_configs().values()
-    return frozenset(config.model_type for config in configs if config.num_kv_heads < config.num_heads)
 
 
 def _example_change(config: TransformerConfig, name: str) -> dict[str, Any]:
