@@ -11,6 +11,7 @@ Assumes: contiguous operands; rows wide enough to fill a block.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.pricing.calibration.intervals import interval_factors, read_residual_groups
-from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, load_record
+from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, list_records, load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
 from shapewright.pricing.calibration.transfer import fixed_cost_scale, sm_rate_scale
 from shapewright.pricing.price import ROOFLINE_HIGH_FACTOR, Price, split_rows
@@ -97,10 +98,17 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
 def _record_of(operation: Pointwise, device: Device, record: CalibrationRecord) -> CalibrationRecord:
     """Record that prices an operation: that of fp32 for its kinds, unless a user's own record prices all formats."""
     is_own = "pointwise" in device.own_records and not device.uncalibrated
-    if operation.dtype != "fp32" or record.kind != "pointwise" or is_own:
+    kind = _kernel_kind(operation)
+    if operation.dtype != "fp32" or record.kind != "pointwise" or is_own or kind not in _fp32_kinds():
         return record
     fp32 = load_record(FP32_POINTWISE, device)
-    return fp32 if _kernel_kind(operation) in fp32.parameters["kinds"] else record
+    return fp32 if kind in fp32.parameters["kinds"] else record
+
+
+@cache
+def _fp32_kinds() -> frozenset[str]:
+    """Kinds that were measured in fp32 on any device; for others, such as the optimizer, no donor is looked for."""
+    return frozenset(kind for record in list_records(FP32_POINTWISE) for kind in record.parameters["kinds"])
 
 
 def _kernel_kind(operation: Pointwise) -> str:

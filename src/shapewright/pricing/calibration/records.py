@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError
+from shapewright.core.records import dataclass
 from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
 from shapewright.pricing.calibration.donors import DeviceSpec, choose_donor
@@ -23,6 +24,8 @@ from shapewright.pricing.calibration.source import CalibrationSource
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.pricing.calibration.source import Transfer
+
+_DATA = resources.files("shapewright.pricing") / "data"
 
 RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
 FP32_GEMM = "gemm-fp32"
@@ -216,11 +219,13 @@ def _choose_record(
     if physics_only:
         record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=False, without=without)
         return replace(record, residual=None) if record.residual else record
-    records = tuple(record for record in list_records(kind) if record.device not in without)
     if not uncalibrated:
-        for record in records:
-            if spec.name in record.devices:
+        # One by one, the file of the device's name first: the files of a kind take up to 12 ms to read.
+        for file_name in sorted(_file_names(kind), key=lambda name: name != f"{spec.name}.json"):
+            record = _read_record(kind, file_name)
+            if spec.name in record.devices and record.device not in without:
                 return record
+    records = tuple(record for record in list_records(kind) if record.device not in without)
     candidates = [record for record in records if spec.name not in record.devices]
     if not candidates:
         if not records:
@@ -238,19 +243,24 @@ def _choose_record(
 @cache
 def list_records(kind: str) -> tuple[CalibrationRecord, ...]:
     """All records of a kind that ship with the package, in the order of their file names."""
+    return tuple(_read_record(kind, name) for name in _file_names(kind))
+
+
+@cache
+def _file_names(kind: str) -> tuple[str, ...]:
     known = (*RECORD_KINDS, *FORMAT_RECORD_KINDS, *KERNEL_KINDS)
     if kind not in known:
         raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(known)}")
-    folder = resources.files("shapewright.pricing") / "data" / kind
-    if not folder.is_dir():
-        return ()
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
-    return tuple(_parse_record(kind, entry.name, entry.read_text(encoding="utf-8")) for entry in files)
+    folder = _DATA / kind
+    return (
+        tuple(sorted(each.name for each in folder.iterdir() if each.name.endswith(".json"))) if folder.is_dir() else ()
+    )
 
 
-def _parse_record(kind: str, file_name: str, text: str) -> CalibrationRecord:
+@cache
+def _read_record(kind: str, file_name: str) -> CalibrationRecord:
     try:
-        raw = json.loads(text)
+        raw = json.loads((_DATA / kind / file_name).read_text(encoding="utf-8"))
     except ValueError as error:
         raise CalibrationError(f"calibration record {kind}/{file_name} is malformed: {error!r}") from error
     return parse_record(kind, f"{kind}/{file_name}", raw)
