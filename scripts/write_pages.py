@@ -20,8 +20,7 @@ from shapewright.app.report.outputs.catalogue import borrowed_records, describe_
 from shapewright.core import errors
 from shapewright.core.units import TERA, format_bytes
 from shapewright.hardware import Device, list_devices, load_device
-from shapewright.lint import list_rules
-from shapewright.lint.rule import FAMILIES, Rule
+from shapewright.lint.rule import FAMILIES, Rule, list_rules
 
 # Where the options of the model and its workload are described, field by field.
 SHARED_GROUPS = {"workload", "layout", "model"}

@@ -21,7 +21,7 @@ from shapewright.app.cli.main import cli
 from shapewright.app.cli.main import main as run_command
 from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.core import errors
-from shapewright.lint import list_rules
+from shapewright.lint.rule import list_rules
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 

@@ -16,7 +16,7 @@ import pytest
 
 from shapewright.app.cli.main import cli
 from shapewright.hardware import list_devices
-from shapewright.lint import list_rules
+from shapewright.lint.rule import list_rules
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

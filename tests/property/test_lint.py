@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
-from shapewright.lint import Finding, find_better_shapes, list_rules
-from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION
+from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION, find_better_shapes
 from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, evaluate
-from shapewright.lint.rule import Rule
+from shapewright.lint.rule import Finding, Rule, list_rules
 from shapewright.models import TransformerConfig
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload

@@ -10,7 +10,7 @@ import pytest
 from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError
 from shapewright.hardware import load_device
-from shapewright.lint import check_scenario
+from shapewright.lint.check import check_scenario
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Collective, GroupedGemm, Operation
 from shapewright.memory import estimate_memory

@@ -13,19 +13,11 @@ from shapewright.app.report.check import finding_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.core.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
-from shapewright.lint import (
-    CheckReport,
-    Finding,
-    check_scenario,
-    exact_changes,
-    exit_code,
-    find_better_shapes,
-    fix_config,
-    get_rule,
-    list_rules,
-)
+from shapewright.lint.better_shapes import find_better_shapes
+from shapewright.lint.check import CheckReport, check_scenario, exact_changes, exit_code, fix_config
 from shapewright.lint.evaluate import evaluate, run_rules
 from shapewright.lint.example import example_scenario
+from shapewright.lint.rule import Finding, get_rule, list_rules
 from shapewright.models import read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shapewright.core.errors import WorkloadError
-from shapewright.lint import check_scenario, find_better_shapes
-from shapewright.lint.better_shapes import describe
+from shapewright.lint.better_shapes import describe, find_better_shapes
+from shapewright.lint.check import check_scenario
 from shapewright.lint.example import example_scenario
 from shapewright.prediction.scenario import Scenario
 

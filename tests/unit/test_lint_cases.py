@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
-from shapewright.lint import Finding, list_rules
 from shapewright.lint.evaluate import evaluate
 from shapewright.lint.example import example_scenario
-from shapewright.lint.rule import get_rule
+from shapewright.lint.rule import Finding, get_rule, list_rules
 from shapewright.prediction.scenario import Scenario
 
 CASES = Path(__file__).parents[1] / "lint"

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError
-from shapewright.lint import get_rule
 from shapewright.lint.evaluate import evaluate, rate_severity
 from shapewright.lint.example import example_scenario
-from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation
+from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation, get_rule
 from shapewright.prediction.scenario import Scenario
 
 

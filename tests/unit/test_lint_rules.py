@@ -12,8 +12,7 @@ import pytest
 
 from shapewright.core.errors import UnknownRuleError
 from shapewright.hardware import Device
-from shapewright.lint import get_rule, list_rules, rule_page
-from shapewright.lint.rule import FAMILIES
+from shapewright.lint.rule import FAMILIES, get_rule, list_rules, rule_page
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 

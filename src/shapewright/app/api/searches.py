@@ -294,10 +294,17 @@ def plan(
 
 def _note_on_shape(scenario: Scenario) -> tuple[Note, ...]:
     """Point to check where a plan cannot make up for the shape: dimensions that are not aligned."""
-    from shapewright.lint import list_rules
+    from shapewright.lint.rules import alignment, heads
 
-    rules = [rule for rule in list_rules() if rule.name.endswith("-not-aligned") and rule.code.startswith("TC")]
-    odd = [violation for rule in rules for violation in rule.check(scenario)]
+    rules = (
+        alignment.vocab_not_aligned,
+        alignment.hidden_size_not_aligned,
+        heads.head_dim_not_aligned,
+        alignment.mlp_width_not_aligned,
+        alignment.swiglu_width_not_aligned,
+        alignment.adapter_rank_not_aligned,
+    )
+    odd = [violation for check in rules for violation in check(scenario)]
     if not odd:
         return ()
     named = ", ".join(f"{violation.field.rpartition('.')[2]}={violation.actual}" for violation in odd)

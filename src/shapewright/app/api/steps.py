@@ -20,7 +20,7 @@ from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.lint import CheckReport
+    from shapewright.lint.check import CheckReport
     from shapewright.lint.traced import TracedCheck
     from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.compare import Comparison
@@ -87,7 +87,7 @@ def check(
     Raises:
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
-    from shapewright.lint import check_scenario
+    from shapewright.lint.check import check_scenario
     from shapewright.lint.traced import check_trace
 
     if isinstance(config, Trace):

@@ -47,7 +47,7 @@ def complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> l
 
 def complete_rule(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the code or the name of a rule."""
-    from shapewright.lint import list_rules
+    from shapewright.lint.rule import list_rules
 
     rules = list_rules()
     return complete(lambda: [*(rule.code for rule in rules), *(rule.name for rule in rules)])(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.integrations.sarif import to_sarif
 from shapewright.app.report.check import finding_words
 from shapewright.core.errors import ShapewrightError, plain_text
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.lint import CheckReport, check_scenario, name_changes
+from shapewright.lint.check import CheckReport, check_scenario
+from shapewright.lint.combined import name_changes
 from shapewright.models import locate_fields
 from shapewright.models.config_file import read_json_file
 from shapewright.models.transformer import FIELD_NAMES
 
 if TYPE_CHECKING:
-    from shapewright.lint import Finding
+    from shapewright.lint.rule import Finding
     from shapewright.prediction.scenario import Scenario
 
 COMMENT_MARK = "<!-- shapewright -->"

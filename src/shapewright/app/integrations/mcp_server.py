@@ -31,7 +31,7 @@ from shapewright.core.deadline import Deadline, check_deadline
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware import load_named_device
-from shapewright.lint import check_scenario
+from shapewright.lint.check import check_scenario
 from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.software import TUNED

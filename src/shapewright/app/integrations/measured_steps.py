@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shapewright.app.api.parts import ScenarioParts, given_fields, takes_scenario
 from shapewright.app.api.steps import mfu
 from shapewright.core.errors import DeviceError, ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.hardware import detect_device
-from shapewright.lint import Finding, check_scenario
+from shapewright.lint.check import check_scenario
+from shapewright.lint.rule import Finding
 from shapewright.prediction.build import build_scenario
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from shapewright.lint.rule import get_rule, list_rules, rule_page
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shapewright.lint import CheckReport, Finding
+    from shapewright.lint.check import CheckReport
+    from shapewright.lint.rule import Finding
 
 SARIF_VERSION = "2.1.0"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.check import BetterShapeOutput, CheckOutput, FindingOutput
-    from shapewright.lint import Finding
     from shapewright.lint.combined import CombinedFix
-    from shapewright.lint.rule import Suggestion
+    from shapewright.lint.rule import Finding, Suggestion
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 OPERATIONS_SHOWN = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.step import describe_ceiling, operations_chart, step_roofline_chart
@@ -22,8 +22,9 @@ from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
+from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
-from shapewright.lint import check_scenario
+from shapewright.lint.check import check_scenario
 from shapewright.lowering import num_microbatches
 from shapewright.optimize.search import SearchRequest, search_shapes
 from shapewright.prediction.capacity import estimate_capacity

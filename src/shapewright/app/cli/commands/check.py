@@ -83,7 +83,7 @@ def command(
 
     Exit code 0: nothing at or above --fail-on; 1: findings; 2: bad input.
     """
-    from shapewright.lint import check_scenario, exit_code, fix_config
+    from shapewright.lint.check import check_scenario, exit_code, fix_config
 
     if fix and not output:
         raise click.UsageError("--fix needs -o FILE: the input config is never overwritten")

@@ -18,7 +18,7 @@ from shapewright.app.cli.names import complete_rule
 def command(code: str | None, as_json: bool) -> int:
     """Print the page of a rule, by code or name, or list all rules."""
     from shapewright.app.report.columns import Column, columns_of, print_table
-    from shapewright.lint import list_rules, rule_page
+    from shapewright.lint.rule import list_rules, rule_page
 
     if as_json:
         from shapewright.app.report.outputs.catalogue import rules_output

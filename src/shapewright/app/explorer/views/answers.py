@@ -26,7 +26,7 @@ from shapewright.app.report.outputs.predict import operation_output, predict_out
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.app.report.review import gather_review, review_page
 from shapewright.core.units import format_percent
-from shapewright.lint import check_scenario
+from shapewright.lint.check import check_scenario
 from shapewright.lowering.operations import Gemm
 from shapewright.models import to_config_json
 from shapewright.prediction.capacity import estimate_capacity

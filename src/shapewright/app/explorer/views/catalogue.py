@@ -12,7 +12,7 @@ from shapewright.app.report.outputs.model import SCHEMA_VERSION
 from shapewright.core.errors import UnknownModelError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.units import format_count
-from shapewright.lint import list_rules, rule_page
+from shapewright.lint.rule import list_rules, rule_page
 from shapewright.memory import OPTIMIZERS
 from shapewright.models import TransformerConfig, list_presets, load_preset
 from shapewright.optimize.search.request import DEFAULT_VARIED, VARIED

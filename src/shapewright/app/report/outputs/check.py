@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from shapewright.app.report.outputs.model import (
     text_only,
 )
 from shapewright.app.report.outputs.predict import PredictOutput, predict_output
+from shapewright.core.records import dataclass
 from shapewright.lint.combined import CombinedFix
 from shapewright.lint.rule import Suggestion
 from shapewright.models import TransformerConfig
@@ -26,7 +26,8 @@ from shapewright.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Note
-    from shapewright.lint import CheckReport, Finding
+    from shapewright.lint.check import CheckReport
+    from shapewright.lint.rule import Finding
     from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.scenario import Scenario
 

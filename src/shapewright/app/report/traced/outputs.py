@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.check import FindingOutput, finding_output, other_warnings
 from shapewright.app.report.outputs.mfu import TraceOutput, trace_output
 from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take, text_only
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
+from shapewright.core.records import dataclass
 from shapewright.lowering.torch_trace.trace import UnknownOperator
 
 if TYPE_CHECKING:
