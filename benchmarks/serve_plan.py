@@ -68,7 +68,7 @@ def time_command(device: str, *, model: str, gpus: int | None = None) -> float:
 def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, float]:
     """Look at all ways to serve one model once, and predict some of its passes alone."""
     import shapewright
-    from shapewright.optimize.serving import plan as serving
+    from shapewright.optimize.serving import pass_times
     from shapewright.prediction.composition import compose_passes
     from shapewright.prediction.predict import predict
     from shapewright.pricing import operations as pricing
@@ -79,7 +79,7 @@ def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, fl
         passes.extend(distinct)
         return compose_passes(distinct, *given, **more)
 
-    with patch.object(serving, "compose_passes", count):
+    with patch.object(pass_times, "compose_passes", count):
         start_s, start_processor_s = time.perf_counter(), time.process_time()
         found = shapewright.serve_plan(
             model, device=device, prompt_len=LENGTHS["isl"], output_len=LENGTHS["osl"], num_devices=gpus, formats=()

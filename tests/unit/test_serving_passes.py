@@ -25,7 +25,8 @@ from shapewright.optimize.serving.disaggregated import (
 from shapewright.optimize.serving.passes import Passes
 from shapewright.optimize.serving.point import Instance, Span
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import StepTimes
+from shapewright.prediction.composition import StepTimes, compose_passes, compose_step, price_passes
+from shapewright.pricing.servers import load_server
 from shapewright.workload import ParallelLayout
 
 TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
@@ -205,6 +206,25 @@ def test_passes_lowered_together_equal_passes_lowered_alone(model: str, degrees:
     for batch in batches:
         for query_len in (1, 3):
             found, expected = (one.decode(batch, 700, query_len, answer_len=200) for one in (together, alone))
-            assert found == expected
-            mixed = together.mixed(found, together.prefill(*prompt))
-            assert mixed == alone.mixed(expected, alone.prefill(*prompt))
+            mixed = together.mixed(found, together.prefill(*prompt)), alone.mixed(expected, alone.prefill(*prompt))
+            for one, other in ((found, expected), mixed):
+                assert (one.operations, one.num_kernels) == (other.operations, other.num_kernels)
+                assert one._replace(parts=()) == other._replace(parts=())
+
+
+@pytest.mark.parametrize("server", ["current", "trtllm-1.0", "vllm-0.16"])
+def test_passes_composed_together_equal_those_composed_alone(server: str) -> None:
+    """Sums over arrays of all passes are those of compose_step, operation by operation, to the last digit."""
+    degrees = {"tensor_parallel": 4, "pipeline_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 1}
+    instance = make_instance(degrees, "mixtral-8x7b")
+    config, device, adjust = instance.config, instance.scenario.device, load_server(server).adjust
+    instance.lower_batches((1, 3, 17, 256), (1001, 1003))
+    decodes = [instance.decode_passes(batch)[0] for batch in (1, 3, 17, 256)]
+    passes = [*decodes, *(instance.passes.mixed(one, instance.passes.prefill(1, 1000, 500)) for one in decodes)]
+
+    each = [
+        compose_step(priced, config, one.workload, one.layout)
+        for one, priced in zip(passes, price_passes(passes, device, adjust), strict=True)
+    ]
+    assert compose_passes(passes, config, device, adjust) == each
+    assert compose_passes([], config, device) == []

@@ -136,7 +136,15 @@ def estimate_stages(
 
     Assumes: As estimate_memory does.
     """
-    return tuple(_estimate(config, workload, layout, None, range(layout.pipeline_parallel)))
+    indices = range(layout.pipeline_parallel)
+    if workload.is_training:
+        return tuple(_estimate(config, workload, layout, None, indices))
+    # In inference, stages with equal layers and ends need equal memory.
+    stages = [Stage(config, layout, index) for index in indices]
+    kinds = [(stage.is_first, stage.is_last, tuple(stage.kinds.items()), stage.encoder_layers) for stage in stages]
+    first = {kind: kinds.index(kind) for kind in kinds}
+    estimates = dict(zip(first, _estimate(config, workload, layout, None, first.values()), strict=True))
+    return tuple(replace(estimates[kind], stage=index) for index, kind in enumerate(kinds))
 
 
 def _estimate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from shapewright.lowering.operations import (
     Collective,
     Gemm,
     GroupedGemm,
+    OperationRows,
     Pointwise,
     Scan,
     SparseAttention,
@@ -28,14 +29,18 @@ from shapewright.lowering.operations import (
 from shapewright.pricing.calibration.records import load_record
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from numpy.typing import NDArray
+
     from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
     from shapewright.pricing.price import Price
 
-_read_key = {
-    cls: attrgetter(*(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS))
+_key_fields = {
+    cls: tuple(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS)
     for cls in (Gemm, GroupedGemm, Attention, SparseAttention, Scan, CausalConv, Pointwise, Collective)
 }
+_read_key = {cls: attrgetter(*names) for cls, names in _key_fields.items()}
 
 # Prices by device and by price_key. A device is keyed by identity, since a user's file may have any name; the reference
 # stored here keeps the identity unique. Above a limit, about 1 kB per price over all devices, the cache is cleared:
@@ -47,7 +52,11 @@ _price_cache: dict[int, tuple[Device, dict[tuple[Any, ...], Price]]] = {}
 def price_key(operation: Operation) -> tuple[Any, ...]:
     """Key of everything that decides the price of an operation: equal keys, equal prices. Sizes may be arrays."""
     kind = type(operation)
-    return (kind, *[value.tobytes() if type(value) is np.ndarray else value for value in _read_key[kind](operation)])
+    return (kind, *[value.tobytes() if _is_array(value) else value for value in _read_key[kind](operation)])
+
+
+def _is_array(value: object) -> TypeGuard[NDArray[Any]]:
+    return type(value) is np.ndarray
 
 
 def price_operations(operations: Sequence[Operation], device: Device) -> list[Price]:
@@ -72,6 +81,48 @@ def price_operations(operations: Sequence[Operation], device: Device) -> list[Pr
         known.update(priced)
         prices |= priced
     return [price for key in keys if (price := prices[key]) is not None]
+
+
+def price_rows(
+    groups: Iterable[OperationRows], device: Device
+) -> tuple[list[Operation], list[Price], list[Int[np.ndarray, "rows operations"]]]:
+    """Price the operations of many passes with arrays for sizes: single operations are made of distinct ones alone.
+
+    Returns:
+        The distinct operations, their prices, and for each group the place of its operations among them.
+    """
+    known: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
+    distinct: list[Operation] = []
+    places = []
+    for group in groups:
+        columns = [_place(operation, group.num_rows, known, distinct) for operation in group.operations]
+        places.append(np.array(columns, dtype=int).reshape(len(columns), group.num_rows).T)
+    return distinct, price_operations(distinct, device), places
+
+
+def _place(
+    operation: Operation,
+    num_rows: int,
+    known: dict[tuple[Any, ...], dict[tuple[Any, ...], int]],
+    distinct: list[Operation],
+) -> list[int]:
+    """Return the place in ``distinct`` of an operation of each row, and add those that are new.
+
+    Args:
+        known: Places by what the rows share, and by sizes.
+    """
+    kind = type(operation)
+    values = _read_key[kind](operation)
+    arrays = {name: value.tolist() for name, value in zip(_key_fields[kind], values, strict=True) if _is_array(value)}
+    shared = (kind, tuple(arrays), *(None if _is_array(value) else value for value in values))
+    own = known.setdefault(shared, {})
+    rows = list(zip(*arrays.values(), strict=True)) if arrays else [()]
+    for row in rows:
+        if row not in own:
+            own[row] = len(distinct)
+            distinct.append(operation.changed(**dict(zip(arrays, row, strict=True))) if row else operation)
+    found = [own[row] for row in rows]
+    return found if arrays else found * num_rows
 
 
 def _price_fresh(operations: Iterable[Operation], device: Device) -> list[Price]:

@@ -78,10 +78,8 @@ def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> l
 
 def _add_host(one: Pass, device_times: StepTimes, server: Server) -> StepTimes:
     """Add the time of the host to that of the device; a pass without decoding sequences samples one token."""
-    num_kernels = sum(int(operation.repeats) for operation in one.operations)
     is_decode = one.key[0] == "decode"
-    num_sequences = one.num_decoding
-    host_s = server.pass_host_s(num_sequences, num_kernels, device_times.step_s, is_decode=is_decode)
+    host_s = server.pass_host_s(one.num_decoding, one.num_kernels, device_times.step_s, is_decode=is_decode)
     if not host_s:
         return device_times
     return replace(

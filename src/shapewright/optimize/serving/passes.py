@@ -10,14 +10,14 @@ or almost nothing of it, depending on a few tokens of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.lowering import lower
-from shapewright.lowering.operations import Attention, CausalConv, Scan, SparseAttention
+from shapewright.lowering.operations import Attention, CausalConv, OperationRows, Scan, SparseAttention
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -108,22 +108,40 @@ _CORE_ROLES = frozenset(
 )
 
 
+Part = tuple[OperationRows, int]
+"""Rows of operations, and one of the rows."""
+
+
 class Pass(NamedTuple):
     """Operations of one device in one pass of a server.
 
     Attributes:
-        operations: The operations, in order.
+        parts: The operations, in order: rows of operations that passes share, and which row.
         workload: Workload that they were lowered from.
         layout: Layout of the model.
         key: Kind and sizes; passes of one instance with equal keys are equal.
         num_decoding: Sequences that decode in it.
     """
 
-    operations: tuple[Operation, ...]
+    parts: tuple[Part, ...]
     workload: Workload
     layout: ParallelLayout
     key: tuple[object, ...]
     num_decoding: int = 0
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations, one by one."""
+        return tuple(operation for rows, row in self.parts for operation in rows.row(row))
+
+    @property
+    def num_kernels(self) -> int:
+        """Executions of all operations."""
+        return sum(int(rows.repeats.sum()) for rows, _ in self.parts)
+
+    def parts_where(self, is_wanted: Callable[[Operation], bool]) -> tuple[Part, ...]:
+        """Return the parts with some of the operations alone."""
+        return tuple((rows.where(is_wanted), row) for rows, row in self.parts)
 
 
 class Passes:
@@ -139,7 +157,7 @@ class Passes:
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._workload, self._layout = scenario.workload, scenario.layout
         self._lowered: dict[tuple[object, ...], Pass] = {}
-        self._bodies: dict[int, tuple[Operation, ...]] = {}
+        self._bodies: dict[int, Part] = {}
         self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
 
     def lower_together(
@@ -161,10 +179,10 @@ class Passes:
             spread = self._spread(context_len - answer_len // 2, answer_len)
             base = replace(self._workload, phase="decode", context_len=context_len)
             workload = base.resized(micro_batch_size=np.array(new) * query_len)
-            columns = [one.single_sizes(len(new)) for one in self._lower(workload, spread)]
-            for batch_size, operations in zip(new, zip(*columns, strict=True), strict=True):
+            rows = self._decode_rows(workload, spread, query_len, len(new))
+            for row, batch_size in enumerate(new):
                 own = base.resized(micro_batch_size=batch_size * query_len)
-                self._add_decode(keys[batch_size], own, operations, batch_size, query_len)
+                self._add_decode(keys[batch_size], own, (rows, row), batch_size)
 
     def lower_bodies(self, num_tokens: Collection[int]) -> None:
         """Lower what mixed passes multiply with the weights at once, with arrays for sizes; see mixed.
@@ -178,9 +196,8 @@ class Passes:
         if not new:
             return
         base = replace(self._workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
-        body = _body_of(self._lower(base.resized(micro_batch_size=np.array(new))))
-        columns = [one.single_sizes(len(new)) for one in body]
-        self._bodies.update(zip(new, zip(*columns, strict=True), strict=True))
+        rows = OperationRows(self._lower(base.resized(micro_batch_size=np.array(new))), len(new)).where(_is_body)
+        self._bodies.update((tokens, (rows, row)) for row, tokens in enumerate(new))
 
     def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
         """Return a pass over ``query_len`` new tokens of each sequence; more than one verifies draft tokens.
@@ -197,21 +214,19 @@ class Passes:
                 self._workload, phase="decode", micro_batch_size=batch_size * query_len, context_len=context_len
             )
             spread = self._spread(context_len - answer_len // 2, answer_len)
-            self._add_decode(key, workload, self._lower(workload, spread), batch_size, query_len)
+            self._add_decode(key, workload, (self._decode_rows(workload, spread, query_len), 0), batch_size)
         return self._lowered[key]
 
-    def _add_decode(
-        self,
-        key: tuple[object, ...],
-        workload: Workload,
-        operations: tuple[Operation, ...],
-        batch_size: int,
-        query_len: int,
-    ) -> None:
+    def _decode_rows(
+        self, workload: Workload, spread: TransformerConfig, query_len: int, num_rows: int = 1
+    ) -> OperationRows:
+        operations = self._lower(workload, spread)
         if query_len > 1:
             operations = tuple(_share_cache(operation, query_len) for operation in operations)
-        operations = self._adapt(operations, batch_size)
-        self._lowered[key] = Pass(operations, workload, self._layout, key, batch_size)
+        return OperationRows(operations, num_rows)
+
+    def _add_decode(self, key: tuple[object, ...], workload: Workload, part: Part, batch_size: int) -> None:
+        self._lowered[key] = Pass((self._adapt(part, batch_size),), workload, self._layout, key, batch_size)
 
     def prefill(
         self, batch_size: int, num_tokens: int, context_len: int = 0, *, num_sequences: int | None = None
@@ -232,8 +247,8 @@ class Passes:
                 seq_len=num_tokens,
                 context_len=context_len,
             )
-            operations = self._adapt(self._lower(workload), sequences)
-            self._lowered[key] = Pass(operations, workload, self._layout, key)
+            part = self._adapt((OperationRows(self._lower(workload)), 0), sequences)
+            self._lowered[key] = Pass((part,), workload, self._layout, key)
         return self._lowered[key]
 
     def mixed(self, decode: Pass, prefill: Pass) -> Pass:
@@ -244,18 +259,14 @@ class Passes:
         prompts = prefill.workload.micro_batch_size
         new_tokens = decode.workload.micro_batch_size
         num_tokens = new_tokens + prompts * prefill.workload.seq_len
-        body = self._bodies.get(num_tokens)
-        if body is None:
-            together = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts)
-            body = _body_of(together.operations)
-        operations = [
-            *body,
-            *(operation for operation in decode.operations if is_core(operation)),
-            *(operation for operation in prefill.operations if is_core(operation)),
-            *(operation for operation in decode.operations if operation.stage == "last"),
-        ]
+        if num_tokens in self._bodies:
+            body: tuple[Part, ...] = (self._bodies[num_tokens],)
+        else:
+            body = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts).parts_where(_is_body)
+        parts = (*body, *(part for each in (decode, prefill) for part in each.parts_where(is_core)))
         key = ("mixed", decode.key, prefill.key)
-        return Pass(tuple(operations), prefill.workload, self._layout, key, decode.num_decoding)
+        logits = decode.parts_where(_is_last)
+        return Pass((*parts, *logits), prefill.workload, self._layout, key, decode.num_decoding)
 
     def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
         key = (context_len, num_contexts)
@@ -263,10 +274,11 @@ class Passes:
             self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
         return self._spread_configs[key]
 
-    def _adapt(self, operations: tuple[Operation, ...], num_sequences: int) -> tuple[Operation, ...]:
+    def _adapt(self, part: Part, num_sequences: int) -> Part:
         if self._adapters is None:
-            return operations
-        return self._adapters.add_to(operations, num_sequences, self._config, self._layout)
+            return part
+        rows, row = part
+        return OperationRows(self._adapters.add_to(rows.row(row), num_sequences, self._config, self._layout)), 0
 
     def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
         return lower(config or self._config, workload, self._layout, node_size=self._node_size)
@@ -280,9 +292,13 @@ def _depends_on_tokens_alone(config: TransformerConfig) -> bool:
     return config.position_embedding != "learned" and not config.index_topk and not config.num_caption_tokens
 
 
-def _body_of(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return the operations that multiply all tokens with weights: neither cores of sequences nor logits."""
-    return tuple(operation for operation in operations if not is_core(operation) and operation.stage != "last")
+def _is_body(operation: Operation) -> bool:
+    """Return whether an operation multiplies all tokens with weights: neither a core of sequences nor the logits."""
+    return not is_core(operation) and not _is_last(operation)
+
+
+def _is_last(operation: Operation) -> bool:
+    return operation.stage == "last"
 
 
 def is_core(operation: Operation) -> bool:
@@ -296,7 +312,7 @@ def _share_cache(operation: Operation, query_len: int) -> Operation:
     """Let the new tokens of one sequence read its cache together."""
     if not isinstance(operation, Attention | SparseAttention | Scan | CausalConv):
         return operation
-    batch_size = int(operation.batch_size) // query_len
+    batch_size = operation.batch_size // query_len
     if isinstance(operation, Scan | CausalConv):
-        return replace(operation, batch_size=batch_size, seq_len=query_len)
-    return replace(operation, batch_size=batch_size, query_len=query_len, kv_len=operation.kv_len + query_len - 1)
+        return operation.changed(batch_size=batch_size, seq_len=query_len)
+    return operation.changed(batch_size=batch_size, query_len=query_len, kv_len=operation.kv_len + query_len - 1)

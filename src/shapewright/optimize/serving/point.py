@@ -262,14 +262,17 @@ class Instance:
         return {}
 
     @cached_property
-    def _known_used_bytes(self) -> dict[int, tuple[float, ...]]:
-        """Memory beside the cache that was estimated, by the tokens of the pass. [byte]"""
+    def _known_stages(self) -> dict[int, tuple[MemoryEstimate, ...]]:
+        """Memory of each stage that was estimated, by the tokens of the pass. [byte]"""
         return {}
 
     def stage_estimates(self, num_tokens: int) -> tuple[MemoryEstimate, ...]:
         """Return the memory of each stage in a pass over some tokens; its cache is not that of the server. [byte]"""
-        workload = replace(self.base, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
-        return estimate_stages(self.config, workload, self.layout)
+        known = self._known_stages
+        if num_tokens not in known:
+            workload = replace(self.base, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
+            known[num_tokens] = estimate_stages(self.config, workload, self.layout)
+        return known[num_tokens]
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the cache of one sequence on one device of each stage. [byte]"""
@@ -289,12 +292,9 @@ class Instance:
     def free_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the memory left for the cache on one device of each stage in a pass over some tokens. [byte]"""
         fraction, memory_bytes = self.request.memory_fraction, self.scenario.device.memory_bytes
-        if num_tokens not in self._known_used_bytes:
-            stages = self.stage_estimates(num_tokens)
-            self._known_used_bytes[num_tokens] = tuple(
-                stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in stages
-            )
-        used = self._known_used_bytes[num_tokens]
+        used = [
+            stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in self.stage_estimates(num_tokens)
+        ]
         if self.request.server.fraction_of_free:
             return tuple(fraction * (memory_bytes - used_bytes) for used_bytes in used)
         return tuple(fraction * memory_bytes - used_bytes for used_bytes in used)

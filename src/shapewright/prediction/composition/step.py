@@ -11,10 +11,10 @@ times slower. Both forms use the same functions for pools, overlap, the ends of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,16 +30,13 @@ from shapewright.prediction.composition.stages import (
     combine_stages,
     exchange_overlap_fraction,
     exposed_fraction,
-    overlap_communication,
     overlap_pools,
     pool_compute_s,
     rebalance_ends,
 )
-from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
     from shapewright.pricing.price import Price
@@ -96,13 +93,31 @@ def compose_step(
                 sums[WEIGHT_GRADIENTS] += total_s
         if total_s > 0.0:
             _add_interval(entry, below, above)
+    return finish_step(sums, layer_forward_s, (below.width_s, above.width_s), config, workload, layout)
+
+
+def finish_step(
+    sums: Mapping[str, float],
+    layer_forward_s: float,
+    widths_s: tuple[float, float],
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+) -> StepTimes:
+    """Return the times of a step from the sums over its operations; see compose_step.
+
+    Args:
+        sums: Times as of combine_stages. [s]
+        layer_forward_s: Forward time of the layers. [s]
+        widths_s: Half-widths of the interval of all sums together, below and above. [s]
+    """
     passes = num_microbatches(workload, layout)
     step_s, bubble_s = combine_stages(sums, passes, layout)
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
     return StepTimes(
         step_s=step_s,
-        step_low_s=max(step_s - scale * below.width_s, 0.0),
-        step_high_s=step_s + scale * above.width_s,
+        step_low_s=max(step_s - scale * widths_s[0], 0.0),
+        step_high_s=step_s + scale * widths_s[1],
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
@@ -165,52 +180,6 @@ def error_correlation(price: Price) -> float:
     # The remainder beyond the bias of the device correlates like errors of the device's own record.
     shared = float(price.shared_error)
     return max(BORROWED_ERROR_CORRELATION, shared + (1.0 - shared) * ERROR_CORRELATION)
-
-
-class LoweredPass(Protocol):
-    """Operations of one pass, with the workload and the layout that they were lowered from."""
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """The operations, in order."""
-
-    @property
-    def workload(self) -> Workload:
-        """The workload."""
-
-    @property
-    def layout(self) -> ParallelLayout:
-        """The layout."""
-
-
-def compose_passes(
-    passes: Sequence[LoweredPass],
-    config: TransformerConfig,
-    device: Device,
-    adjust: Callable[[Operation, Price, Device], Price] | None = None,
-) -> list[StepTimes]:
-    """Price and compose many passes of one model as ``predict`` does.
-
-    Args:
-        adjust: Returns the price of an operation as the software of the passes runs it; None for today's kernels.
-    """
-    return [
-        compose_step(priced, config, each.workload, each.layout)
-        for each, priced in zip(passes, price_passes(passes, device, adjust), strict=True)
-    ]
-
-
-def price_passes(
-    passes: Sequence[LoweredPass], device: Device, adjust: Callable[[Operation, Price, Device], Price] | None = None
-) -> Iterator[list[PricedOperation]]:
-    """Yield the priced operations of each pass, with overlapped communication, from one pricing call."""
-    listed = [operation for each in passes for operation in each.operations]
-    priced = price_operations(listed, device)
-    if adjust:
-        priced = [adjust(operation, price, device) for operation, price in zip(listed, priced, strict=True)]
-    prices = iter(priced)
-    for each in passes:
-        yield overlap_communication([PricedOperation(operation, next(prices)) for operation in each.operations])
 
 
 def bound_of(entry: PricedOperation) -> str:

@@ -23,6 +23,7 @@ from shapewright.prediction.composition import compose_passes
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+    from shapewright.lowering.operations import Operation
     from shapewright.optimize.serving.point import Instance
 
     PerPass = Float[np.ndarray, "passes"]
@@ -169,7 +170,11 @@ def _padded(values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, " ce
 
 
 def _without_cores(one: Pass) -> Pass:
-    return one._replace(operations=tuple(operation for operation in one.operations if not is_core(operation)))
+    return one._replace(parts=one.parts_where(_is_outside_cores))
+
+
+def _is_outside_cores(operation: Operation) -> bool:
+    return not is_core(operation)
 
 
 def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
@@ -178,7 +183,7 @@ def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
     length = max(1, num_tokens // num_prompts)
     cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))
     rest = _without_cores(instance.passes.prefill(1, num_tokens))
-    return rest._replace(operations=(*rest.operations, *(one for one in cores.operations if is_core(one))))
+    return rest._replace(parts=(*rest.parts, *cores.parts_where(is_core)))
 
 
 def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str, Any]:
@@ -191,10 +196,7 @@ def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str
         "host_s": server.host_s,
         "host_per_sequence_s": server.host_per_sequence_s,
         "prefill_host_s": server.prefill_host_s,
-    } | {
-        f"{name}_launch_s": server.launch_s * sum(int(operation.repeats) for operation in one.operations)
-        for name, one in launches.items()
-    }
+    } | {f"{name}_launch_s": server.launch_s * one.num_kernels for name, one in launches.items()}
 
 
 def _compose(instance: Instance, passes: Sequence[Pass], *, with_host: bool = False) -> tuple[PerPass, ...]:
