@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shapewright.app.cli.main import main
 from shapewright.app.figures.chart import Band, HeatMap, Line, Points, XYChart
+from shapewright.app.figures.echarts import chart_option
 from shapewright.app.figures.heat_maps import measured_layer_map
 from shapewright.app.figures.measured import Sample, samples_from_rows
 from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
@@ -284,3 +286,17 @@ def test_invalid_input_writes_no_figure(
     assert (code, message.count("\n")) == (2, 1)
     assert words in message
     assert {path.name for path in store.parent.iterdir()} <= {"s.db", "s.db-wal", "s.db-shm"}
+
+
+def test_a_short_span_has_a_linear_axis() -> None:
+    """A logarithmic axis below a factor of ten would have one tick or two; bands and gaps count as values."""
+
+    def chart(*parts: Line | Points | Band) -> XYChart:
+        return XYChart(title="t", x_label="x", y_label="y", series=parts, alt="a", y_log=True)
+
+    assert not chart(Line("a", [1, 2], [3.0, 29.0])).has_log_y
+    assert chart(Line("a", [1, 2], [3.0, 30.0])).has_log_y
+    assert chart(Line("a", [1, 2], [3.0, None]), Points("b", [1], [30.0])).has_log_y
+    assert chart(Band("a", [1], [2.0], [20.0])).has_log_y
+    assert not replace(chart(Line("a", [1, 2], [1.0, 100.0])), y_log=False).has_log_y
+    assert chart_option(chart(Line("a", [1, 2], [3.0, 29.0])))["yAxis"]["type"] == "value"

@@ -1,6 +1,6 @@
 """Chart descriptions: titles, labels and data of charts, independent of the plotting library.
 
-``render.echarts`` and ``render.matplotlib_files`` draw the same description, so that pages and files show the same
+``echarts`` and ``matplotlib_files`` draw the same description, so that pages and files show the same
 numbers. Values are in the unit of the axis label.
 """
 
@@ -13,6 +13,9 @@ from shapewright.core.records import dataclass
 
 # Distinguishable with colour vision deficiency. Source: Okabe and Ito, "Color Universal Design" (2008); without black.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7f7f7f", "#b8a800")
+
+# Values that span less are legible on a linear axis, which has more ticks.
+_LOG_SPAN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class XYChart:
     """Curves, points and bands over two numeric axes.
 
     ``alt`` is the text alternative, one sentence. ``x_log_base`` is the base of the ticks: 2 for sizes, 10 for times.
+    ``y_log`` holds where the values span a factor of ten: shorter logarithmic axes would have one tick or two.
     """
 
     title: str
@@ -75,6 +79,17 @@ class XYChart:
     x_log_base: int = 2
     y_log: bool = False
     y_from_zero: bool = False
+
+    @property
+    def has_log_y(self) -> bool:
+        """Whether the y axis is logarithmic."""
+        columns = [
+            values
+            for part in self.series
+            for values in ((part.low, part.high) if isinstance(part, Band) else (part.y,))
+        ]
+        known = [value for values in columns for value in values if value is not None]
+        return self.y_log and max(known, default=1.0) >= _LOG_SPAN * min(known, default=1.0)
 
 
 @dataclass(frozen=True, slots=True)

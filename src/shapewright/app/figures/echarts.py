@@ -62,7 +62,7 @@ def _xy(chart: XYChart) -> Option:
         "legend": {"data": [part.name for part in chart.series], "type": "scroll", "bottom": 0, "right": 40, "left": 8},
         "grid": {"left": 16, "right": 48, "top": 40, "bottom": 56, "containLabel": True},
         "xAxis": _axis(chart.x_label, log_base=chart.x_log_base if chart.x_log else None, centred=True) | _ends(chart),
-        "yAxis": _axis(chart.y_label, log_base=10 if chart.y_log else None, from_zero=chart.y_from_zero),
+        "yAxis": _axis(chart.y_label, log_base=10 if chart.has_log_y else None, from_zero=chart.y_from_zero),
         "dataZoom": [{"type": "inside", "filterMode": "none"}],
         "series": series,
     }

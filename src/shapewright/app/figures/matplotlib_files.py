@@ -105,7 +105,7 @@ def _draw_xy(chart: XYChart, axes: Any) -> None:
             )
     if chart.x_log:
         axes.set_xscale("log", base=chart.x_log_base)
-    if chart.y_log:
+    if chart.has_log_y:
         axes.set_yscale("log")
     if chart.y_from_zero:
         axes.set_ylim(bottom=0)

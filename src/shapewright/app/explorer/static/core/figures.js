@@ -47,7 +47,7 @@ function themed(figure, adjust, width, withLegend = false) {
   // Long names of bars leave most of a narrow chart to the bars.
   const names = option.yAxis?.type === "category" && !option.grid.containLabel ? option.yAxis.data : [];
   const left = Math.min(Math.max(option.grid?.left ?? 0, widest(names) + 24), Math.max(90, 0.46 * width));
-  if (names.length > 0) option.yAxis = { ...option.yAxis, axisLabel: { width: left - 12, overflow: "truncate" } };
+  if (names.length > 0) option.yAxis = { ...option.yAxis, axisLabel: { width: left - 12, overflow: "break", lineHeight: 13 } };
   const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
   const toned = (one) => !dark ? one : { ...one, itemStyle: tone(one.itemStyle), lineStyle: tone(one.lineStyle) };
   const outside = (one) => one.type === "scatter" || (one.type === "bar" && one.data.some((point) => point?.label?.position === "right"));
