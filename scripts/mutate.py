@@ -1,9 +1,13 @@
 """Change one token of the core at a time, and count the changes that no test notices: make mutation.
 
 A seeded sample of changes is drawn over the packages below: comparisons, arithmetic, truth values, numbers and swapped
-arguments. Each is written into a copy of the repository. One run of the tests records which functions each of
-them calls; then those that call the changed function run, the quickest first, until one fails. Whether a change has no
-effect on behaviour is judged by a person: name such changes with --equivalent.
+arguments. Pytest collects the tests once. A first run records which functions each test calls. Then a forked process
+for each change replaces the code of the changed function and runs the tests that call it, the quickest first, until one
+fails. A change outside functions (a default, a table) is made before anything is imported, in a process of its own.
+
+Results are kept in build/mutation, so that the same command continues where it was stopped; delete the folder after
+a change of the tests that are there already. A change that takes too long is counted apart: no test noticed it. Whether
+a change has no effect on behaviour is judged by a person: name such changes with --equivalent.
 
     python scripts/mutate.py --seed 1 --count 50
     python scripts/mutate.py --at src/shapewright/memory/estimate.py:170
@@ -13,65 +17,65 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
+import gc
+import importlib.machinery
+import itertools
 import json
 import os
-import shutil
-import subprocess
+import re
+import resource
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+RESULTS = ROOT / "build/mutation"
 PACKAGES = (
     "memory", "lowering", "models/families", "lint", "optimize/serving", "optimize/plan", "pricing",
     "prediction/composition",
 )  # fmt: skip
-# Tests of the core: of its parts, of whole steps by hand, and of properties.
+# It runs in a process of its own, where functions are not replaced.
+ELSEWHERE = SOURCE / "shapewright/lowering/torch_trace/child.py"
+# Doctests and tests of parts, of whole steps by hand, of properties, and against other implementations,
 TESTS = (
-    "unit/test_arch*s.py", "unit/test_attention*.py", "unit/test_b[lu]*.py", "unit/test_config_[hlprt]*.py",
-    "unit/test_cap*.py",
-    "unit/test_ends*.py", "unit/test_exp*.py", "unit/test_fin*.py", "unit/test_flop*.py", "unit/test_hybrids.py",
-    "unit/test_images.py", "unit/test_layout*.py", "unit/test_lint*.py", "unit/test_lowering*.py", "unit/test_many*.py",
-    "unit/test_memory.py", "unit/test_o[df]*.py", "unit/test_op*.py", "unit/test_pi*.py", "unit/test_pl*.py",
-    "unit/test_pr[ei][dc]*.py", "unit/test_recomp*.py", "unit/test_rotary*.py", "unit/test_serving*.py",
-    "unit/test_stored*.py", "unit/test_traffic*.py", "unit/test_w*.py", "lint", "vectors", "property/test_[lmops]*.py",
-    "property/test_pr*.py", "accuracy/test_drift.py",
+    "src/shapewright", "tests/unit", "tests/property", "tests/vectors", "tests/oracle", "tests/accuracy/test_drift.py",
 )  # fmt: skip
-LIMIT_S = 900
-# Plugin of pytest that records the time of each test that passes, and the functions of the package that it calls.
-RECORDER = """
-import json, os, pathlib, sys, time
-import pytest
-
-RECORDS, FAILED, SOURCE = {}, set(), os.environ["MUTATE_SOURCE"]
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    called, start_s = set(), time.perf_counter()
-    def trace(frame, event, arg):
-        code = frame.f_code
-        if code.co_filename.startswith(SOURCE):
-            called.add(f"{code.co_filename[len(SOURCE) + 1:]}:{code.co_firstlineno}")
-    sys.settrace(trace)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(None)
-        RECORDS[item.nodeid] = [time.perf_counter() - start_s, sorted(called)]
-
-def pytest_runtest_logreport(report):
-    if report.failed:
-        FAILED.add(report.nodeid)
-
-def pytest_sessionfinish():
-    for name in FAILED:
-        del RECORDS[name]
-    pathlib.Path(os.environ["MUTATE_RECORDS"]).write_text(json.dumps(RECORDS), encoding="utf-8")
-"""
+# without those of fits, searches, measurements, files and processes, which are slow and see little of the core.
+UNRELATED_UNITS = (
+    "accuracy*", "architecture", "calibrate*", "cli*", "command_texts", "config_fuzz", "config_hub",
+    "control_characters", "design", "experiments", "figures", "fit_*", "formats", "format_readers",
+    "hardware_files", "hardware_loading", "hostile_folder", "job_pages", "loss_law", "nodes", "on_ray",
+    "outputs", "own_losses", "package", "public_names", "question_json", "record_transfer", "refit",
+    "report*", "results", "search*", "shapes_as_types", "slow_cases", "store_*", "sweep",
+    "trainer_files",
+)  # fmt: skip
+UNRELATED = (
+    *(f"tests/unit/test_{name}.py" for name in UNRELATED_UNITS),
+    "tests/property/test_bad_input.py", "tests/property/test_search.py", "tests/oracle/test_trace_child.py",
+    "tests/oracle/test_trace_diffusers.py", "tests/oracle/test_traced_families.py",
+    "src/shapewright/app", "src/shapewright/measure",
+)  # fmt: skip
+# Loading calibration records is slow: while tests are recorded, these keep what they have read.
+KEPT_CACHES = ("shapewright.pricing.calibration", "shapewright.models.presets", "shapewright.hardware")
+LIMIT_BYTES = 16 << 30
+# A change may take this many times the recorded time of its tests, and its process this many times that by the clock.
+_MOST_SLOWDOWN, _MOST_WAITING = 3, 10
+TOO_LONG, FAILED, DIED, DONE = "too long", "error outside tests", "the process died", "done: "
+# Time of each test, and the functions that it calls.
+Records = dict[str, tuple[float, list[str]]]
 OTHER: dict[type, Any] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -81,11 +85,15 @@ OTHER: dict[type, Any] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the file, the place of the node in its walk, and what is done there."""
+    """One change: the file, the place of the node in its walk, and what is done there.
+
+    ``function`` is the qualified name of the innermost function that holds it, empty outside functions.
+    """
 
     path: Path
     place: int
     line: int
+    function: str
     before: str
     after: str
 
@@ -105,17 +113,41 @@ def change(node: ast.AST) -> bool:
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         node.value = not node.value
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        node.value = node.value + 1
+        node.value = 2 * node.value if isinstance(node.value, float) and node.value else node.value + 1
     elif isinstance(node, ast.Call) and len(node.args) > 1 and not isinstance(node.args[1], ast.Starred):
+        if ast.unparse(node.func).endswith(("min", "max", "minimum", "maximum")):
+            return False
         node.args[0], node.args[1] = node.args[1], node.args[0]
     else:
         return False
     return True
 
 
+def name_functions(tree: ast.AST) -> dict[int, str]:
+    """Qualified name of the innermost function around each node that runs when the function is called."""
+    names: dict[int, str] = {}
+
+    def visit(node: ast.AST, inside: str, prefix: str) -> None:
+        names[id(node)] = inside
+        for name, value in ast.iter_fields(node):
+            children = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)]
+            for child in children:
+                if name == "body" and isinstance(node, ast.FunctionDef | ast.Lambda):
+                    own = f"{prefix}{getattr(node, 'name', '<lambda>')}"
+                    visit(child, own, f"{own}.<locals>.")
+                elif name == "body" and isinstance(node, ast.ClassDef):
+                    visit(child, inside, f"{prefix}{node.name}.")
+                else:
+                    visit(child, inside, prefix)
+
+    visit(tree, "", "")
+    return names
+
+
 def list_mutants(path: Path) -> Iterator[Mutant]:
     """List the changes of a module, without docstrings, annotations and messages."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = name_functions(tree)
     quiet: set[int] = set()
     for node in ast.walk(tree):
         annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
@@ -127,114 +159,265 @@ def list_mutants(path: Path) -> Iterator[Mutant]:
             continue
         before = ast.unparse(node)
         if change(node):
-            yield Mutant(path, place, node.lineno, before[:80], ast.unparse(node)[:80])
+            yield Mutant(path, place, node.lineno, functions[id(node)], before[:80], ast.unparse(node)[:80])
 
 
-def mutated_text(mutant: Mutant) -> str:
-    """Text of the module with the change."""
+def compile_mutant(mutant: Mutant) -> CodeType:
+    """Code of the module with the change."""
     tree = ast.parse(mutant.path.read_text(encoding="utf-8"))
     change(list(ast.walk(tree))[mutant.place])
-    return ast.unparse(tree)
+    return compile(tree, str(mutant.path), "exec", dont_inherit=True)
 
 
-def run_pytest(copy: Path, arguments: Sequence[str], **environment: str) -> int:
-    """Run pytest in a copy of the repository; return its exit code.
-
-    Raises:
-        subprocess.TimeoutExpired: it takes too long.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    folders = f"{copy / 'src'}{os.pathsep}{copy.parent}"
-    child = {**os.environ, "PYTHONPATH": folders, "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    limit_s = None if environment else LIMIT_S
-    return subprocess.run(command, cwd=copy, env=child, capture_output=True, timeout=limit_s, check=False).returncode
+def list_codes(code: CodeType) -> Iterator[CodeType]:
+    """List a code object and those within it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from list_codes(part)
 
 
-def record_tests(copy: Path, records: Path, tests: Sequence[str]) -> dict[str, tuple[float, list[str]]]:
-    """Run tests; return the time of each, and the functions of the package that it calls."""
-    if not records.exists():
-        (copy.parent / "mutate_recorder.py").write_text(RECORDER, encoding="utf-8")
-        files = sorted({str(file) for name in tests for file in (copy / "tests").glob(name)})
-        run_pytest(
-            copy, ["-p", "mutate_recorder", *files], MUTATE_RECORDS=str(records), MUTATE_SOURCE=str(copy / "src")
-        )
-    found: dict[str, tuple[float, list[str]]] = json.loads(records.read_text(encoding="utf-8"))
-    return found
+def replace_functions(mutant: Mutant) -> None:
+    """Give the live functions of the module the code with the change, and forget what was computed before."""
+    codes = {(each.co_qualname, each.co_firstlineno): each for each in list_codes(compile_mutant(mutant))}
+    for live in gc.get_objects():
+        if type(live) is FunctionType and live.__code__.co_filename == str(mutant.path):
+            live.__code__ = codes[live.__code__.co_qualname, live.__code__.co_firstlineno]
+        elif type(live) is functools._lru_cache_wrapper:
+            live.cache_clear()
 
 
-def choose_tests(mutant: Mutant, records: Mapping[str, tuple[float, list[str]]]) -> list[str]:
-    """Tests that call the function with the change, or anything of its file where it is in none; quickest first."""
-    tree = ast.parse(mutant.path.read_text(encoding="utf-8"))
-    around = [
-        min([node.lineno, *(each.lineno for each in node.decorator_list)])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= mutant.line <= (node.end_lineno or 0)
-    ]
-    prefix = f"{mutant.path.relative_to(ROOT / 'src')}:{max(around) if around else ''}"
-    chosen = [
-        (time_s, name)
-        for name, (time_s, called) in records.items()
-        if any(each == prefix or (not around and each.startswith(prefix)) for each in called)
-    ]
-    return [name for _, name in sorted(chosen)]
+def replace_module(mutant: Mutant) -> None:
+    """Have the module imported with the change."""
+    original = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        return compile_mutant(mutant) if loader.path == str(mutant.path) else original(loader, name)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
-def is_noticed(mutant: Mutant, copy: Path, tests: Sequence[str]) -> bool:
-    """Whether a test fails, or takes too long, with the change."""
-    if not tests:
-        return False
-    target = copy / mutant.path.relative_to(ROOT)
-    whole = target.read_text(encoding="utf-8")
-    target.write_text(mutated_text(mutant), encoding="utf-8")
-    names = copy.parent / "tests.txt"
-    names.write_text("\n".join(tests), encoding="utf-8")
-    try:
-        return run_pytest(copy, ["-x", f"@{names}"]) != 0
-    except subprocess.TimeoutExpired:
+class Collected:
+    """Plugin of pytest that hands the tests it collected to a function instead of running them."""
+
+    def __init__(self, work: Callable[[Collected], object]) -> None:
+        """Keep the function."""
+        self.work = work
+        self.items: dict[str, pytest.Item] = {}
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Call the function in place of pytest's loop."""
+        self.items = {item.nodeid: item for item in session.items}
+        self.work(self)
         return True
-    finally:
-        target.write_text(whole, encoding="utf-8")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the name of a test that failed."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def run(self, names: Sequence[str]) -> Iterator[str]:
+        """Run tests in order; yield the name of each that has run."""
+        items = [self.items[name] for name in names if name in self.items]
+        for item, following in zip(items, [*items[1:], None], strict=False):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            yield item.nodeid
+
+    def find_failure(self, names: Sequence[str]) -> str:
+        """Run tests in order until one fails; return its name, or nothing."""
+        return next((name for name in self.run(names) if name in self.failed), "")
+
+
+def collect(files: Sequence[str], work: Callable[[Collected], object]) -> None:
+    """Have pytest collect tests, and call a function with them."""
+    ignored = [f"--ignore-glob={ROOT / each}" for each in UNRELATED]
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        if pytest.main([*options, f"--rootdir={ROOT}", *ignored, *files], plugins=[Collected(work)]) > 1:
+            raise RuntimeError("pytest could not collect the tests")
+
+
+def fork(work: Callable[[], object], limit_s: int | None = None) -> str:
+    """Call a function in a forked process; return its text, or "too long" after its processor time.
+
+    With a limit the process is quiet. Any other end of it, as at its limit of memory, counts as a failure of a test.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        text = FAILED
+        try:
+            if limit_s is not None:
+                os.setpgid(0, 0)
+                resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+                resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+                for stream in (1, 2):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            text = f"{DONE}{work()}"
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os.write(writing, text.encode()[:4000])
+            os._exit(0)
+    os.close(writing)
+    end_s = float("inf") if limit_s is None else time.monotonic() + _MOST_WAITING * limit_s
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.01)
+            if time.monotonic() > end_s:
+                os.killpg(child, signal.SIGKILL)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU):
+            return TOO_LONG
+        return (pipe.read() or DIED).removeprefix(DONE)
+
+
+def collect_in_child(files: Sequence[str], work: Callable[[Collected], object]) -> None:
+    """Do so in a forked process, so that nothing of the package is imported here."""
+    if fork(lambda: collect(files, work)) == FAILED:
+        raise RuntimeError("the tests could not be collected")
+
+
+def record(tests: Collected, file: Path) -> None:
+    """Run the tests that have no record; note the time of each, and the functions that it calls where it passes."""
+    records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    caches = [
+        each
+        for each in gc.get_objects()
+        if type(each) is functools._lru_cache_wrapper  # isinstance reads __class__ of anything
+        and each.__module__.startswith("shapewright")
+        and not each.__module__.startswith(KEPT_CACHES)
+    ]
+    called: set[CodeType] = set()
+
+    def trace(frame: FrameType, *_: object) -> None:
+        called.add(frame.f_code)
+
+    start_s = time.perf_counter()
+    sys.settrace(trace)
+    for name in tests.run([name for name in tests.items if name not in records]):
+        sys.settrace(None)
+        own = {(code.co_filename, code.co_qualname) for code in called if code.co_filename.startswith(str(SOURCE))}
+        functions = sorted(f"{Path(path).relative_to(SOURCE)}:{function}" for path, function in own)
+        records[name] = (time.perf_counter() - start_s, [] if name in tests.failed else functions)
+        if len(records) % 500 == 0:
+            file.write_text(json.dumps(records), encoding="utf-8")
+        for each in caches:
+            each.cache_clear()
+        called.clear()
+        start_s = time.perf_counter()
+        sys.settrace(trace)
+    sys.settrace(None)
+    file.write_text(json.dumps(records), encoding="utf-8")
+
+
+def choose_tests(mutant: Mutant, records: Records, limit_s: float) -> list[str]:
+    """Tests that call the changed function, the quickest first, as many as fit the limit.
+
+    For a change outside functions, those that call anything of its file, or of a file that imports it.
+    """
+    own = str(mutant.path.relative_to(SOURCE))
+    if mutant.function:
+        wanted = {f"{own}:{mutant.function}"}
+    else:
+        module = own.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        package, _, name = module.rpartition(".")
+        imported = re.compile(rf"from {module}[ .]|from {package} import [^#]*?\b{name}\b")
+        files = {str(each.relative_to(SOURCE)) for each in SOURCE.rglob("*.py") if imported.search(each.read_text())}
+        every = {each for _, called in records.values() for each in called}
+        wanted = {each for each in every if each.partition(":")[0] in files | {own}}
+    chosen = sorted((time_s, test) for test, (time_s, called) in records.items() if not wanted.isdisjoint(called))
+    ends_s = itertools.accumulate(time_s for time_s, _ in chosen)
+    return [test for (_, test), end_s in zip(chosen, ends_s, strict=True) if end_s <= limit_s]
+
+
+def is_replaceable(mutant: Mutant) -> bool:
+    """Whether live functions can be given the change: it is in one, and each has a name and line of its own."""
+    places = Counter((each.co_qualname, each.co_firstlineno) for each in list_codes(compile_mutant(mutant)))
+    return bool(mutant.function) and max(places.values()) == 1
+
+
+def run_mutants(mutants: Sequence[Mutant], records: Records, results: Path, limit_s: float) -> None:
+    """Test the changes, and append each with the test that noticed it to the file of results."""
+
+    def run(tests: Collected, mutant: Mutant) -> str:
+        if is_replaceable(mutant):
+            replace_functions(mutant)
+        return tests.find_failure(choose_tests(mutant, records, limit_s))
+
+    def run_changed_module(mutant: Mutant) -> str:
+        replace_module(mutant)
+        found: list[str] = []
+        files = sorted({test.partition("::")[0] for test in choose_tests(mutant, records, limit_s)})
+        collect(files, lambda tests: found.append(run(tests, mutant)))
+        return found[0]
+
+    def note(mutant: Mutant, test: str) -> None:
+        if test == FAILED:
+            raise RuntimeError(f"no test could run with {mutant}")
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"change": str(mutant), "place": mutant.place, "test": test}) + "\n")
+        print(f"{'noticed' if test else 'ALIVE':8} {mutant}  {test.rpartition('/')[2]}", flush=True)
+
+    def run_changed_functions(tests: Collected) -> None:
+        for mutant in filter(is_replaceable, mutants):
+            note(mutant, fork(functools.partial(run, tests, mutant), int(_MOST_SLOWDOWN * limit_s)))
+
+    collect_in_child(TESTS, run_changed_functions)
+    for mutant in itertools.filterfalse(is_replaceable, mutants):
+        note(mutant, fork(functools.partial(run_changed_module, mutant), int(_MOST_SLOWDOWN * limit_s)))
 
 
 def main() -> int:
     """Draw the changes, run their tests, and print those that nothing noticed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--count", type=int, default=40, help="changes of each package")
     parser.add_argument("--package", action="append", choices=PACKAGES, help="a package; default all")
-    parser.add_argument("--tests", action="append", metavar="GLOB", help="tests to run; default those of the core")
-    parser.add_argument("--records", type=Path, help="which test calls what; written where it does not exist")
+    parser.add_argument("--seconds", type=float, default=30.0, help="tests of a change, by their recorded time")
     parser.add_argument("--at", action="append", default=[], metavar="FILE:LINE", help="all changes of a line instead")
     parser.add_argument("--equivalent", action="append", default=[], metavar="TEXT", help="a change without effect")
     given = parser.parse_args()
     lines = {(ROOT / file, int(line)) for file, _, line in (each.partition(":") for each in given.at)}
-    drawn: list[Mutant] = []
+    drawn: dict[str, list[Mutant]] = {}
     for package in given.package or PACKAGES:
-        found = [
-            one for path in sorted((ROOT / "src/shapewright" / package).rglob("*.py")) for one in list_mutants(path)
-        ]
-        chosen = [one for one in found if (one.path, one.line) in lines]
-        if not lines:
-            number = -(-given.count // len(given.package or PACKAGES))
-            chosen = Random(f"{given.seed} {package}").sample(found, min(number, len(found)))
-        drawn += chosen
-    Random(given.seed).shuffle(drawn)  # what has run when it is stopped is a sample of all
-    alive = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "repository"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "dist", "__pycache__"))
-        records = record_tests(copy, given.records or Path(folder) / "records.json", given.tests or TESTS)
-        for mutant in drawn:
-            tests = choose_tests(mutant, records)
-            if any(text in str(mutant) for text in given.equivalent) or is_noticed(mutant, copy, tests):
-                print(f"noticed  {mutant}", flush=True)
-            else:
-                alive += 1
-                print(f"ALIVE    {mutant}", flush=True)
-    noticed = len(drawn) - alive
-    print(f"{noticed} of {len(drawn)} changes noticed ({100.0 * noticed / max(len(drawn), 1):.1f} %)")
-    return int(alive > 0.03 * len(drawn))
+        paths = sorted((SOURCE / "shapewright" / package).rglob("*.py"))
+        found = [mutant for path in paths if path != ELSEWHERE for mutant in list_mutants(path)]
+        if lines:
+            drawn[package] = [mutant for mutant in found if (mutant.path, mutant.line) in lines]
+        else:
+            drawn[package] = Random(f"{given.seed} {package}").sample(found, min(given.count, len(found)))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    records, results = RESULTS / "records.json", RESULTS / "results.jsonl"
+    collect_in_child(TESTS, lambda tests: record(tests, records))
+    results.touch()
+    tested = read_results(results)
+    new = [mutant for mutants in drawn.values() for mutant in mutants if (str(mutant), mutant.place) not in tested]
+    Random(given.seed).shuffle(new)  # what has run when it is stopped is a sample of all
+    run_mutants(new, json.loads(records.read_text(encoding="utf-8")), results, given.seconds)
+    tested = read_results(results)
+    missed = 0
+    for package, mutants in drawn.items():
+        counts: Counter[str] = Counter()
+        for mutant in mutants:
+            test = tested[str(mutant), mutant.place]
+            same = any(text in str(mutant) for text in given.equivalent)
+            counts["no effect" if same else TOO_LONG if test == TOO_LONG else "noticed" if test else "alive"] += 1
+        missed += counts[TOO_LONG] + counts["alive"]
+        print(f"{package}: {', '.join(f'{number} {word}' for word, number in counts.items())}")
+    return int(missed > 0.03 * sum(map(len, drawn.values())))
+
+
+def read_results(file: Path) -> dict[tuple[str, int], str]:
+    """Test that noticed each change tested so far, empty where none did."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {(row["change"], row["place"]): row["test"] for row in rows}
 
 
 if __name__ == "__main__":
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
     sys.exit(main())

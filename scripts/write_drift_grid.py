@@ -2,10 +2,10 @@
 
     python scripts/write_drift_grid.py [--check]
 
-The grid is what users ask most: presets on devices in training, prefill and decode, training spread over devices, and
-products, fused attention and collectives by size. It says nothing of the truth, only whether and where a change moved
-predictions. With --check nothing is written, and the exit code is 1 where a part moved beyond the limits below: then
-look at it, and renew the file in the same commit if the move is meant.
+The grid is what users ask most: presets on devices in training, prefill and decode, training spread over devices,
+GEMMs, fused attention and collectives by size, and the other kernels of models that have rare ones. It says nothing of
+the truth, only whether and where a change moved predictions. With --check nothing is written, and the exit code is 1
+where a part moved beyond the limits below: then look at it, and renew the file in the same commit if the move is meant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -54,24 +54,36 @@ STEPS: dict[str, dict[str, dict[str, Any]]] = {
     "prefill": {"workload": {"phase": "prefill", "micro_batch_size": 1, "seq_len": 1024}},
     "decode": {"workload": {"phase": "decode", "micro_batch_size": 16, "context_len": 2047}},
 }
+# Latent and sparse attention, scans, short convolutions, experts, encoders, and what runs between GEMMs.
+KERNEL_DEVICES = ("b200-sxm-180gb", "h100-sxm-80gb", "l40s", "mi300x")
+KERNEL_MODELS: dict[str, dict[str, Any]] = {
+    "bert-large": {}, "deepseek-v3": {}, "granite-4.0-h-small": {}, "kimi-linear-48b-a3b": {}, "lfm2-1.2b": {},
+    "mamba-2.8b": {}, "qwen3-next-80b-a3b": {},
+    "deepseek-v2-lite": {"index_num_heads": 64, "index_head_dim": 128, "index_topk": 512},
+}  # fmt: skip
+KERNEL_STEPS: tuple[dict[str, Any], ...] = (
+    {"phase": "prefill", "seq_len": 512},
+    {"phase": "decode", "micro_batch_size": 32, "context_len": 2047},
+    {"phase": "train", "micro_batch_size": 4, "seq_len": 512},
+)
 _ROWS, _WIDTHS = (1, 16, 200, 2048, 16384), (1000, 4096, 11008, 32768)
 _LENGTHS, _BATCHES = (1, 512, 2048, 8192), (1, 16)
 _MESSAGES = tuple(4.0**power for power in range(6, 16))
 
 
-def predict_grid() -> dict[str, list[float | None]]:
-    """Seconds of every cell, by part and device; None where there is no prediction."""
+def predict_grid(*parts: str) -> dict[str, list[float | None]]:
+    """Seconds of every cell, by part and device, of the named parts or of all; None where there is no prediction."""
     grid: dict[str, list[float | None]] = {}
-    for name in DEVICES:
-        for part, given in STEPS.items():
-            grid[f"{part}/{name}"] = [_predict_step(preset, name, given) for preset in PRESETS]
-        device = load_device(name)
-        for part, operations in (
-            ("products", list(_gemms(device))),
-            ("attention", list(_attention())),
-            ("collectives", list(_collectives(device))),
-        ):
-            grid[f"{part}/{name}"] = [_price(operation, device) for operation in operations]
+    for part in parts or PARTS:
+        for name in KERNEL_DEVICES if part == "kernels" else DEVICES:
+            if part in STEPS:
+                cells = [_predict_step(preset, name, STEPS[part]) for preset in PRESETS]
+            elif part == "kernels":
+                cells = list(_predict_kernels(name))
+            else:
+                device = load_device(name)
+                cells = [_price(operation, device) for operation in OPERATIONS[part](device)]
+            grid[f"{part}/{name}"] = cells
     return grid
 
 
@@ -80,6 +92,19 @@ def _predict_step(preset: str, device: str, given: dict[str, Any]) -> float | No
         return _short(build_scenario(preset, device, **given).predict().step_time_s)
     except ShapewrightError:
         return None
+
+
+def _predict_kernels(device: str) -> Iterator[float | None]:
+    for model, overrides in KERNEL_MODELS.items():
+        for workload in KERNEL_STEPS:
+            try:
+                prediction = build_scenario(model, device, overrides=overrides, workload=workload).predict()
+            except ShapewrightError:
+                yield None
+                continue
+            for each in prediction.operations:
+                if not isinstance(each.operation, Gemm):
+                    yield _short(each.total_time_s)
 
 
 def _price(operation: Operation, device: Device) -> float | None:
@@ -99,7 +124,7 @@ def _gemms(device: Device) -> Iterator[Gemm]:
                         yield Gemm(name="x", dtype=dtype, layout="NT", m=m, n=n, k=k)
 
 
-def _attention() -> Iterator[Attention]:
+def _attention(_: Device) -> Iterator[Attention]:
     for head_dim in (64, 128):
         for num_kv_heads in (4, 32):
             for batch_size in _BATCHES:
@@ -129,6 +154,14 @@ def _collectives(device: Device) -> Iterator[Collective]:
                     num_ranks=num_ranks,
                     ranks_per_node=min(num_ranks, device.node_size),
                 )
+
+
+OPERATIONS: dict[str, Callable[[Device], Iterator[Operation]]] = {
+    "products": _gemms,
+    "attention": _attention,
+    "collectives": _collectives,
+}
+PARTS = (*STEPS, *OPERATIONS, "kernels")
 
 
 def _short(seconds: float) -> float:

@@ -155,7 +155,7 @@ def test_a_mixture_without_sparse_layers_is_dense(key: str) -> None:
     value = ["dense", "dense"] if key == "mlp_layer_types" else 2
     config = read_hf_config({**SPARSE, "model_type": "unknown_moe", key: value}).config
 
-    assert (config.num_experts, config.intermediate_size) == (0, 128)
+    assert (config.num_experts, config.intermediate_size, config.shared_expert_gate) == (0, 128, False)
 
 
 def test_the_router_of_phimoe_takes_two_experts() -> None:

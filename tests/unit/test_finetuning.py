@@ -14,6 +14,7 @@ from shapewright.lowering import lower, lower_parts
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
 from shapewright.memory import count_trained_parameters, estimate_memory
+from shapewright.memory.frozen import temporary_weight_bytes
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, read_model
@@ -341,3 +342,12 @@ def test_files_of_trainers_do_not_leave_adapters_out() -> None:
     with pytest.raises(WorkloadError, match="describes full training"):
         write_format("megatron-args", config, workload=workload, layout=ONE)
     assert "train_batch_size" in write_format("deepspeed-json", config, workload=workload, layout=ONE)
+
+
+@pytest.mark.parametrize(("method", "matrices"), [("lora", 0), ("qlora", 1), ("dora", 2)])
+def test_converted_weights_exist_for_one_gemm(method: str, matrices: int) -> None:
+    """QLoRA converts the largest matrix of Llama-2 7B, 4096 x 11008, to 16 bits; DoRA holds B A and its sum with it."""
+    config = config_of("llama-2-7b")
+    size = temporary_weight_bytes(config, Workload(finetune=method), ONE, config.patterns.kind_of(0))
+
+    assert size == matrices * 4096 * 11008 * 2

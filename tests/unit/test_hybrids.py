@@ -11,10 +11,11 @@ import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering import count_model_flops, lower
 from shapewright.lowering.operations import Attention, CausalConv, Gemm, Operation, Scan, SparseAttention
-from shapewright.memory import estimate_memory
+from shapewright.memory import estimate_memory, list_saved_tensors
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import count_stage_parameters
 from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
+from shapewright.models.hf_config import read_hf_config
 from shapewright.models.write import to_config_json
 from shapewright.workload import ParallelLayout, Workload
 
@@ -250,3 +251,30 @@ def test_multi_token_prediction_adds_layers_and_heads_to_training() -> None:
     assert len(operations(config, "prefill")) == len(operations(without, "prefill"))
     with pytest.raises(ConfigError, match="num_mtp_layers=1 needs stack='decoder'"):
         small(num_mtp_layers=1, stack="encoder")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "roles"),
+    [
+        ("mamba-2.8b", "mamba", {"in_output", "x_output", "dt_output", "convolution_output", "scan_output"}),
+        ("mamba2-2.7b", "mamba2", {"in_output", "convolution_output", "scan_output", "output"}),
+        ("lfm2-1.2b", "short_convolution", {"in_output", "convolution_output", "gated_input", "output"}),
+    ],
+)
+def test_a_norm_or_gate_after_the_scan_saves_its_output(name: str, kind: str, roles: set[str]) -> None:
+    """Mamba's scan writes the input of the last GEMM; Mamba 2 has a norm between them, LFM2 a gate."""
+    saved = list_saved_tensors(config_of(name), Workload(), ONE, layer_type=kind, has_mlp=False)
+
+    assert {tensor.role for tensor in saved if tensor.block == kind} == roles
+
+
+def test_a_cached_token_is_written_with_its_index_key() -> None:
+    """DeepSeek-V3.2 writes a latent of 512, a rotary key of 64 and an indexer's key of 128 for each new token."""
+    config = read_hf_config({"model_type": "deepseek_v32"}).config
+    (write,) = (
+        each
+        for each in lower(config, Workload(phase="prefill", seq_len=16, micro_batch_size=1), ONE)
+        if each.role == "cache_write"
+    )
+
+    assert write.num_bytes == 16 * (512 + 64 + 128) * (2 + 2)

@@ -442,3 +442,14 @@ def test_clamped_experts_keep_two_inputs() -> None:
     )
 
     assert clamped - free == 24 * 512 * 4 * 2 * 2880 * 2
+
+
+@pytest.mark.parametrize(
+    ("preset", "norms"),
+    [("phi-2", [("norm_0", "output")]), ("falcon-40b", [("norm_0", "output"), ("norm_1", "output")])],
+)
+def test_parallel_blocks_save_the_output_of_each_norm(preset: str, norms: list[tuple[str, str]]) -> None:
+    """Attention and MLP of Phi-2 read one norm of the layer's input, those of Falcon 40B one each."""
+    saved = list_saved_tensors(read_model(preset).config, Workload(), ParallelLayout())
+
+    assert [(each.block, each.role) for each in saved if each.block.startswith("norm")] == norms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, SparseAttention
 from shapewright.lowering.operations.gemm import contiguous_dims
 
 
@@ -120,3 +120,12 @@ def test_collective_volume(op_name: str, sent: float) -> None:
     operation = Collective(name="x", op_name=op_name, axis="tensor", message_bytes=1000, num_ranks=4, ranks_per_node=4)
     assert operation.num_bytes == sent
     assert operation.flops == 0.0
+
+
+def test_traffic_of_sparse_attention_by_hand() -> None:
+    """Two queries of 16 heads read 4 latents each, of 656 bytes as DeepSeek stores 576 elements, and write 512 wide."""
+    attention = SparseAttention(
+        name="x", part="attention", batch_size=1, query_len=2, kv_len=8, num_heads=16, head_dim=576, v_head_dim=512,
+        selected=4,
+    )  # fmt: skip
+    assert attention.num_bytes == 2 * 4 * 656 + 2 * 16 * (576 + 512) * 2

@@ -18,8 +18,12 @@ from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.core.units import format_bytes
 from shapewright.hardware import load_device
-from shapewright.optimize.plan import PlanResult, break_down
+from shapewright.memory import estimate_memory
+from shapewright.models import read_model
+from shapewright.optimize.plan import PlanRequest, PlanResult, break_down
 from shapewright.optimize.plan.result import Breakdown, explain_loss
+from shapewright.optimize.plan.space import list_splits
+from shapewright.prediction.build import build_scenario
 from shapewright.workload import ParallelLayout
 
 H100 = "h100-sxm-80gb"
@@ -427,3 +431,39 @@ def test_dualpipe_is_tried_on_request() -> None:
     assert "Pipeline of rank 1" not in render_plan(plans_output(kept), kept.plans[0].prediction)
     with pytest.raises(LayoutError, match="is priced by a formula and not simulated"):
         chrome_trace(kept.plans[0])
+
+
+def test_dualpipe_takes_every_even_number_of_micro_batches_from_two_per_stage() -> None:
+    """Of 12 sequences in two stages: 12, 6 and 4 micro-batches, of 1, 2 and 3 sequences."""
+    plans = shapewright.plan(
+        "llama-3-8b",
+        device=replace(load_device(H100), memory_bytes=10**15),
+        num_devices=2,
+        global_batch_size=12,
+        top=500,
+        keep={"pipeline_schedule": ("dualpipe",), "pipeline_parallel": (2,)},
+        workload={"seq_len": 512},
+    ).plans
+
+    assert {plan.workload.micro_batch_size for plan in plans} == {1, 2, 3}
+    for plan in plans:
+        memory = estimate_memory(read_model("llama-3-8b").config, plan.workload, plan.layout)
+        assert plan.total_bytes == pytest.approx(memory.total_bytes, rel=1e-9)
+
+
+def test_splits_of_four_devices_of_a_mixture_by_hand() -> None:
+    """Four devices on the tensor axis alone hold 8 experts in slices or whole; the latter need sequence parallelism."""
+    scenario = build_scenario("mixtral-8x7b", H100, workload={"seq_len": 512})
+    request = PlanRequest(num_devices=4, kept={"tensor_parallel": (4,), "micro_batch_size": (1,)})
+    splits = list_splits(scenario, request, num_devices=4, global_batch_size=4)
+
+    found = {(each.sequence_parallel, each.expert_tensor_parallel or 4, each.expert_parallel) for each in splits}
+    assert found == {(False, 4, 1), (True, 4, 1), (True, 1, 1), (True, 1, 2), (True, 1, 4)}
+
+
+def test_a_single_device_has_one_split() -> None:
+    """Sequence parallelism without a tensor axis has no effect, and is not tried twice."""
+    scenario = build_scenario("llama-3-8b", H100, workload={"seq_len": 512})
+    request = PlanRequest(num_devices=1, kept={"micro_batch_size": (1,)})
+
+    assert len(list(list_splits(scenario, request, num_devices=1, global_batch_size=4))) == 1

@@ -19,6 +19,7 @@ from shapewright.lowering.operations import Attention, Collective
 from shapewright.lowering.torch_trace.inputs import count_tokens, describe_inputs, parse_inputs
 from shapewright.lowering.torch_trace.trace import Trace, merge_paths
 from shapewright.prediction.traced import explain_traced_step
+from shapewright.pricing.operations import price_operations
 from small_traces import small_trace
 
 H100 = load_device("h100-sxm-80gb")
@@ -86,6 +87,8 @@ def test_misaligned_widths_cost_time_and_aligned_ones_do_not() -> None:
     )
     assert odd.findings[0].suggestions[0].title.endswith("=4096")
     assert odd.findings[0].severity == "error"
+    # One of 4095 columns of one of two matrices of equal size.
+    assert odd.findings[0].suggestions[0].parameters_change_fraction == pytest.approx(1 / (2 * 4095))
     assert even.findings == ()
 
 
@@ -100,6 +103,9 @@ def test_odd_heads_and_full_memory_are_found() -> None:
     found = {finding.code: finding for finding in shapewright.check(trace, device=H100).findings}
 
     assert found["TC103"].message.startswith("layers.0-1.attn: head_dim=100 is not aligned")
+    # Two layers with heads of 100 take longer than with as many parameters in heads of 104.
+    narrow, wide = price_operations([attention, attention.changed(head_dim=104, v_head_dim=104)], H100)
+    assert found["TC103"].cost_s == pytest.approx(2 * (narrow.time_s - wide.time_s * 100 / 104))
     assert found["ME101"].severity == "error"
     assert found["ME101"].cost_s is None
 

@@ -52,6 +52,7 @@ def test_full_cache_computes_the_last_sequence_again() -> None:
     assert outcome.emitted.tolist() == [9, 9]
     assert outcome.end_s[0] == 9.0
     assert outcome.totals[0].most_blocks == 6
+    assert outcome.first_s[1] == outcome.first_s[0]  # a first token that was sent stays the first
     # The second has 8 + 5 tokens when the first needs its fifth block, so 13 more are computed than the prompts hold.
     assert outcome.totals[0].prefill_tokens == 16 + 13
 
