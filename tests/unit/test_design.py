@@ -46,6 +46,18 @@ def test_its_plan_is_the_one_of_plan(found: DesignResult) -> None:
         assert best.prediction.step_time_s == one.prediction.step_time_s
 
 
+def test_formats_that_limit_the_plans_are_noted(found: DesignResult) -> None:
+    """Two trainers without a common sharding leave plans that neither alone would; kept values are no limits."""
+    formats = ["megatron-args", "torchtitan-toml"]
+    both = design("llama-3.2-1b", num_parameters=400_000_000, formats=formats, keep={"pipeline_schedule": "1f1b"})
+
+    (note,) = [note for note in both.notes if " can express only " in note]
+    assert note.startswith("megatron-args and torchtitan-toml")
+    assert "zero_stage=0" in note
+    assert "pipeline_schedule" not in note
+    assert not [note for note in found.notes if " can express only " in note]
+
+
 def test_the_answer_is_listed_first_with_reasons_for_the_others(found: DesignResult) -> None:
     """The ranks count up, the family's shape is among them, and the verdict is on the answer."""
     assert [one.rank for one in found.designs] == list(range(1, len(found.designs) + 1))

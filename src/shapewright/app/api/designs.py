@@ -12,6 +12,7 @@ from shapewright.prediction.build import build_scenario, find_device
 from shapewright.prediction.scenario import Scenario
 
 if TYPE_CHECKING:
+    from shapewright.core.notes import Note
     from shapewright.models import Model, ModelLike
     from shapewright.optimize.design import DesignResult
     from shapewright.optimize.plan import Plan
@@ -87,6 +88,7 @@ def design(
 
     given, layout = given_fields(parts.get("workload")), given_fields(parts.pop("layout", None))
     keep_shape, keep_plan = _split_kept(keep or {}, given, layout)
+    expressible, limits = _keep_expressible(keep_plan, formats)
     request = DesignRequest(
         num_devices=num_devices,
         num_parameters=num_parameters,
@@ -95,7 +97,7 @@ def design(
             num_devices, hours=hours, gpu_hours=gpu_hours, usd=usd, usd_per_hour=usd_per_hour
         ),
         usd_per_hour=usd_per_hour,
-        keep_plan=_keep_expressible(keep_plan, formats),
+        keep_plan=expressible,
         keep_shape=keep_shape,
         tolerance_fraction=tolerance_fraction,
         guard=guard,
@@ -121,7 +123,7 @@ def design(
         model_of=model_of,
         global_batch_size=_batch_size(global_batch_tokens, base),
         refusal=_refusal_of(formats),
-        notes=tuple(note for note in base.notes if note.code != "model"),
+        notes=(*(note for note in base.notes if note.code != "model"), *limits),
         progress=progress,
     )
 
@@ -144,14 +146,16 @@ def _split_kept(
     return shape, keep_given(plan, workload, layout)
 
 
-def _keep_expressible(keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Restrict the fields of plans to the values that all formats can express."""
-    from shapewright.app.formats import find_format, keep_expressible
+def _keep_expressible(
+    keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str]
+) -> tuple[dict[str, tuple[Any, ...]], tuple[Note, ...]]:
+    """Restrict the fields of plans to the values that all formats can express, with a note on it."""
+    from shapewright.app.formats import find_format, keep_expressible, note_on_limits
 
     kept = dict(keep)
     for name in formats:
         kept = keep_expressible(find_format(name), kept)
-    return kept
+    return kept, note_on_limits(formats, keep, kept)
 
 
 def _refusal_of(formats: Sequence[str]) -> Callable[[Plan], str]:

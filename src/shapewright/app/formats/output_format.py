@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, fields
 
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
+from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
@@ -84,6 +85,25 @@ def keep_expressible(target: OutputFormat, kept: Mapping[str, tuple[object, ...]
             raise ConfigError(f"keep={name}: {target.name} can express only {words}; keep those")
         restricted[name] = both
     return restricted
+
+
+def note_on_limits(
+    names: Sequence[str], kept: Mapping[str, tuple[object, ...]], expressible: Mapping[str, tuple[object, ...]]
+) -> tuple[Note, ...]:
+    """Say which values of plans are tried because formats cannot express others.
+
+    Args:
+        names: The formats.
+        kept: Values by field that the user keeps.
+        expressible: The same, restricted by ``keep_expressible``.
+    """
+    limited = [
+        f"{name}={' or '.join(map(str, values))}" for name, values in expressible.items() if kept.get(name) != values
+    ]
+    if not limited:
+        return ()
+    text = f"{' and '.join(names)} can express only {', '.join(limited)}; other plans are not tried"
+    return (Note(text, "formats"),)
 
 
 def check_pipeline_schedule(target: OutputFormat, layout: ParallelLayout) -> None:

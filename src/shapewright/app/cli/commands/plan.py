@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from shapewright.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from shapewright.app.formats import OutputFormat
+    from shapewright.core.notes import Note
     from shapewright.optimize.plan import Plan, PlanResult
 
 EXIT_INTERRUPTED = 130
@@ -115,17 +117,25 @@ def command(
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
     keywords = api_keywords(given)
+    kept = _read_keep(keep)
+    limits: tuple[Note, ...] = ()
+    if form is not None:
+        from shapewright.app.formats import keep_expressible, note_on_limits
+
+        expressible = keep_expressible(form, kept)
+        limits, kept = note_on_limits([form.name], kept, expressible), expressible
     result = plan(
         config,
         device=named_device(device),
         top=max(top, pick) if top > 0 else top,
-        keep=_read_keep(keep, form),
+        keep=kept,
         progress=counting_line("splits"),
         **keywords,
     )
     if not result.plans:
         click.echo("stopped before any plan was found", err=True)
         return EXIT_INTERRUPTED
+    result = replace(result, notes=(*result.notes, *limits))
     untimed = untimed_values(read_model(config, keywords["overrides"])) if format_name else {}
     text = _write_files(result, format_name, untimed, pick=pick, output=output, html=html, trace=trace)
     if text:
@@ -148,8 +158,8 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Out
     return find_format(name)
 
 
-def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str, tuple[Any, ...]]:
-    """Fields and values of --keep, limited to those that a format can express."""
+def _read_keep(entries: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Fields and values of --keep."""
     from shapewright.optimize.plan import read_kept
 
     kept: dict[str, tuple[Any, ...]] = {}
@@ -161,11 +171,7 @@ def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str,
         if field_name in kept:
             raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
         kept[field_name] = allowed
-    if form is None:
-        return kept
-    from shapewright.app.formats import keep_expressible
-
-    return keep_expressible(form, kept)
+    return kept
 
 
 def _write_files(
