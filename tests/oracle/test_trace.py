@@ -386,14 +386,35 @@ def test_whole_numbers_are_no_input_of_a_linear_layer() -> None:
         shapewright.trace(build(Frozen), "x=int64[4,64]")
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "galore", "galore-8bit", "q-galore"])
+def test_optimizers_of_matrices_equal_those_of_the_config(optimizer: str) -> None:
+    """A traced Llama's step of Muon or GaLore has the GEMMs, and GaLore the bytes, that its config has."""
+    transformers = importlib.import_module("transformers")
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 704}
+    raw = {"vocab_size": 1000, "max_position_embeddings": 128, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    config = transformers.LlamaConfig(**sizes, **raw)
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(config)
+    found = shapewright.trace(module, "input_ids=int64[4,128], labels=int64[4,128]", dtype="bf16")
+    workload = {"optimizer": optimizer, "micro_batch_size": 4, "seq_len": 128}
+    traced = shapewright.predict(found, device=H100, workload={"optimizer": optimizer})
+    lowered = shapewright.predict(config.to_dict(), device=H100, workload=workload)
+
+    def work(prediction: Any) -> float:
+        steps = (one.operation for one in prediction.operations if one.operation.pass_name == "step")
+        return sum(one.flops * int(one.repeats) for one in steps if isinstance(one, Gemm))
+
+    assert work(traced) == pytest.approx(work(lowered), rel=0.01)
+    if optimizer != "muon":
+        assert traced.optimizer_bytes == pytest.approx(lowered.memory.optimizer_bytes, rel=0.05)
+        assert traced.total_bytes < shapewright.predict(found, device=H100).total_bytes
+
+
 def test_other_parts_of_a_scenario_are_refused() -> None:
     """A trace is of one run: layouts and workloads cannot be given with it."""
     found = shapewright.trace(build(Frozen), "x=float32[4,64]")
     with pytest.raises(WorkloadError, match="layout"):
         shapewright.predict(found, device=H100, layout={"tensor_parallel": 2})
-    half = shapewright.trace(build(Frozen), "x=bfloat16[4,64]", dtype="bf16")
-    with pytest.raises(WorkloadError, match="galore is not priced"):
-        shapewright.predict(half, device=H100, workload={"optimizer": "galore"})
     with pytest.raises(ShapewrightError, match="no device"):
         shapewright.predict(found)
     with pytest.raises(TraceError, match=r"torch.nn.Module"):

@@ -66,7 +66,16 @@ def leaves():
 
 
 def sharded():
-    raise RuntimeError("FSDP parameters should be materialized from meta device before training")
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(torch.nn.Linear(8, 8))
+
+
+def wrapped():
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    return FullyShardedDataParallel(torch.nn.Linear(8, 8))
 
 
 def fails():
@@ -95,8 +104,9 @@ def predict(*arguments: str) -> list[str]:
     [
         ("missing.py:build", "missing.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("wrong.py:build", "wrong.py cannot be imported: SyntaxError"),
-        ("model.py:sharded", "FSDP does not run on the meta device; trace the module without fully_shard"),
-        ("model.py:fails", "model.py:55: ValueError: no such width"),
+        ("model.py:sharded", "asks for other ranks, and there is no process group; in the builder: torch.distributed."),
+        ("model.py:wrapped", "do not run on the meta device; wrap the module with fully_shard (FSDP2)"),
+        ("model.py:fails", "ValueError: no such width"),
         ("model.py:nothing", "returned 'NoneType'; it has to return a torch.nn.Module"),
         ("model.py:leaves", "model.py exits (sys.exit(3))"),
         ("model.py:absent", "model.py has no 'absent'; it has "),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shapewright.core.numeric import Count
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.shard import Shard
+    from shapewright.workload.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,9 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
         copies = shard.layout.num_expert_replicas if isinstance(layer, GroupedGemm) else replicas
         steps = max(optimizer.newton_schulz_steps, 1)
         repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // (copies if zero_stage else 1))
-        for part, dtype, m, n, k in _matrix_gemms(shard, short, long):
+        rank = projection_rank(shard.config, shard.workload) if optimizer.projection_bytes else 0
+        interval = shard.workload.galore_interval or DEFAULT_INTERVAL
+        for part, dtype, m, n, k in matrix_gemms(optimizer, shard.dtype, short, long, rank, interval):
             method = "newton_schulz" if optimizer.newton_schulz_steps else "galore"
             operations.append(
                 Gemm(
@@ -290,25 +293,27 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
     return operations
 
 
-def _matrix_gemms(shard: Shard, short: Count, long: Count) -> Iterable[tuple[str, str, Any, Any, Any]]:
-    """Yield name, dtype, m, n and k of the GEMMs that the optimizer runs on one matrix of sides short and long."""
-    workload = shard.workload
-    optimizer = OPTIMIZERS[workload.optimizer]
+def matrix_gemms(
+    optimizer: Optimizer, dtype: str, short: Count, long: Count, rank: Count, interval: int
+) -> Iterator[tuple[str, str, Any, Any, Any]]:
+    """Yield name, dtype, m, n and k of the GEMMs that an optimizer runs on one matrix.
+
+    One step of the Newton-Schulz iteration, or GaLore's projections with their share of an SVD.
+
+    Args:
+        short: Shorter side of the matrix, ``long`` the other.
+        rank: Rank of the projections.
+        interval: Steps between updates of the projections.
+    """
     if optimizer.newton_schulz_steps:
-        yield from orthogonalizing_gemms(shard.dtype, short, long)
+        yield "square", dtype, short, short, long
+        yield "power", dtype, short, short, short
+        yield "turn", dtype, short, long, short
         return
-    rank = min(projection_rank(shard.config, workload), short)
-    interval = workload.galore_interval or DEFAULT_INTERVAL
-    yield "project", shard.dtype, rank, long, short
-    yield "expand", shard.dtype, short, long, rank
+    rank = min(rank, short)
+    yield "project", dtype, rank, long, short
+    yield "expand", dtype, short, long, rank
     yield "svd", "fp32", short, long, svd_depth(short, long, interval, optimizer.svd_fraction)
-
-
-def orthogonalizing_gemms(dtype: str, short: Count, long: Count) -> Iterator[tuple[str, str, Any, Any, Any]]:
-    """Yield name, dtype, m, n and k of one step of the Newton-Schulz iteration on a matrix of sides short and long."""
-    yield "square", dtype, short, short, long
-    yield "power", dtype, short, short, short
-    yield "turn", dtype, short, long, short
 
 
 def _stride(shard: Shard, group: WeightGroup) -> int:

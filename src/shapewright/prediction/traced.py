@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
@@ -11,28 +10,22 @@ from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lowering.flops import sum_flops
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.lowering.optimizer_step import orthogonalizing_gemms
+from shapewright.lowering.operations import Collective, Operation
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
-from shapewright.prediction.composition import PricedOperation, compose_sequence
+from shapewright.prediction.composition import PricedOperation, compose_sequence, overlap_communication
 from shapewright.prediction.predict import calibration_sources, widen_by_software
+from shapewright.prediction.traced_optimizer import optimizer_step
 from shapewright.prediction.warnings import warn_of_calibration
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.software import TUNED_SOFTWARE
-from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shapewright.hardware import Device
     from shapewright.lowering.torch_trace.trace import TracedMemory
     from shapewright.prediction.utilization import TraceComparison
     from shapewright.prediction.utilization.kineto import Trace as Profile
     from shapewright.pricing.calibration.source import CalibrationSource
-
-DEFAULT_OPTIMIZER = "adamw"
-_TURN = "newton_schulz_turn"  # its result has the sides of the matrix
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -119,16 +112,16 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
 
     Assumes: one device; the host is fast enough to launch every kernel; no data loading.
     """
-    updates, optimizer, state_bytes = _optimizer_step(trace, optimizer)
+    updates, optimizer, state_bytes, freed_bytes = optimizer_step(trace, optimizer)
     operations = (*(_on_device(one, device) for one in trace.operations), *updates)
-    priced = list(map(PricedOperation, operations, price_operations(operations, device)))
+    priced = overlap_communication(list(map(PricedOperation, operations, price_operations(operations, device))))
     times = compose_sequence(priced)
     low_s, high_s = widen_by_software(times, priced, TUNED_SOFTWARE, is_training=trace.is_training)
     model_flops = sum_flops(operations, ("forward", "backward"))
     hardware_flops = model_flops + sum_flops(operations, ("recompute",))
     peak_work = times.step_s * device.peak_flops_per_s(trace.dtype)
     sources = calibration_sources(priced)
-    total_bytes = trace.memory.peak_bytes + state_bytes + CUDA_CONTEXT_BYTES
+    total_bytes = trace.memory.peak_bytes - freed_bytes + state_bytes + CUDA_CONTEXT_BYTES
     return TracedPrediction(
         trace=trace,
         device=device,
@@ -151,87 +144,10 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
 
 
 def _on_device(operation: Operation, device: Device) -> Operation:
-    """Place the ranks of a collective on nodes, the first ones together."""
-    if not isinstance(operation, Collective):
+    """Place the ranks of a collective on nodes, the first ones together; some are on nodes of their own."""
+    if not isinstance(operation, Collective) or operation.ranks_per_node == 1:
         return operation
     return operation.changed(ranks_per_node=min(int(operation.num_ranks), device.node_size))
-
-
-def _optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation], str, float]:
-    """Operations of the optimizer step, its name, and the bytes of its states."""
-    if not trace.is_training:
-        if optimizer is not None:
-            raise WorkloadError(f"optimizer={optimizer} has no effect in a forward pass", field="optimizer")
-        return [], "", 0.0
-    name = optimizer or DEFAULT_OPTIMIZER
-    dtype = trace.parameter_dtype if trace.parameter_dtype in ("fp32", "fp16", "bf16") else "bf16"
-    recipe = find_recipe(name, dtype)
-    if OPTIMIZERS[name].projection_bytes:
-        raise WorkloadError(
-            f"optimizer={name} is not priced for a trace: its rank follows from the width of a model; give the model's "
-            f"config, or use optimizer='adamw'",
-            field="optimizer",
-        )
-    weights = float(trace.num_trainable)
-    orthogonalized = list(_orthogonalization(trace)) if OPTIMIZERS[name].newton_schulz_steps else []
-    if recipe.embedding_optimizer_bytes is not None and weights:
-        matrices = sum(float(one.m * one.n * one.repeats) for one in orthogonalized if one.role == _TURN)
-        share = min(matrices / OPTIMIZERS[name].newton_schulz_steps / weights, 1.0)
-        states = share * recipe.optimizer_bytes + (1.0 - share) * recipe.embedding_optimizer_bytes
-        recipe = replace(recipe, optimizer_bytes=states)
-    updates: list[Operation] = [
-        Pointwise(
-            name=role,
-            block="optimizer",
-            role=role,
-            pass_name="step",
-            dtype="fp32",
-            operation="optimizer",
-            read_bytes=weights * read_bytes,
-            written_bytes=weights * written_bytes,
-        )
-        for role, read_bytes, written_bytes in (
-            ("gradient_norm", recipe.gradient_bytes, 0.0),
-            ("optimizer", recipe.step_read_bytes, recipe.step_written_bytes),
-        )
-        if weights
-    ]
-    updates += orthogonalized
-    # The trace has gradients as wide as the weights, as they are computed. A wider buffer that accumulates them exists
-    # over the whole step.
-    buffer_bytes = recipe.gradient_bytes if recipe.gradient_bytes > recipe.weight_bytes else 0.0
-    return updates, name, weights * (recipe.optimizer_bytes + buffer_bytes)
-
-
-def _orthogonalization(trace: Trace) -> Iterator[Gemm]:
-    """Yield the GEMMs by which Muon orthogonalizes the update of each matrix that has a gradient.
-
-    The last linear layer is left to AdamW, as embeddings are, if it has as many weights as one of those.
-
-    Assumes: a matrix that runs twice in a step counts twice.
-    """
-    tables = {one.num_parameters for one in trace.modules if "Embedding" in one.type_name}
-    head = trace.linears[-1] if trace.linears else None
-    is_head = head is not None and head.in_features * head.out_features in tables
-    skipped = f"{head.operation_name}.wgrad" if head is not None and is_head else ""
-    steps = OPTIMIZERS["muon"].newton_schulz_steps
-    for one in trace.operations:
-        if not isinstance(one, Gemm | GroupedGemm) or one.gradient != "wgrad" or one.name == skipped:
-            continue
-        matrices = one.groups if isinstance(one, GroupedGemm) else one.batch
-        short, long = sorted((int(one.m), int(one.n)))
-        for part, dtype, m, n, k in orthogonalizing_gemms(trace.dtype, short, long):
-            yield Gemm(
-                name=f"newton_schulz.{one.name.removesuffix('.wgrad')}.{part}",
-                block="optimizer",
-                role=f"newton_schulz_{part}",
-                pass_name="step",
-                repeats=steps * matrices * one.repeats,
-                dtype=dtype,
-                m=m,
-                n=n,
-                k=k,
-            )
 
 
 def _warn(trace: Trace, device: Device, total_bytes: float) -> list[Note]:

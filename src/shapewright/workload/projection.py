@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_INTERVAL = 200
 """Steps between updates of the projections. Source: arXiv 2403.03507, section 5.1."""
 
-_RANK_DIVISOR = 4  # arXiv 2403.03507, table 2: rank of 512 at width 2048, 1024 at 4096
+RANK_DIVISOR = 4  # arXiv 2403.03507, table 2: rank of 512 at width 2048, 1024 at 4096
 
 SVD_RATE_FRACTION = 0.017
 """Rate of an SVD over the fp32 peak of the device. Derived from arXiv 2407.08296, section 1: updating all projections
@@ -36,7 +36,7 @@ of Llama-7B takes over 10 minutes, 4.0e14 FLOPs by the count below, on a card of
 
 def projection_rank(config: TransformerConfig, workload: Workload) -> Count:
     """Return the rank of the projections: that of the workload, or a quarter of the hidden size."""
-    rank: Count = workload.galore_rank or config.hidden_size // _RANK_DIVISOR
+    rank: Count = workload.galore_rank or config.hidden_size // RANK_DIVISOR
     return rank
 
 

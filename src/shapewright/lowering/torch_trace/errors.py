@@ -61,9 +61,15 @@ def describe_error(error: BaseException, what: str) -> TraceError:
     advice = "--traceback shows where"
     if isinstance(error, MemoryError) or "allocate" in words:
         words, advice = "allocates real memory", "make tensors on the meta device: leave the device out"
-    elif words.startswith("FSDP"):
-        words = "FSDP does not run on the meta device"
-        advice = "trace the module without fully_shard; a plan of its config has FSDP's gathers (zero_stage=3)"
+    elif "process group has not been initialized" in words or "env:// rendezvous" in words:
+        words = "the module asks for other ranks, and there is no process group"
+        advice = (
+            "in the builder: torch.distributed.init_process_group('fake', rank=0, world_size=8, store=FakeStore()), "
+            "from torch.testing._internal.distributed.fake_pg, and init_device_mesh('cpu', (8,))"
+        )
+    elif any("/distributed/fsdp/" in frame.filename or "/parallel/distributed" in frame.filename for frame in frames):
+        words = "FullyShardedDataParallel and DistributedDataParallel do not run on the meta device"
+        advice = "wrap the module with fully_shard (FSDP2), which is traced, or trace it without"
     elif any(word in words for word in _CUDA_WORDS):
         words = f"asks for CUDA ({words})"
         advice = "a trace runs on the meta device; leave the device out, or take it from an input (x.device)"

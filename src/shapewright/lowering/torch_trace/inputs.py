@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -186,8 +186,12 @@ def local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def meta_tensors(module: Any, float_type: Any) -> dict[str, Any]:
-    """Meta tensors for the parameters and buffers of a module, shared ones once under each of their names."""
+def meta_tensors(module: Any, float_type: Any, complete: Callable[[Any, Any], Any | None]) -> dict[str, Any]:
+    """Meta tensors for the parameters and buffers of a module, shared ones once under each of their names.
+
+    Args:
+        complete: Function that returns the tensor to use for a parameter that is sharded, None for others.
+    """
     import torch
 
     made: dict[int, Any] = {}
@@ -195,7 +199,10 @@ def meta_tensors(module: Any, float_type: Any) -> dict[str, Any]:
     for name, one in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
         if id(one) not in made:
             wanted = float_type if float_type is not None and one.is_floating_point() else one.dtype
-            if one.is_meta and wanted == one.dtype:
+            whole = complete(one, float_type)
+            if whole is not None:
+                made[id(one)] = whole
+            elif one.is_meta and wanted == one.dtype:
                 made[id(one)] = one
             else:
                 changed = torch.empty_like(one, device="meta", dtype=wanted)

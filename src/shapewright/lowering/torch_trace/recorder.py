@@ -9,7 +9,6 @@ from typing import Any
 from shapewright.core.errors import TraceError
 from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.lowering.torch_trace.autocast import seen_autocast
 from shapewright.lowering.torch_trace.dispatched import (
     Operator,
     count_bytes,
@@ -19,6 +18,7 @@ from shapewright.lowering.torch_trace.dispatched import (
     make_pointwise,
     move_to_meta,
     read_compute,
+    seen_autocast,
 )
 from shapewright.lowering.torch_trace.errors import user_line
 from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS, dtype_of

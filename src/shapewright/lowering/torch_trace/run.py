@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError
-from shapewright.lowering.torch_trace.autocast import emulated_autocast
+from shapewright.lowering.torch_trace.dispatched import emulated_autocast
 from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (
     check_signature,
@@ -29,6 +29,7 @@ from shapewright.lowering.torch_trace.inputs import (
 )
 from shapewright.lowering.torch_trace.operators import dtype_of
 from shapewright.lowering.torch_trace.recorder import Recorder
+from shapewright.lowering.torch_trace.sharded import Shards, class_name
 from shapewright.lowering.torch_trace.storages import GRADIENTS, INPUTS, WEIGHTS
 from shapewright.lowering.torch_trace.summarize import (
     fuse_calls,
@@ -89,7 +90,8 @@ def trace_module(
         MissingExtraError: PyTorch is not installed.
         TraceError: the module cannot run on the meta device, or the inputs do not fit it.
 
-    Assumes: one device. Parameters that are DTensors are traced as the rank that runs has them.
+    Assumes: one device. Parameters that are DTensors are traced as the rank that runs has them; ``fully_shard`` (FSDP2)
+    adds its collectives and keeps this rank's part of weights and gradients.
     """
     torch = require_torch()
     if not isinstance(module, torch.nn.Module):
@@ -146,7 +148,8 @@ def _trace(
     names = dict(module.named_modules())
     paths = {id(each): _clean(name) for name, each in names.items()}
     recorder = Recorder(paths, values=values, assumes_values=assumes_values)
-    tensors = meta_tensors(module, float_type)
+    shards = Shards(module)
+    tensors = meta_tensors(module, float_type, shards.complete)
     owners = {}
     for name, tensor in tensors.items():
         path = _clean(name).rpartition(".")[0]
@@ -165,6 +168,7 @@ def _trace(
             stack.enter_context(replaced_kernels(recorder))
             stack.enter_context(replaced_libraries(module))
             stack.enter_context(swapped(module, tensors))
+            stack.enter_context(shards.running(recorder, paths))
             grad_mode = torch.enable_grad() if is_training else torch.no_grad()
             stack.enter_context(grad_mode)
             positional, named = split_inputs(made)
@@ -190,7 +194,7 @@ def _trace(
         recorder.storages.close()
         for each in names.values():
             each.training = was_training[id(each)]
-    return _summarize(module, recorder, tensors, specs, is_training=is_training, fused=fused, source=source)
+    return _summarize(module, recorder, tensors, shards, specs, is_training=is_training, fused=fused, source=source)
 
 
 def _clean(name: str) -> str:
@@ -236,6 +240,7 @@ def _summarize(
     module: Any,
     recorder: Recorder,
     tensors: Mapping[str, Any],
+    shards: Shards,
     specs: Mapping[str, Any],
     *,
     is_training: bool,
@@ -255,9 +260,9 @@ def _summarize(
             seen.add(id(tensor))
             own.setdefault(_clean(name).rpartition(".")[0], []).append(tensor)
     rows = []
-    total = trainable = 0
+    total = trainable = updated = 0
     paths = dict.fromkeys(_clean(name) for name, _ in module.named_modules())
-    types = {_clean(name): type(each).__name__ for name, each in module.named_modules()}
+    types = {_clean(name): class_name(each) for name, each in module.named_modules()}
     for path in dict.fromkeys((*paths, *peak_by_path, *saved_by_path)):
         held = own.get(path, [])
         parameters = [local(one) for one in held if isinstance(one, torch.nn.Parameter)]
@@ -266,14 +271,17 @@ def _summarize(
             local(one).numel() for one in held if isinstance(one, torch.nn.Parameter) and one.requires_grad
         )
         total, trainable = total + count, trainable + own_trainable
-        for one in parameters:
-            parameter_counts[dtype_of(one)] += one.numel()
+        for one in held:
+            if isinstance(one, torch.nn.Parameter):
+                part = shards.shard_of(one)
+                updated += part.numel() if one.requires_grad else 0
+                parameter_counts[dtype_of(part)] += part.numel()
         row = TracedModule(
             path=path or "(model)",
             type_name=types.get(path, path.rpartition(".")[2]),
             num_parameters=count,
             num_trainable=own_trainable,
-            weights_bytes=float(sum(local(one).numel() * one.element_size() for one in held)),
+            weights_bytes=float(sum(part.numel() * part.element_size() for part in map(shards.shard_of, held))),
             saved_bytes=float(saved_by_path[path]) if is_training else 0.0,
             peak_bytes=float(peak_by_path[path]),
         )
@@ -292,7 +300,7 @@ def _summarize(
         memory = replace(memory, saved_bytes=0.0)
     return Trace(
         source=source,
-        module_type=type(getattr(module, "_orig_mod", module)).__name__,
+        module_type=class_name(getattr(module, "_orig_mod", module)),
         inputs=describe_inputs(specs),
         phase="train" if is_training else "prefill",
         dtype=most_common(flops, parameter_dtype),
@@ -300,6 +308,7 @@ def _summarize(
         is_fused=fused,
         num_parameters=total,
         num_trainable=trainable,
+        num_updated=updated if shards.groups else None,
         num_tokens=count_tokens(specs),
         operations=list_operations(fuse_calls(calls) if fused else calls),
         linears=list_linears(calls),

@@ -146,6 +146,7 @@ class Trace(NotebookDisplay):
         memory: Memory.
         unknown_operators: Operators without a model, those with most bytes first.
         notes: How the module was run, one line each.
+        num_updated: Trainable parameters that the optimizer of one rank updates, where FSDP shards them; None for all.
     """
 
     source: str
@@ -164,6 +165,7 @@ class Trace(NotebookDisplay):
     memory: TracedMemory
     unknown_operators: tuple[UnknownOperator, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    num_updated: int | None = None
 
     @property
     def is_training(self) -> bool:
