@@ -175,8 +175,10 @@ def test_every_slow_request_has_an_answer(name: str) -> None:
     assert "none" in head["detail"]
 
 
-def test_a_process_that_does_not_start_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request that waits for it is refused, and the next one starts another."""
+def test_a_process_that_does_not_start_in_time_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that waits for it is refused, the log says why, and the next one starts another."""
     with monkeypatch.context() as patch:
         patch.setattr(lanes, "_MAX_START_S", 0.0)
         with TestClient(create_app(), base_url=ADDRESS) as client:
@@ -184,3 +186,6 @@ def test_a_process_that_does_not_start_in_time_is_replaced(monkeypatch: pytest.M
             assert (status, found["title"]) == (503, "TimeLimitError")
             patch.undo()
             assert process_of(client) > 0
+    words = [record.getMessage() for record in caplog.records]
+    assert any(each.startswith("no worker process: TimeLimitError(") for each in words)
+    assert not any("never retrieved" in each for each in words)

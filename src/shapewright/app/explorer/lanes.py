@@ -101,6 +101,12 @@ class Lane:
             deadline.cancel()
 
 
+def _log_failure(starting: asyncio.Task[None]) -> None:
+    """Log why a worker process did not start; a request that waits for it fails with the same error."""
+    if not starting.cancelled() and starting.exception() is not None:
+        _LOG.warning("no worker process: %r", starting.exception())
+
+
 class WorkerLane(Lane):
     """Runs requests one at a time in a process of lower priority, which is kept between them.
 
@@ -150,6 +156,7 @@ class WorkerLane(Lane):
         """Start the process in the background, so that the first request does not wait for its imports."""
         if not self._is_closed and (self._starting is None or self._starting.done()):
             self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(_log_failure)
 
     async def close(self) -> None:
         """Kill the process."""
