@@ -82,7 +82,7 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
     try:
         table = tomllib.loads(text).get("tool", {}).get("shapewright")
     except (tomllib.TOMLDecodeError, AttributeError):
-        return None  # of another tool's making: its own tools complain
+        return None  # tools that need the file report it
     return table if isinstance(table, dict) else None
 
 
