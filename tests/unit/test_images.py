@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.core.errors import LayoutError
+from shapewright.core.units import format_seconds
 from shapewright.hardware import load_device
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Collective, Gemm
@@ -84,7 +85,19 @@ def test_plans_that_fit_without_the_tower_alone() -> None:
         shapewright.plan("qwen2.5-vl-7b", workload=IMAGES, headroom_fraction=1.0 - between, **only, **JOB)
 
 
-def test_a_search_prices_the_language_model_alone() -> None:
-    """Images are refused with what to do."""
-    with pytest.raises(WorkloadError, match="leave images out, and predict or plan the step with them"):
-        shapewright.search("qwen2.5-vl-7b", device=H100, workload={"images": 1})
+def test_a_search_varies_the_language_model_beside_its_tower() -> None:
+    """The same shapes at the same times with and without images, and the time of the tower in a note."""
+    plain, found = (
+        shapewright.search(
+            "qwen2.5-vl-7b", device=H100, vary=("heads", "head_dim", "width", "ffn"), top=3, workload=workload
+        )
+        for workload in ({}, {"images": 4, "image_size": "448"})
+    )
+    with_tower, alone = (
+        shapewright.predict("qwen2.5-vl-7b", device=H100, workload=workload).step_time_s
+        for workload in ({"images": 4, "image_size": "448"}, {})
+    )
+
+    assert [one.config for one in found.candidates] == [one.config for one in plain.candidates] != []
+    assert found.baseline.prediction.step_time_s == plain.baseline.prediction.step_time_s
+    assert any(f"tower takes {format_seconds(with_tower - alone)} (images=4)" in note for note in found.notes)

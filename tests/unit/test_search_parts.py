@@ -278,6 +278,7 @@ def test_stored_measures_are_those_of_the_presets() -> None:
     [
         ({"vary": ("heads", "colour")}, "'colour' is not known"),
         ({"vary": ("head",)}, "did you mean 'heads'"),
+        ({"vary": ("intermediate_size",)}, "did you mean 'ffn'"),
         ({"keep": {"nope": 1}}, "'nope' is not a field"),
         ({"keep": {"norm": 1}}, "has no effect"),
         ({"keep": {"heads": 16, "num_heads": 20}}, "num_heads=16 and num_heads=20"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.errors import WorkloadError
 
 if TYPE_CHECKING:
     from shapewright.models.images import Patches
@@ -15,20 +14,6 @@ if TYPE_CHECKING:
     from shapewright.workload.workload import Workload
 
 _MAX_NARROW_BITS = 8
-
-
-def refuse_images(workload: Workload) -> None:
-    """Check that a search has no images: it prices the language model alone.
-
-    Raises:
-        WorkloadError: there are images.
-    """
-    if workload.images:
-        raise WorkloadError(
-            f"images={workload.images}: a search prices the language model alone; leave images out, and predict or "
-            f"plan the step with them",
-            field="images",
-        )
 
 
 def has_tower(config: TransformerConfig, workload: Workload) -> bool:

@@ -137,7 +137,8 @@ def ffn_field(config: TransformerConfig) -> str:
 
 
 def _hint(name: str) -> str:
-    hint = close_names(name, (*VARIED, *VARIED.values(), *VARIED_IN_BRANCHES))
+    own = [word for word, field in VARIED.items() if field == name]
+    hint = f"did you mean {own[0]!r}?" if own else close_names(name, (*VARIED, *VARIED_IN_BRANCHES))
     return f"{hint} " if hint else ""
 
 

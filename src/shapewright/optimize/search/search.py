@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import ConfigError, WorkloadError
-from shapewright.core.units import format_bytes, format_count
+from shapewright.core.units import format_bytes, format_count, format_seconds
 from shapewright.optimize.search.branches import list_branches
 from shapewright.optimize.search.device_search import MOST_COST_FRACTION, DeviceSearch
 from shapewright.optimize.search.engine import explore, run_here
@@ -24,7 +24,6 @@ from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
 from shapewright.prediction.loss import describe_extrapolation, has_loss_law
 from shapewright.prediction.training_run import SECONDS_PER_HOUR, TrainingRun
-from shapewright.workload.images import refuse_images
 
 if TYPE_CHECKING:
     from shapewright.optimize.search.engine import Progress, Runner
@@ -86,13 +85,13 @@ def search_shapes(
         ShapewrightError: the baseline cannot run, or the space is empty; the message names the constraint.
     """
     start_s = time.perf_counter()
-    refuse_images(scenario.workload)
+    scenario, others, image_notes = _leave_images(scenario, others)
     objective = _check_goal(request.goal, scenario, others)
     if objective.measures_step and "micro_batch" in request.free_fields():
         raise ConfigError("vary=micro_batch has no meaning for the latency of decode, where 1 is fastest; leave it out")
     request, found_notes = keep_expressible(scenario.model, request)
     places, batch_notes = _hold_global_batch([_settle(place) for place in (scenario, *others)], request)
-    notes = (*(scenario.notes if notes is None else notes), *found_notes, *batch_notes)
+    notes = (*(scenario.notes if notes is None else notes), *image_notes, *found_notes, *batch_notes)
     if "experts" in request.free_fields() and scenario.config.is_moe:
         notes += (_EXPERTS_NOTE,)
     branches = list_branches(places[0], request)
@@ -207,6 +206,19 @@ def _lifetime_usd(goal: Goal, search: DeviceSearch) -> float | None:
     if search.lifetime_s is None or goal.usd_per_hour is None:
         return None
     return search.lifetime_s / SECONDS_PER_HOUR * goal.usd_per_hour
+
+
+def _leave_images(scenario: Scenario, others: Sequence[Scenario]) -> tuple[Scenario, list[Scenario], tuple[str, ...]]:
+    """Return the scenarios without images, and what their tower adds: it is the same beside every language model."""
+    if not scenario.workload.images:
+        return scenario, list(others), ()
+    alone, *rest = (place.replace(images=0, image_size=None, vision=None) for place in (scenario, *others))
+    tower_s = max(scenario.predict().step_time_s - alone.predict().step_time_s, 0.0)
+    note = (
+        f"shapes are those of the language model, over as many tokens: beside each the vision tower takes "
+        f"{format_seconds(tower_s)} (images={scenario.workload.images}), which no step here includes"
+    )
+    return alone, rest, (note,)
 
 
 def _settle(scenario: Scenario) -> Scenario:
