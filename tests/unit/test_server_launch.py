@@ -76,7 +76,9 @@ def check_settings(text: str) -> list[dict[str, Any]]:
     """Check the YAML files that TensorRT-LLM reads against its recorded keys and types."""
     yaml = pytest.importorskip("yaml", reason="YAML files are read with PyYAML")
     types = {"bool": bool, "int": int, "str": str, "list": list, "float": float}
-    files = [yaml.safe_load(body) for body in re.findall(r"^cat > (?!router).*?<<'EOF'\n(.*?)^EOF$", text, re.M | re.S)]
+    found = re.findall(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", text, re.M | re.S)
+    files = [(GRAMMARS["trtllm"]["router" if name == "router.yaml" else "settings"], body) for name, body in found]
+    loaded = [(grammar, yaml.safe_load(body)) for grammar, body in files]
 
     def check(values: dict[str, Any], grammar: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -88,9 +90,11 @@ def check_settings(text: str) -> list[dict[str, Any]]:
             else:
                 assert type(value) is types[expected], key
 
-    for values in files:
-        check(values, GRAMMARS["trtllm"]["settings"])
-    return files
+    for grammar, values in loaded:
+        check(values, grammar)
+        for servers in (values.get("context_servers"), values.get("generation_servers")):
+            assert servers is None or len(set(servers["urls"])) == servers["num_instances"]
+    return [values for grammar, values in loaded if grammar is GRAMMARS["trtllm"]["settings"]]
 
 
 def test_versions_agree() -> None:

@@ -228,29 +228,40 @@ def _yaml_lines(settings: Mapping[str, object], indent: str = "") -> list[str]:
     return lines
 
 
+def _addresses(role: str, port: int, count: int) -> list[str]:
+    """Return a placeholder of the address of each instance of a role."""
+    names = [f"{role}_ADDRESS"] if count == 1 else [f"{role}_ADDRESS_{place + 1}" for place in range(count)]
+    return [f"{name}:{port}" for name in names]
+
+
 def _router_lines(engine: Engine, point: OperatingPoint) -> list[str]:
     """Write how prompts get from prefill to decode instances."""
-    prefill, decode = "http://PREFILL_ADDRESS:8100", "http://DECODE_ADDRESS:8200"
+    prefill = _addresses("PREFILL", 8100, point.num_prefill_instances)
+    decode = _addresses("DECODE", 8200, point.num_instances)
     if engine.name == "sglang":
         return [
             "",
             "# the router",
-            f"python -m sglang_router.launch_router --pd-disaggregation --prefill {prefill} --decode {decode}",
+            " ".join(
+                [
+                    "python -m sglang_router.launch_router --pd-disaggregation",
+                    *(f"--prefill http://{one}" for one in prefill),
+                    *(f"--decode http://{one}" for one in decode),
+                ]
+            ),
         ]
     if engine.name == "trtllm":
         servers = {
             "hostname": "localhost",
             "port": 8000,
             "backend": "pytorch",
-            "context_servers": {
-                "num_instances": point.num_prefill_instances,
-                "urls": [prefill.removeprefix("http://")],
-            },
-            "generation_servers": {"num_instances": point.num_instances, "urls": [decode.removeprefix("http://")]},
+            "context_servers": {"num_instances": point.num_prefill_instances, "urls": prefill},
+            "generation_servers": {"num_instances": point.num_instances, "urls": decode},
         }
         lines = ["", "# the router", "cat > router.yaml <<'EOF'", *_yaml_lines(servers), "EOF"]
         return [*lines, "trtllm-serve disaggregated -c router.yaml"]
     return [
         "",
-        f"# a proxy sends each prompt to {prefill} and its answer to {decode}; vLLM has examples of such proxies",
+        f"# a proxy sends each prompt to http://{prefill[0]} and its answer to http://{decode[0]}; vLLM has examples "
+        "of such proxies",
     ]
