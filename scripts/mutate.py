@@ -47,8 +47,8 @@ PACKAGES = (
     "memory", "lowering", "models/families", "lint", "optimize/serving", "optimize/plan", "pricing",
     "prediction/composition",
 )  # fmt: skip
-# It runs in a process of its own, where functions are not replaced.
-ELSEWHERE = SOURCE / "shapewright/lowering/torch_trace/child.py"
+# Modules are traced in a process of their own, where functions are not replaced.
+ELSEWHERE = SOURCE / "shapewright/lowering/torch_trace"
 # Doctests and tests of parts, of whole steps by hand, of properties, and against other implementations,
 TESTS = (
     "src/shapewright", "tests/unit", "tests/property", "tests/vectors", "tests/oracle", "tests/accuracy/test_drift.py",
@@ -145,14 +145,15 @@ def name_functions(tree: ast.AST) -> dict[int, str]:
 
 
 def list_mutants(path: Path) -> Iterator[Mutant]:
-    """List the changes of a module, without docstrings, annotations and messages."""
+    """List the changes of a module, without docstrings, annotations, messages, and checks of equal lengths."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = name_functions(tree)
     quiet: set[int] = set()
     for node in ast.walk(tree):
         annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
         messages = [node.exc] if isinstance(node, ast.Raise) else [node] if isinstance(node, ast.JoinedStr) else []
-        for part in (*annotations, *messages):
+        checks = [node] if isinstance(node, ast.keyword) and node.arg == "strict" else []
+        for part in (*annotations, *messages, *checks):
             quiet |= {id(inner) for inner in ast.walk(part)} if part is not None else set()
     for place, node in enumerate(ast.walk(tree)):
         if id(node) in quiet or not hasattr(node, "lineno"):
@@ -386,7 +387,7 @@ def main() -> int:
     drawn: dict[str, list[Mutant]] = {}
     for package in given.package or PACKAGES:
         paths = sorted((SOURCE / "shapewright" / package).rglob("*.py"))
-        found = [mutant for path in paths if path != ELSEWHERE for mutant in list_mutants(path)]
+        found = [mutant for path in paths if ELSEWHERE not in path.parents for mutant in list_mutants(path)]
         if lines:
             drawn[package] = [mutant for mutant in found if (mutant.path, mutant.line) in lines]
         else:

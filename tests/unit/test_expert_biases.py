@@ -49,6 +49,8 @@ def test_separate_bias_and_clamp_kernels() -> None:
     assert moved_bytes(APART, "moe.bias") == 28 * ROWS * H
     assert moved_bytes(APART, "moe.bias.backward", "moe.scaled_bias_gradient") == 40 * ROWS * H
     assert moved_bytes(APART, "moe.clamp") == moved_bytes(APART, "moe.clamp.backward") == 8 * ROWS * 2 * F
+    clamps = [each for each in lower(CONFIG, APART, ParallelLayout()) if each.name == "moe.clamp"]
+    assert [each.num_kernels for each in clamps if isinstance(each, Pointwise)] == [3]  # gate, up, concatenation
     (bias,) = [each for each in lower(CONFIG, APART, ParallelLayout()) if each.name == "moe.bias"]
     assert isinstance(bias, Pointwise)
     assert bias.num_kernels == 2 * E + 2

@@ -351,3 +351,8 @@ def test_converted_weights_exist_for_one_gemm(method: str, matrices: int) -> Non
     size = temporary_weight_bytes(config, Workload(finetune=method), ONE, config.patterns.kind_of(0))
 
     assert size == matrices * 4096 * 11008 * 2
+
+
+def test_inference_trains_nothing() -> None:
+    """No parameter is trained outside a training step."""
+    assert count_trained_parameters(config_of("llama-2-7b"), Workload(phase="prefill")) == 0

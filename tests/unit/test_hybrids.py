@@ -266,6 +266,7 @@ def test_a_norm_or_gate_after_the_scan_saves_its_output(name: str, kind: str, ro
     saved = list_saved_tensors(config_of(name), Workload(), ONE, layer_type=kind, has_mlp=False)
 
     assert {tensor.role for tensor in saved if tensor.block == kind} == roles
+    assert all(tensor.block != "mlp" for tensor in saved)
 
 
 def test_a_cached_token_is_written_with_its_index_key() -> None:
@@ -278,3 +279,10 @@ def test_a_cached_token_is_written_with_its_index_key() -> None:
     )
 
     assert write.num_bytes == 16 * (512 + 64 + 128) * (2 + 2)
+
+
+def test_jamba_with_one_expert_is_dense() -> None:
+    """Transformers takes its MLP instead of experts where there is but one."""
+    config = read_hf_config({"model_type": "jamba", "num_experts": 1}).config
+
+    assert config.num_experts == 0

@@ -13,6 +13,7 @@ from shapewright.hardware import load_device
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Collective, Gemm
 from shapewright.models import read_model
+from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload
 
 H100 = "h100-sxm-80gb"
@@ -101,3 +102,30 @@ def test_a_search_varies_the_language_model_beside_its_tower() -> None:
     assert [one.config for one in found.candidates] == [one.config for one in plain.candidates] != []
     assert found.baseline.prediction.step_time_s == plain.baseline.prediction.step_time_s
     assert any(f"tower takes {format_seconds(with_tower - alone)} (images=4)" in note for note in found.notes)
+
+
+def test_siglip_2_sees_a_square_of_its_patches() -> None:
+    """256 patches of 16 pixels are an image of 256 by 256."""
+    patches = read_hf_config({"model_type": "siglip2_vision_model"}).config.patches
+
+    assert patches is not None
+    assert (patches.side, patches.image_size, patches.num_positions) == (16, (256, 256), 256)
+
+
+def test_findings_of_the_tower_cost_a_share_of_the_whole_step() -> None:
+    """Heads of 72 in SigLIP are named as the tower's; more images in a sequence make them cost more of it."""
+    few, many = (
+        next(
+            finding
+            for finding in shapewright.check(
+                "gemma-3-4b", device="h100-sxm-80gb", workload={"phase": "prefill", "seq_len": 4096, "images": images}
+            ).findings
+            if finding.field == "vision_config.head_dim"
+        )
+        for images in (1, 8)
+    )
+    assert few.code == "TC103"
+    assert set(few.suggestions[0].changes) >= {"vision_config.num_heads", "vision_config.head_dim"}
+    assert few.cost_fraction is not None
+    assert many.cost_fraction is not None
+    assert 0.0 < few.cost_fraction < many.cost_fraction < 0.5

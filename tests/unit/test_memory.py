@@ -17,7 +17,8 @@ from shapewright.memory import (
     list_saved_tensors,
 )
 from shapewright.memory.estimate import count_microbatches_in_flight
-from shapewright.memory.states import DeviceParameters, estimate_states
+from shapewright.memory.stages import Stage
+from shapewright.memory.states import DeviceParameters, count_stage_parameters, estimate_states
 from shapewright.memory.tensors import select_kept_tensors
 from shapewright.models import TransformerConfig, count_parameters, list_presets, read_model
 from shapewright.models.hf_config import read_hf_config
@@ -453,3 +454,39 @@ def test_parallel_blocks_save_the_output_of_each_norm(preset: str, norms: list[t
     saved = list_saved_tensors(read_model(preset).config, Workload(), ParallelLayout())
 
     assert [(each.block, each.role) for each in saved if each.block.startswith("norm")] == norms
+
+
+def test_down_projections_to_latents_are_on_every_rank() -> None:
+    """Two tensor ranks of DeepSeek-V2-Lite both hold norms, routers and 27 projections of 2048 to 512 + 64."""
+    config = read_model("deepseek-v2-lite").config
+    counts = count_parameters(config)
+    whole, half = (
+        count_stage_parameters(Stage(config, ParallelLayout(tensor_parallel=degree), 0), counts, Workload()).dense
+        for degree in (1, 2)
+    )
+    routers = sum(group.num_layers * layer.router for group, layer in counts.layers)
+
+    assert 2 * half - whole == counts.by_component["norms"] + config.hidden_size + routers + 27 * 2048 * (512 + 64)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_recomputing_every_layer_by_number_is_full_recomputation(offloads: bool) -> None:
+    """recompute_layers=32 of 32 layers needs what full recomputation without a number does."""
+    config = read_model("llama-2-7b").config
+    whole, counted = (
+        estimate_memory(
+            config,
+            Workload(micro_batch_size=1, recompute="full", recompute_layers=number, offload_activations=offloads),
+            ParallelLayout(),
+        )
+        for number in (None, 32)
+    )
+    assert counted == whole
+
+
+def test_cache_of_an_encoder_decoder_by_hand() -> None:
+    """Each of 12 layers of T5-base keeps 12 heads of 64, keys and values, of 1 + 9 tokens and of 100 source tokens."""
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=9, seq_len=100, dtype="bf16")
+    memory = estimate_memory(read_model("flan-t5-base").config, workload, ParallelLayout())
+
+    assert memory.kv_cache_bytes == 12 * (10 + 100) * 2 * 12 * 64 * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, SparseAttention
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, Scan, SparseAttention
 from shapewright.lowering.operations.gemm import contiguous_dims
 
 
@@ -123,9 +123,30 @@ def test_collective_volume(op_name: str, sent: float) -> None:
 
 
 def test_traffic_of_sparse_attention_by_hand() -> None:
-    """Two queries of 16 heads read 4 latents each, of 656 bytes as DeepSeek stores 576 elements, and write 512 wide."""
+    """Three queries of 16 heads read 4 latents each, of 656 bytes for 576 elements, and write 512 elements."""
     attention = SparseAttention(
-        name="x", part="attention", batch_size=1, query_len=2, kv_len=8, num_heads=16, head_dim=576, v_head_dim=512,
+        name="x", part="attention", batch_size=1, query_len=3, kv_len=8, num_heads=16, head_dim=576, v_head_dim=512,
         selected=4,
     )  # fmt: skip
-    assert attention.num_bytes == 2 * 4 * 656 + 2 * 16 * (576 + 512) * 2
+    assert attention.num_bytes == 3 * 4 * 656 + 3 * 16 * (576 + 512) * 2
+
+
+def test_traffic_of_an_indexer_by_hand() -> None:
+    """5 x 3 queries of 4 heads of 128 and 5 x 8 cached keys of 128, a byte each; 8 scores of 4 bytes for each query."""
+    sizes = {"batch_size": 5, "query_len": 3, "kv_len": 8, "num_heads": 4, "head_dim": 128, "v_head_dim": 0}
+    logits = SparseAttention(name="x", part="logits", selected=4, **sizes)
+    selection = SparseAttention(name="x", part="selection", selected=4, **sizes)
+
+    assert logits.num_bytes == (5 * 3 * 4 + 5 * 8) * 128 + 5 * 3 * 8 * 4
+    assert selection.num_bytes == 5 * 3 * 8 * 4 + 5 * 3 * 4 * 4  # scores in, positions out
+
+
+def test_traffic_of_a_scan_by_hand() -> None:
+    """A key and a query of 4, values in and out of 2 heads of 8, in 16 bits; in serving states of 4 bytes both ways."""
+    sizes = {"batch_size": 2, "seq_len": 3, "num_k_heads": 1, "num_v_heads": 2, "k_head_dim": 4, "v_head_dim": 8}
+    once = Scan(name="x", rule="mamba2", **sizes).num_bytes
+    served = Scan(name="x", rule="mamba2", has_cache=True, **sizes).num_bytes
+
+    assert once == 2 * 3 * (2 * 4 + 2 * 2 * 8) * 2
+    assert served - once == 2 * 2 * 2 * 4 * 8 * 4
+    assert Scan(name="x", rule="mamba2", is_backward=True, **sizes).num_bytes == 2 * once

@@ -21,6 +21,7 @@ from shapewright.hardware import load_device
 from shapewright.memory import estimate_memory
 from shapewright.models import read_model
 from shapewright.optimize.plan import PlanRequest, PlanResult, break_down
+from shapewright.optimize.plan.layers import find_layer_kinds
 from shapewright.optimize.plan.result import Breakdown, explain_loss
 from shapewright.optimize.plan.space import list_splits
 from shapewright.prediction.build import build_scenario
@@ -467,3 +468,10 @@ def test_a_single_device_has_one_split() -> None:
     request = PlanRequest(num_devices=1, kept={"micro_batch_size": (1,)})
 
     assert len(list(list_splits(scenario, request, num_devices=1, global_batch_size=4))) == 1
+
+
+def test_an_encoder_of_one_layer_is_a_kind_of_its_own() -> None:
+    """Plans of T5 with 12 decoder layers and a single encoder layer count both."""
+    config = replace(read_model("flan-t5-base").config, num_encoder_layers=1)
+
+    assert find_layer_kinds(config).factors(config, 1).tolist() == [12.0, 1.0]

@@ -17,6 +17,7 @@ from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
 from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
 from shapewright.optimize.serving.point import Span, batch_sizes, pareto_front
+from shapewright.optimize.serving.request import read_format
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition import compose_passes
 from shapewright.workload import ParallelLayout
@@ -282,3 +283,12 @@ def test_slightly_longer_prompts_are_served_similarly() -> None:
     ]
 
     assert served[0] == pytest.approx(served[1], rel=0.02)
+
+
+def test_formats_have_one_to_three_parts() -> None:
+    """GEMMs, weights and cache, each that of the GEMMs where it is left out."""
+    whole = read_format("bf16:int4:fp8")
+
+    assert (whole.dtype, whole.weight_dtype, whole.kv_cache_dtype) == ("bf16", "int4", "fp8")
+    with pytest.raises(WorkloadError, match="has too many parts"):
+        read_format("bf16:int4:fp8:fp8")

@@ -11,6 +11,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.closed_form import most_decoding, prefill_part, queued, static_batch
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.steady_loads import open_loop, within_limits
 from shapewright.pricing.servers import CURRENT_SERVER, load_server
 
 REQUEST = ServingRequest(prompt_len=1000, output_len=500)
@@ -94,3 +95,29 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     """No sequence fits beside 405 billion parameters."""
     with pytest.raises(WorkloadError, match="does not fit"):
         queued(make_instance("llama-3.1-405b", replace(REQUEST, server=load_server("vllm"))), 100)
+
+
+def test_prompts_of_many_passes_hold_up_every_token() -> None:
+    """A prompt of 30,000 tokens takes more passes than its answer: each token waits for one with prefill, of 3 s."""
+    served = make_instance(request=ServingRequest(prompt_len=30000, output_len=2))
+    times = queued(served, 100).combine([1.0, 1.0, 3.0, 3.0])
+
+    assert times.tpot_s == 3.0
+
+
+def test_each_replica_decodes_a_batch_of_its_own() -> None:
+    """Two copies hold twice the sequences of one, whatever the load."""
+    one, two = (make_instance(request=REQUEST, data_parallel=degree) for degree in (1, 2))
+    for load in (
+        lambda served: queued(served, 5000),
+        lambda served: open_loop(served, 5000, 1e6),
+        lambda served: within_limits(served, 5000, 1, 10.0, 1.0),
+    ):
+        assert load(two).num_sequences == 2 * load(one).num_sequences
+
+
+def test_a_single_request_in_the_queue_is_served_alone() -> None:
+    """Its tokens take the first token's time and 499 times that of a further one."""
+    times = queued(instance(), 1).predict(instance())[0]
+
+    assert times.output_tokens_per_s == pytest.approx(500 / (times.ttft_s + 499 * times.tpot_s), rel=0.02)

@@ -108,3 +108,13 @@ def test_disaggregated_instances_are_limited_by_the_slower_kind() -> None:
     assert many.output_tokens_per_s == pytest.approx(500 / alone.ttft_s, rel=0.05)
     assert more.output_tokens_per_s > 1.2 * many.output_tokens_per_s
     assert many.ttft_s > 100.0 * alone.ttft_s
+
+
+def test_twice_the_instances_serve_twice_the_users() -> None:
+    """Two prefill instances and one that decodes for 100 users, doubled and doubled again: the same times for each."""
+    one, two, four = (
+        disaggregated(instance(), 2 * copies, copies, 100 * copies).predict(instance())[0] for copies in (1, 2, 4)
+    )
+    for copies, times in ((2, two), (4, four)):
+        assert times.output_tokens_per_s == pytest.approx(copies * one.output_tokens_per_s, rel=1e-3)
+        assert (times.ttft_s, times.tpot_s) == pytest.approx((one.ttft_s, one.tpot_s), rel=5e-3)

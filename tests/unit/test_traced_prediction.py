@@ -32,6 +32,7 @@ def test_a_step_is_the_sum_of_its_operations_and_of_the_optimizer() -> None:
     weights = 4 * 4096 * 1024
     optimizer = prediction.operations[-1].operation
 
+    assert 0.0 < prediction.step_time_low_s < prediction.step_time_s < prediction.step_time_high_s
     assert prediction.model_flops == FLOPS == prediction.hardware_flops
     assert prediction.step_time_s == pytest.approx(sum(one.total_time_s for one in prediction.operations))
     assert (optimizer.name, optimizer.num_bytes) == ("optimizer", 30.0 * weights)
@@ -197,3 +198,11 @@ def test_wrong_calls_are_refused(
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_width_that_leaves_tiles_empty_takes_the_nearest_multiple_of_128() -> None:
+    """2112 is a multiple of 64, but its GEMMs leave the last tile of 256 mostly empty."""
+    (found,) = shapewright.check(small_trace(width=2112), device=H100).findings
+
+    assert found.code == "WQ103"
+    assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2048", "use out_features=2176"]

@@ -284,3 +284,24 @@ def test_drawn_lengths_have_the_mean_and_spread(text: str, mean: float, spread: 
     assert distribution.mean == pytest.approx(mean)
     assert np.mean(drawn) == pytest.approx(mean, rel=0.02)
     assert np.std(drawn) == pytest.approx(spread, rel=0.03, abs=1e-9)
+
+
+def test_reserved_answers_share_a_prefix() -> None:
+    """Two sequences of 16 tokens need four blocks of 4 each; with two of them shared, six hold both at once."""
+    traffic = make_traffic([0.0, 1.5], [12, 12], [5, 5], prefix=[0, 0], prefix_len=[8, 8])
+    six, five = (
+        simulate(traffic, constant_streams(num_blocks=blocks, max_sequences=2, reserves_answers=True))
+        for blocks in (6, 5)
+    )
+
+    assert six.admitted_s.tolist() == [0.0, 2.0]
+    assert five.admitted_s.tolist() == [0.0, 5.0]
+
+
+def test_share_of_prompt_tokens_found_in_the_cache() -> None:
+    """Of 24 prompt tokens of two requests 8 are those of a prefix that is there already."""
+    unit = SimulatedUnit(constant_streams())
+    traffic = make_traffic([0.0, 50.0], [12, 12], [2, 2], prefix=[0, 0], prefix_len=[10, 10])
+    figures = summarize_outcome(unit, traffic, simulate_unit(unit, traffic))
+
+    assert figures.prefix_hit_fraction == pytest.approx(8 / 24)
