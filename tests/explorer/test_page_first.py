@@ -177,9 +177,11 @@ def test_names_of_bars_are_whole_and_dark_colours_differ(open_page: Callable[...
 
 
 def test_a_wide_table_announces_hidden_columns(open_page: Callable[..., Any]) -> None:
-    """On a phone a line announces hidden columns, until the table is scrolled to its end."""
+    """On a phone time and share come first; a line announces hidden columns until the table is scrolled to its end."""
     page = open_page(viewport=NARROW)
     card = see(page, "operations")
+    assert [name.strip() for name in card.locator("thead th").all_inner_texts()[:3]] == ["operation", "time", "share"]
+    assert card.locator("tbody tr").first.locator("td").first.inner_text().endswith("ms")
     expect(card.locator(".more-columns")).to_be_visible()
     card.locator(".scroll").evaluate("(one) => one.scrollTo(one.scrollWidth, 0)")
     expect(card.locator(".more-columns")).to_be_hidden()

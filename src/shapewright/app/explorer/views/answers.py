@@ -94,7 +94,7 @@ def _operations(output: PredictOutput) -> Answer:
 def columns_to_json(columns: Sequence[Column]) -> Answer:
     """Column headings and cell texts of a table, by row."""
     return {
-        "columns": [{"name": column.name, "is_text": column.is_text} for column in columns],
+        "columns": [{"name": column.name, "is_text": column.is_text, "rank": column.rank} for column in columns],
         "rows": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
     }
 

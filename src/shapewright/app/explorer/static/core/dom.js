@@ -22,8 +22,18 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** Table from {columns: [{name, is_text}], rows: [[text]]}, as the command line prints it, without empty columns. */
-export function table({ columns, rows }, { caption, action } = {}) {
+/** The same table with its columns by rank where the window is narrow, so that those in sight say most. */
+export function byRank(given) {
+  if (!matchMedia("(max-width: 40rem)").matches) return given;
+  const rank = (index) => (index === 0 ? -1 : given.columns[index].rank ?? 0);
+  const order = given.columns.map((_, index) => index).sort((one, other) => rank(one) - rank(other));
+  const arranged = (cells) => order.map((index) => cells[index]);
+  return { ...given, columns: arranged(given.columns), rows: given.rows.map(arranged) };
+}
+
+/** Table from {columns: [{name, is_text, rank}], rows: [[text]]}, as the command line prints it, without empty columns. */
+export function table(given, { caption, action } = {}) {
+  const { columns, rows } = byRank(given);
   const shown = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== ""));
   const kind = (index) => (columns[index].is_text ? "words" : "");
   const head = shown.map((index) => h("th", { scope: "col", class: kind(index) }, columns[index].name));

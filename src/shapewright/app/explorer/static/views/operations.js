@@ -1,7 +1,7 @@
 // Table of all operations of the step: sortable, with an explanation of each operation's time.
 import { post } from "../core/api.js";
 import { card, fill, h } from "../core/cards.js";
-import { facts, scroller } from "../core/dom.js";
+import { byRank, facts, scroller } from "../core/dom.js";
 import { showTiles } from "./tiles.js";
 
 // Units in formatted values, to sort cells by value.
@@ -33,7 +33,7 @@ export function makeOperations() {
     }, 80);
   };
   const paint = () => {
-    const { columns, rows, keys } = current.answer.text.operations;
+    const { columns, rows, keys } = byRank(current.answer.text.operations);
     fill(head, columns.map((column, index) => {
       const here = sorted.column === index;
       return h("th", { scope: "col", class: column.is_text ? "words" : "", "aria-sort": here ? (sorted.down ? "descending" : "ascending") : "none" },
