@@ -157,6 +157,16 @@ def test_computation_is_that_of_the_module_and_memory_is_a_part() -> None:
     assert any("8 ranks" in note for note in part.notes)
 
 
+def test_another_format_is_that_of_the_shards_too() -> None:
+    """A trace in bf16 has gathers, weights and an optimizer of 16 bits, such as GaLore."""
+    found = trace(shard(build()), dtype="bf16")
+    moments = shapewright.predict(found, device="h100-sxm-80gb", workload={"optimizer": "galore"}).optimizer_bytes
+
+    assert sent(found)["all_gather", "forward"] == (LAYERS, 2.0 * LAYER_WEIGHTS)
+    assert found.memory.weights_bytes == pytest.approx(2.0 * found.num_parameters / RANKS, rel=0.01)
+    assert moments < 4.0 * found.num_parameters / RANKS
+
+
 def test_frozen_blocks_and_forward_passes_reduce_nothing() -> None:
     """A frozen block has no gradient to reduce, and a forward pass gathers alone."""
     module = shard(build())

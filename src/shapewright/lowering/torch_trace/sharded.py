@@ -9,7 +9,7 @@ gathered before it, all weights of the root, and the complete gradients of a mod
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ class Shards:
         """Find them; none where no part of the module is wrapped."""
         self.groups: list[_Group] = []
         self._managed: dict[int, tuple[_Group, Any]] = {}
-        self._complete: dict[int, Any] = {}  # of the tensors that stand in for them
+        self._parts: dict[int, Any] = {}  # by identity of the tensors that stand in for them
         for each in module.modules():
             state = _state_of(each)
             # Older releases have one group, without the plural.
@@ -62,14 +62,15 @@ class Shards:
         if spec is not None:
             whole = torch.distributed.tensor.DTensor.from_local(whole, spec.mesh, spec.placements, run_check=False)
         made = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
-        self._complete[id(made)] = managed
+        # The optimizer keeps the format of the module, unless the trace has another one.
+        stored = float_type if float_type is not None and parameter.is_floating_point() else parameter.dtype
+        self._parts[id(made)] = torch.empty_like(local(parameter), dtype=stored, device="meta")
         group.members.append(made)
         return made
 
     def shard_of(self, tensor: Any) -> Any:
         """The rank's part of a tensor, whose format is that of the optimizer; other tensors as they are."""
-        managed = self._complete.get(id(tensor))
-        return local(tensor if managed is None else managed.sharded_param)
+        return self._parts.get(id(tensor), local(tensor))
 
     @contextmanager
     def running(self, recorder: Recorder, paths: Mapping[int, str]) -> Iterator[None]:
@@ -79,7 +80,7 @@ class Shards:
             part = self.shard_of(tensor)
             storage.num_bytes = part.numel() * part.element_size()
         replaced = []
-        run = _Run(recorder)
+        run = _Run(recorder, self.shard_of)
         if self.groups:
             ranks = max(group.num_shards for group in self.groups)
             recorder.notes[
@@ -143,8 +144,9 @@ class _Group:
 class _Run:
     """What FSDP holds and sends during one step."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, part_of: Callable[[Any], Any]) -> None:
         self.recorder = recorder
+        self._part_of = part_of
         self._held: deque[Any] = deque(maxlen=_GATHERED)
         self._kept: list[Any] = []
 
@@ -203,14 +205,14 @@ class _Run:
         if not group.reduced:
             return
         wide = group.source.mp_policy.reduce_dtype
-        num_elements = sum(local(one).numel() for one in group.reduced)
         num_bytes = float(sum(local(one).numel() * (wide or one.dtype).itemsize for one in group.reduced))
         if group.num_shards > 1:
             self._send("reduce_scatter", group, "backward", num_bytes, group.num_shards)
         if group.num_replicas > 1:
             self._send("all_reduce", group, "backward", num_bytes / group.num_shards, group.num_replicas, apart=True)
-        stored = group.source.fsdp_params[0].sharded_param.dtype
-        self._kept.append(self._buffer(num_elements / group.num_shards * stored.itemsize, group.path, GRADIENTS))
+        parts = [self._part_of(one) for one in group.reduced]
+        kept_bytes = float(sum(part.numel() * part.element_size() for part in parts))
+        self._kept.append(self._buffer(kept_bytes, group.path, GRADIENTS))
         for one in group.reduced:
             one.grad = None
         group.reduced.clear()
