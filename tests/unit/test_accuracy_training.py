@@ -14,6 +14,7 @@ from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.published_rows import FORMAT, software_of_experts
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
+from shapewright.memory.estimate import estimate_memory
 
 BRIDGE = "NVIDIA Megatron-Bridge {} NeMo Container"
 
@@ -164,3 +165,24 @@ def test_unfilled_gaps(tmp_path: Path, missing: str) -> None:
     runs, skipped = read(tmp_path, [dense(vocab_size=51200, **{missing: ""})])
     assert not runs
     assert skipped == {f"not stated: {missing}": 1}
+
+
+def test_adapters_recompute_the_layers_that_do_not_fit(tmp_path: Path) -> None:
+    """A row that states no checkpointing fits: with none on GB300, with some of its layers on H100."""
+    lora = {
+        "source": "NVIDIA Megatron-Bridge 26.06 LoRA", "model": "llama3-70b", "num_layers": 80, "hidden_size": 8192,
+        "num_attention_heads": 64, "num_kv_heads": 8, "ffn_hidden_size": 28672, "gated_mlp": 1, "vocab_size": 32000,
+        "dtype": "fp8", "seq_len": 4096, "micro_batch": 1, "global_batch": 8, "num_gpus": 8, "tp": 2, "pp": 1, "moe": 0,
+        "fsdp_zero": "", "activation_checkpointing": "", "tokens_per_s_per_gpu": 2600,
+    }  # fmt: skip
+    runs, _ = read(tmp_path, [lora | {"gpu": gpu} for gpu in ("GB300", "H100")])
+    (small, large) = sorted(runs, key=lambda run: run.device.memory_bytes)
+
+    assert large.workload.recompute == "none"
+    assert small.workload.recompute == "full"
+    assert 0 < (small.workload.recompute_layers or 0) < 80
+    for run in runs:
+        memory = estimate_memory(run.config, run.workload, run.layout)
+        assert memory.total_bytes <= run.device.memory_bytes
+    (stated,), _ = read(tmp_path, [lora | {"gpu": "H100", "activation_checkpointing": "none"}])
+    assert stated.workload.recompute == "none"

@@ -33,6 +33,7 @@ from shapewright.measure.accuracy.tables.published_rows import (
     software_of,
     software_of_experts,
 )
+from shapewright.memory.estimate import estimate_memory
 from shapewright.models import TransformerConfig, read_model
 from shapewright.prediction.composition import compose_step
 from shapewright.prediction.predict import predict
@@ -126,7 +127,7 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
     is_fused = _read_attention(row, device, assumed)
     recompute, modules = _read_recompute(row, device, assumed)
     config = _make_config(row) if row.preset is None else read_model(row.preset).config
-    return PublishedRun(
+    run = PublishedRun(
         source=row.source,
         software=_software_of(row, device),
         device=device,
@@ -156,6 +157,24 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
         ),
         tokens_per_s_per_device=tokens_per_s,
     )
+    return run if row.labels["activation_checkpointing"] else _recompute_to_fit(run, assumed)
+
+
+def _recompute_to_fit(run: PublishedRun, assumed: Counter[str]) -> PublishedRun:
+    """Recompute as many layers of a run with adapters as its memory needs; the others' generations were fitted without.
+
+    A run that states no checkpointing and does not fit without has some.
+    """
+    if not run.workload.has_adapters:
+        return run
+    for num_layers in range(run.config.num_layers + 1):
+        changes: dict[str, Any] = {"recompute": "full", "recompute_layers": num_layers} if num_layers else {}
+        workload = replace(run.workload, **changes)
+        if estimate_memory(run.config, workload, run.layout).total_bytes <= run.device.memory_bytes:
+            if num_layers:
+                assumed["do not fit without activation checkpointing: as many layers recomputed as needed"] += 1
+            return replace(run, workload=workload)
+    return run
 
 
 def _read_adapters(row: PublishedRow, dtype: str) -> dict[str, Any]:
