@@ -8,12 +8,21 @@ import pytest
 
 from served import make_instance, plan
 from shapewright.core.errors import WorkloadError
+from shapewright.lowering.operations import Gemm
 from shapewright.models import read_model
 from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import settle_model
 from shapewright.pricing.operations import price_operations
-from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, Server, load_server, make_servers, server_names
+from shapewright.pricing.servers import (
+    CURRENT_SERVER,
+    KernelFit,
+    Server,
+    kernel_class,
+    load_server,
+    make_servers,
+    server_names,
+)
 
 
 def test_an_engine_alone_is_its_newest_version() -> None:
@@ -73,6 +82,24 @@ def test_kernels_of_the_server_replace_slower_ones_only() -> None:
 
     assert with_fraction(0.99) == pytest.approx(1e-6 + float(price.roofline_s) / 0.99)
     assert with_fraction(0.01) == price.time_s
+
+
+def test_classes_have_the_fit_of_the_class_they_are_part_of() -> None:
+    """Large GEMMs and grouped queries have a fit of their own where one is known, else that of all of their kind."""
+    instance = make_instance()
+    device, prompt, decode = (
+        instance.scenario.device,
+        instance.passes.prefill(1, 4096),
+        instance.passes.decode(64, 4000),
+    )
+    (attention,) = [one for one in decode.operations if one.role == "fused"]
+    gemms = [next(one for one in each.operations if isinstance(one, Gemm)) for each in (prompt, decode)]
+
+    names = [kernel_class(one, device) for one in (attention, *gemms)]
+    assert names == ["decode_attention.wide.grouped", "gemm.bf16.large", "gemm.bf16"]
+    known = {"gemm.bf16": KernelFit(factor=0.9), "decode_attention.wide.grouped": KernelFit(factor=2.0)}
+    assert [replace(CURRENT_SERVER, kernels=known).kernel_fit(name).factor for name in names] == [2.0, 0.9, 0.9]
+    assert replace(CURRENT_SERVER, kernels={}).kernel_fit(names[0]).factor == 1.0
 
 
 def test_slow_experts_hold_up_prompts_but_not_graphs() -> None:

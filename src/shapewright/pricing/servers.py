@@ -58,6 +58,8 @@ class KernelFit:
 
 
 _AS_PRICED = KernelFit()
+# Rows from which a GEMM is a class of its own: it is bound by arithmetic, one of decoding sequences by its weights.
+_LARGE_GEMM = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,7 @@ class Server:
 
         An all-reduce with a fit of its own is compared with NCCL's, as it was in the fit.
         """
-        fit, reads = self.kernels.get(kernel_class(operation, device), _AS_PRICED), self.cache_reads(operation)
+        fit, reads = self.kernel_fit(kernel_class(operation, device)), self.cache_reads(operation)
         if fit.fraction and isinstance(operation, Collective) and operation.is_served:
             (price,) = price_operations([operation.changed(is_served=False)], device)
         slow = self.prompt_experts_fraction
@@ -171,6 +173,12 @@ class Server:
         time_s = max(fit.adjusted_s(price), float(price.roofline_s), weights_s) * reads * self.time_factor
         scale = time_s / float(price.time_s)
         return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
+
+    def kernel_fit(self, name: str) -> KernelFit:
+        """Return the fit of a class of kernels, or of the wider class that it is part of, as in ``gemm.fp8.large``."""
+        while name and name not in self.kernels:
+            name = name.rpartition(".")[0]
+        return self.kernels[name] if name else _AS_PRICED
 
     def weights_s(self, operation: Operation, device: Device) -> float:
         """Return the time to read the weights of experts in a pass too large for a CUDA graph, otherwise 0. [s]"""
@@ -209,20 +217,22 @@ messages over PCIe as fitted to L40S, A100 PCIe and RTX PRO 6000 (docs/decisions
 
 
 def kernel_class(operation: Operation, device: Device) -> str:
-    """Class of an operation's kernel, as in ``Server.kernels``.
+    """Class of an operation's kernel, as in ``Server.kernels``; a name that ends with another word is part of a class.
 
     Args:
         device: Where it runs: links and PCIe are different classes.
     """
     if isinstance(operation, Attention):
         cache = "narrow" if get_dtype(operation.kv_cache_dtype or operation.dtype).bits <= 8 else "wide"
-        return f"{'decode' if int(operation.query_len) == 1 else 'prefill'}_attention.{cache}"
+        if int(operation.query_len) > 1:
+            return f"prefill_attention.{cache}"
+        return f"decode_attention.{cache}{'.grouped' if operation.num_heads > operation.num_kv_heads else ''}"
     if isinstance(operation, GroupedGemm):
         facts, stored = device.architecture_facts, operation.weight_dtype or operation.dtype
         words = stored if stored == operation.dtype else f"{operation.dtype}:{stored}"
         return f"experts.{words}.{facts.family or device.architecture}"
     if isinstance(operation, Gemm):
-        return f"gemm.{operation.weight_dtype or operation.dtype}"
+        return f"gemm.{operation.weight_dtype or operation.dtype}{'.large' if operation.m >= _LARGE_GEMM else ''}"
     if isinstance(operation, Collective):
         link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
         return f"{operation.op_name}.{link}"

@@ -86,14 +86,18 @@ ENGINES = (
             "fraction.alltoall.pcie": 0.6,
             "start_s.alltoall.pcie": 5e-5,
             "factor.alltoall.link": 1.3,
+            "factor.decode_attention.narrow.grouped@trtllm-0.9": 1.3,
+            "factor.decode_attention.narrow.grouped@trtllm-0.14": 1.3,
+            "factor.decode_attention.wide.grouped@trtllm-0.14": 1.3,
             "factor.gemm.fp8": 0.9,
+            "factor.gemm.fp8.large": 0.9,
             "factor.experts.fp4.blackwell": 1.0,
             "factor.experts.fp8:fp4.blackwell": 1.5,
             "factor.experts.bf16:fp4.hopper": 1.5,
             "factor.experts.fp8.hopper@trtllm-1.0": 1.5,
             "time_factor@trtllm-0.14": 1.0,
             **{f"host_s@{name}": 5e-4 for name in _TRTLLM},
-            **{f"host_per_sequence_s@{name}": 3e-6 for name in _TRTLLM},
+            "host_per_sequence_s": 3e-6,
         },
         given=OWN_ALL_REDUCE,
         why="records hold the kernels of vLLM and SGLang: TensorRT-LLM has its own attention of decoding, GEMMs in fp8 "
@@ -223,10 +227,7 @@ class Prices:
 
     def _pass_s(self, parameters: Mapping[str, float]) -> Array:
         def of_class(name: str, default: float) -> Array:
-            found = [
-                parameters.get(f"{name}.{kind}@{server}", parameters.get(f"{name}.{kind}", default))
-                for kind, server in self._classes
-            ]
+            found = [_of_widest(parameters, name, kind, server, default) for kind, server in self._classes]
             values: Array = np.array(found)[self._kinds]
             return values
 
@@ -247,6 +248,16 @@ class Prices:
         added_s += of_server("prefill_host_s", 0.0) * self._has_prompts
         total: Array = np.maximum(device_s, launches_s) + added_s
         return total
+
+
+def _of_widest(parameters: Mapping[str, float], name: str, kind: str, server: str, default: float) -> float:
+    """Return a parameter of a class of kernels, or else of the class that it is part of, as Server.kernel_fit does."""
+    while kind:
+        for key in (f"{name}.{kind}@{server}", f"{name}.{kind}"):
+            if key in parameters:
+                return parameters[key]
+        kind = kind.rpartition(".")[0]
+    return default
 
 
 def fit(
@@ -381,4 +392,5 @@ def _parameters_of(server: str, fitted: Mapping[str, float]) -> Iterator[tuple[s
             kernels.setdefault(kind, {})[key] = value
         else:
             yield key, value
-    yield "kernels", kernels
+    # A class has what is fitted to the class that it is part of.
+    yield "kernels", {kind: {**kernels.get(kind.rpartition(".")[0], {}), **own} for kind, own in kernels.items()}
