@@ -102,6 +102,8 @@ def test_middle_stage_is_the_busiest() -> None:
 def test_rebalancing_of_counted_ends(counted: tuple[bool, bool], expected: tuple[float, float]) -> None:
     """Ends of 1 s and 6 s and layers of 2 s; uncounted, both gaps would go to the slower one."""
     assert rebalance_ends(1.0, 6.0, 2.0, 2, 8, counted) == expected
+    milliseconds = rebalance_ends(1e-3, 6e-3, 2e-3, 2, 8, counted)
+    assert milliseconds == pytest.approx([1e-3 * end_s for end_s in expected])
     assert rebalance_ends(1.0, 6.0, 2.0, 2, 8) == (1.0, 2.0)
     assert rebalance_ends(1.0, 6.0, 2.0, 0, 8, counted) == (1.0, 6.0)
 

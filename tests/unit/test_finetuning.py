@@ -356,3 +356,22 @@ def test_converted_weights_exist_for_one_gemm(method: str, matrices: int) -> Non
 def test_inference_trains_nothing() -> None:
     """No parameter is trained outside a training step."""
     assert count_trained_parameters(config_of("llama-2-7b"), Workload(phase="prefill")) == 0
+
+
+def test_an_adapter_by_hand() -> None:
+    """64 tokens of 4096 through rank 8 and back: a dropped input with a mask of a byte, two GEMMs, and a sum of two."""
+    workload = Workload(
+        finetune="lora", lora_rank=8, lora_targets="q", lora_dropout=0.1, micro_batch_size=1, seq_len=64
+    )
+    operations = {one.name: one for one in lower(config_of("llama-2-7b"), workload, ONE)}
+    dropout, added = operations["attention.q.lora_dropout"], operations["attention.q.lora_add"]
+    inner, outer = operations["attention.q.lora_a"], operations["attention.q.lora_b"]
+
+    assert isinstance(dropout, Pointwise)
+    assert isinstance(added, Pointwise)
+    assert isinstance(inner, Gemm)
+    assert isinstance(outer, Gemm)
+    assert (dropout.read_bytes, dropout.written_bytes) == (64 * 4096 * 2, 64 * 4096 * 3)
+    assert (inner.m, inner.n, inner.k) == (64, 8, 4096)
+    assert (outer.m, outer.n, outer.k) == (64, 4096, 8)
+    assert (added.read_bytes, added.written_bytes) == (2 * 64 * 4096 * 2, 64 * 4096 * 2)

@@ -10,7 +10,7 @@ import pytest
 from shapewright.hardware import load_device
 from shapewright.models import count_parameters, read_model
 from shapewright.models.hf_config import read_hf_config
-from shapewright.pricing.kernels.attention import encoder_work, latent_attention_work, latent_bmm_work
+from shapewright.pricing.kernels.attention import encoder_work, latent_attention_work, latent_bmm_work, training_work
 from shapewright.pricing.kernels.hybrids import sparse_work
 from shapewright.pricing.kernels.price import kernel_rates
 from shapewright.pricing.kernels.work import KernelWork
@@ -96,3 +96,21 @@ def test_a_prompt_with_expanded_latents() -> None:
 
     assert seconds(work, "attention") == pytest.approx(2 * 128 * 1024**2 * 9 / 16 * 2 * (192 + 128) / PEAK)
     assert seconds(work, "keys") == pytest.approx(2 * 1024 * 128 * (192 + 128) * 2 / BYTES_PER_S)
+
+
+@pytest.mark.parametrize(("is_backward", "gemms_of_192", "gemms_of_128"), [(False, 1, 1), (True, 3, 2)])
+def test_training_of_attention(is_backward: bool, gemms_of_192: int, gemms_of_128: int) -> None:
+    """Without a mask: one GEMM as wide as keys and one as values, backward 3 and 2; all tensors move, and gradients."""
+    work = training_work(
+        H100, RATES, **sizes(
+            batch_size=2, query_len=1024, kv_len=1024, num_heads=16, num_kv_heads=4, head_dim=192, v_head_dim=128,
+            window_size=0, is_causal=0,
+        ), is_backward=is_backward, dtype="bf16",
+    )  # fmt: skip
+    flops = 2 * 16 * 1024**2 * 2 * (gemms_of_192 * 192 + gemms_of_128 * 128)
+
+    assert seconds(work, "gemm") == pytest.approx(flops / PEAK)
+    assert seconds(work, "bytes") == pytest.approx(
+        (1 + is_backward) * 2 * 1024 * (16 + 4) * (192 + 128) * 2 / BYTES_PER_S
+    )
+    assert seconds(work, "after the query") == 0.0

@@ -9,8 +9,9 @@ import pytest
 from lowered import LATENT, ONE_DEVICE, gpt, letters, named
 from shapewright.core.errors import WorkloadError
 from shapewright.lowering import lower
+from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.operations import Attention, Gemm, GroupedGemm
-from shapewright.models import TransformerConfig
+from shapewright.models import TransformerConfig, read_model
 from shapewright.workload import ParallelLayout, Workload
 
 
@@ -208,3 +209,11 @@ def test_each_forward_gemm_has_two_gradients() -> None:
     for gemm in forward:
         for gradient in ("dgrad", "wgrad"):
             assert named(operations, f"{gemm.name}.{gradient}", "backward").repeats == gemm.repeats
+
+
+def test_longest_sequence() -> None:
+    """2^27 tokens are accepted, one more is not."""
+    config = read_model("llama-3-8b").config
+    validate_lengths(config, Workload(phase="prefill", micro_batch_size=1, seq_len=2**27))
+    with pytest.raises(WorkloadError, match="longer than the limit of 134217728 tokens"):
+        validate_lengths(config, Workload(phase="decode", micro_batch_size=1, context_len=2**27))

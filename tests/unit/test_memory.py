@@ -469,17 +469,18 @@ def test_down_projections_to_latents_are_on_every_rank() -> None:
     assert 2 * half - whole == counts.by_component["norms"] + config.hidden_size + routers + 27 * 2048 * (512 + 64)
 
 
+@pytest.mark.parametrize("layers", [1, 32])
 @pytest.mark.parametrize("offloads", [False, True])
-def test_recomputing_every_layer_by_number_is_full_recomputation(offloads: bool) -> None:
-    """recompute_layers=32 of 32 layers needs what full recomputation without a number does."""
-    config = read_model("llama-2-7b").config
+def test_recomputing_every_layer_by_number_is_full_recomputation(layers: int, offloads: bool) -> None:
+    """recompute_layers of all the layers needs what full recomputation without a number does."""
+    config = dataclasses.replace(read_model("llama-2-7b").config, num_layers=layers)
     whole, counted = (
         estimate_memory(
             config,
             Workload(micro_batch_size=1, recompute="full", recompute_layers=number, offload_activations=offloads),
             ParallelLayout(),
         )
-        for number in (None, 32)
+        for number in (None, layers)
     )
     assert counted == whole
 
@@ -490,3 +491,11 @@ def test_cache_of_an_encoder_decoder_by_hand() -> None:
     memory = estimate_memory(read_model("flan-t5-base").config, workload, ParallelLayout())
 
     assert memory.kv_cache_bytes == 12 * (10 + 100) * 2 * 12 * 64 * 2
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("bf16", 2), ("fp32", 0)])
+def test_norms_of_pytorch_copy_narrow_inputs_to_fp32(dtype: str, copies: int) -> None:
+    """Both norms of a Llama layer keep their input in fp32 where it is not in fp32 already."""
+    saved = list_saved_tensors(LLAMA_3_8B, Workload(kernels="torch", dtype=dtype), ParallelLayout())
+
+    assert sum(tensor.role == "fp32_input" for tensor in saved) == copies

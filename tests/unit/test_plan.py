@@ -230,10 +230,10 @@ def test_communication_is_split_by_link() -> None:
 def test_loss_names_the_part() -> None:
     """The comparison with the runner-up names the part of its largest loss, and its gains."""
     best = Breakdown({"GEMMs": 10.0, "pipeline bubble": 1.0}, {})
-    other = Breakdown({"GEMMs": 9.5, "pipeline bubble": 3.0}, {})
+    other = Breakdown({"GEMMs": 9.75, "pipeline bubble": 1.5}, {})
     loss = explain_loss(best, other)
 
-    assert (loss.part, loss.lost_s, loss.gained_s, loss.slower_by_s) == ("pipeline bubble", 2.0, 0.5, 1.5)
+    assert (loss.part, loss.lost_s, loss.gained_s, loss.slower_by_s) == ("pipeline bubble", 0.5, 0.25, 0.25)
 
 
 def test_interrupt_keeps_the_best_so_far() -> None:
