@@ -109,7 +109,7 @@ def estimate_shaped_s(shape: tuple[int, ...], gemms: Gemms, pricing: GemmPricing
         part = slice(start, start + rows_per_block)
         rows = gemms.rows(part)
         times = [_estimate_s(rows, each, compiled=compiled) for each in (pricing, *pricing.others)]
-        time_s[part] = times[0] if len(times) == 1 else _mean_s(times, _floor_s(rows, pricing))
+        time_s[part] = times[0] if len(times) == 1 else _mean_s(times, pricing, _floor_s(rows, pricing))
 
     # NumPy's loops over a block are too short for threads: two of them would only contend for Python's lock.
     run_over_threads(fill, range(0, num_shapes, rows_per_block), num_threads=count_threads() if compiled else 1)
@@ -217,15 +217,17 @@ def price_flat(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
         return columns
     floor_s = columns["roofline_s"]
     times = [columns["time_s"], *(_price_by_one(gemms, other)["time_s"] for other in pricing.others)]
-    time_s = _mean_s(times, floor_s)
+    time_s = _mean_s(times, pricing, floor_s)
     scale = time_s / columns["time_s"]
     low_s, high_s = np.maximum(columns["low_s"] * scale, floor_s), columns["high_s"] * scale
     return {**columns, "time_s": time_s, "low_s": np.minimum(low_s, time_s), "high_s": high_s}
 
 
-def _mean_s(times: Sequence[PerGemm], floor_s: PerGemm) -> PerGemm:
-    """Geometric mean of times, at least the bound. [s]"""
-    mean: PerGemm = np.maximum(np.exp(np.mean(np.log(times), axis=0)), floor_s)
+def _mean_s(times: Sequence[PerGemm], pricing: GemmPricing, floor_s: PerGemm) -> PerGemm:
+    """Geometric mean of the times by a pricing and its others, each architecture once, at least the bound. [s]"""
+    architectures = [each.architecture for each in (pricing, *pricing.others)]
+    weights = [1.0 / architectures.count(each) for each in architectures]
+    mean: PerGemm = np.maximum(np.exp(np.average(np.log(times), axis=0, weights=weights)), floor_s)
     return mean
 
 

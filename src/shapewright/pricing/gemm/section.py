@@ -214,7 +214,8 @@ class GemmPricing(NamedTuple):
         has_transferred_alignment: Whether the cost of poor alignment was measured on another SM.
         rate_error: What GEMMs that wait for arithmetic may be wrong by, as a factor (format_rate_error).
         source: Record used, and how far it was transferred.
-        others: The same with the records of other donors; the price is the geometric mean.
+        others: The same with the records of other donors; the price is the geometric mean over architectures.
+        architecture: Architecture of the record's device.
     """
 
     device: Device
@@ -230,6 +231,7 @@ class GemmPricing(NamedTuple):
     rate_error: float = 1.0
     source: CalibrationSource = ROOFLINE_BOUND
     others: tuple[GemmPricing, ...] = ()
+    architecture: str = ""
 
 
 def prepare_gemm_pricing(
@@ -245,7 +247,7 @@ def prepare_gemm_pricing(
     """Gather everything that prices GEMMs of one dtype.
 
     Cores for fp32 differ more between architectures than matrix units do, so that a device of an architecture without
-    a record takes the mean of all records (docs/decisions/0017).
+    a record takes the mean over its vendor's architectures (docs/decisions/0017).
 
     Args:
         weight_dtype: Element format of B in memory, if it is narrower.
@@ -296,18 +298,12 @@ def prepare_gemm_pricing(
         source = replace(source, fractions_of=stand_in, rate_scale=scale, stored_weights=weight_dtype or "")
     others: tuple[GemmPricing, ...] = ()
     if record.kind == FP32_GEMM and record.transfer == "generic" and not is_alone:
-        names = [each.device for each in list_records(FP32_GEMM)]
-        own = {each.device for each in list_records(FP32_GEMM) if device.name in each.devices}
-        donors = (
-            load_record(FP32_GEMM, device, without=tuple(name for name in names if name != donor))
-            for donor in names
-            if donor not in own and donor != record.device
-        )
         others = tuple(
             prepare_gemm_pricing(dtype, weight_dtype, device, donor, hot_cache=hot_cache, is_alone=True)
-            for donor in donors
+            for donor in _other_fp32_donors(device, record)
         )
-        source = replace(source, reason=f"{source.reason}, averaged with all others for fp32")
+    if others:
+        source = replace(source, reason=f"{source.reason}, averaged over architectures for fp32")
     return GemmPricing(
         device=device,
         dtype=dtype,
@@ -322,7 +318,22 @@ def prepare_gemm_pricing(
         rate_error=format_rate_error(device, record, dtype),
         source=source,
         others=others,
+        architecture=record.architecture,
     )
+
+
+def _other_fp32_donors(device: Device, record: CalibrationRecord) -> list[CalibrationRecord]:
+    """Records besides the nearest one that a device takes the mean of: its vendor's if one was measured, else all."""
+    known = list_records(FP32_GEMM)
+    own = {each.device for each in known if device.name in each.devices}
+    vendor = {each.device for each in known if load_device(each.device).vendor == device.vendor} - own
+    donors = (vendor or {each.device for each in known} - own) - {record.device}
+    names = [each.device for each in known]
+    return [
+        load_record(FP32_GEMM, device, without=tuple(name for name in names if name != donor))
+        for donor in names
+        if donor in donors
+    ]
 
 
 def _with_hot_cache(parameters: GemmParameters, feed_scale: float) -> GemmParameters:
