@@ -21,11 +21,11 @@ from shapewright.lowering.operations import (
     Collective,
     Gemm,
     GroupedGemm,
-    OperationRows,
     Pointwise,
     Scan,
     SparseAttention,
 )
+from shapewright.lowering.operations.rows import OperationRows
 from shapewright.pricing.calibration.records import load_record
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from shapewright.lowering.operations.collective import Collective as Collective
 from shapewright.lowering.operations.gemm import Gemm as Gemm
 from shapewright.lowering.operations.gemm import GroupedGemm as GroupedGemm
 from shapewright.lowering.operations.pointwise import Pointwise as Pointwise
-from shapewright.lowering.operations.rows import OperationRows as OperationRows
 from shapewright.lowering.operations.scan import SCAN_RULES as SCAN_RULES
 from shapewright.lowering.operations.scan import CausalConv as CausalConv
 from shapewright.lowering.operations.scan import Scan as Scan

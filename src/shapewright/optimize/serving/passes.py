@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.lowering import lower
-from shapewright.lowering.operations import Attention, CausalConv, OperationRows, Scan, SparseAttention
+from shapewright.lowering.operations import Attention, CausalConv, Scan, SparseAttention
+from shapewright.lowering.operations.rows import OperationRows
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation

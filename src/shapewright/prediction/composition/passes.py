@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation, OperationRows
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.rows import OperationRows
     from shapewright.models import TransformerConfig
     from shapewright.pricing.price import Price
     from shapewright.workload import ParallelLayout, Workload
