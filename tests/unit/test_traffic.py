@@ -112,6 +112,24 @@ def test_reserved_answers_wait_instead() -> None:
     assert outcome.admitted_s.tolist() == [0.0, 9.0]
 
 
+@pytest.mark.parametrize("reserves_answers", [False, True])
+def test_the_last_block_of_the_cache_counts(reserves_answers: bool) -> None:
+    """Two sequences of 8 + 8 tokens fill 8 blocks of 4 exactly; with one less the second waits or starts again."""
+    exact, short = (
+        simulate(
+            make_traffic([0.0, 0.0], [8, 8], [9, 9]),
+            constant_streams(num_blocks=num_blocks, max_sequences=2, reserves_answers=reserves_answers),
+        )
+        for num_blocks in (8, 7)
+    )
+
+    assert exact.end_s.tolist() == [9.0, 9.0]
+    assert exact.preempted.tolist() == [0, 0]
+    assert exact.totals[0].most_blocks == 8
+    assert short.end_s[1] > short.end_s[0] == 9.0
+    assert short.totals[0].most_blocks <= 7
+
+
 def test_shared_prefix_is_computed_once() -> None:
     """Of a prefix of 10 tokens two whole blocks of 4 stay, for requests that come after its first user ended too."""
     traffic = make_traffic([0.0, 50.0], [12, 12], [2, 2], prefix=[0, 0], prefix_len=[10, 10])
