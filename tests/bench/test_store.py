@@ -259,7 +259,8 @@ def test_changed_bits_are_never_shown_as_values(tmp_path: Path) -> None:
             assert message.isprintable()
         else:
             assert found == truth or problems
-            assert found == truth
+            # A damaged index can change the order of rows, which verify reports.
+            assert (sorted(found[0], key=repr), found[1]) == (sorted(truth[0], key=repr), truth[1])
 
     assert num_refused > 30
 

@@ -26,7 +26,7 @@ _KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise | Collectiv
 }
 
 # Fields that operations gained later, left out at their default: rows measured before keep their keys.
-_LATER_FIELDS: Mapping[str, Any] = {"is_chain": False}
+_LATER_FIELDS: Mapping[tuple[str, str], Any] = {("pointwise", "is_chain"): False, ("gemm", "is_training"): False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class Case:
 
     def sizes(self) -> dict[str, Any]:
         """Sizes and flags of the operation, by field name, without dtype and layout."""
-        skipped = {*UNPRICED_FIELDS, "dtype", "layout"}
+        skipped, kind = {*UNPRICED_FIELDS, "dtype", "layout"}, self.operation.kind
         found = {spec.name: _plain(getattr(self.operation, spec.name)) for spec in fields(self.operation)}
         sizes = {
             name: value
             for name, value in found.items()
-            if name not in skipped and (name not in _LATER_FIELDS or value != _LATER_FIELDS[name])
+            if name not in skipped and ((kind, name) not in _LATER_FIELDS or value != _LATER_FIELDS[kind, name])
         }
         return {**sizes, "row_width": self.row_width} if self.row_width else sizes
 
