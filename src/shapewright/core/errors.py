@@ -27,6 +27,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from shapewright.core.texts import FieldName, Text
+
 _MAX_CLOSE_NAMES = 3
 _MAX_SHOWN_BITS = 256
 
@@ -36,6 +38,7 @@ class ShapewrightError(ValueError):
 
     Attributes:
         code: Kind of error in JSON output, one per class.
+        text: The message, whose names of fields the command line writes as flags.
         fact: What is wrong: the message without subject and advice.
         subject: Name that the message starts with, such as a device; empty where it starts with none.
         field: Field that has the wrong value; empty where no single one has.
@@ -48,7 +51,9 @@ class ShapewrightError(ValueError):
         self, fact: str = "", *, subject: str = "", advice: str = "", field: str = "", reason: str = ""
     ) -> None:
         fact, subject = plain_text(fact), plain_text(subject)
-        super().__init__(f"{f'{subject} ' if subject else ''}{fact}{f'; {plain_text(advice)}' if advice else ''}")
+        parts = (*((subject, " ") if subject else ()), fact, *(("; ", plain_text(advice)) if advice else ()))
+        self.text = Text(*parts)
+        super().__init__(str(self.text))
         self.fact, self.subject, self.field, self.reason = fact, subject, field, reason or fact
 
 
@@ -158,7 +163,18 @@ def plain_text(text: str) -> str:
     >>> plain_text("a\nb \x1b[31m")
     'a b \\x1b[31m'
     """
+    if isinstance(text, Text):
+        return Text(*(part if isinstance(part, FieldName) else _plain_part(part) for part in text.parts))
+    return _printable(" ".join(text.split()))
+
+
+def _plain_part(text: str) -> str:
+    """Return a part of a text in one line, with the spaces at its ends."""
     line = " ".join(text.split())
+    return _printable(f"{' ' * text[:1].isspace()}{line}{' ' * (line != '' and text[-1].isspace())}")
+
+
+def _printable(line: str) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import Text
 
 
-class Note(str):
+class Note(Text):
     """A line for the reader of a result. It is its text; code and field let programs select notes.
 
     >>> note = Note("seq_len=8 has no effect in decode", code="no-effect", field="seq_len")
@@ -23,7 +26,7 @@ class Note(str):
     code: str
     field: str
 
-    def __new__(cls, text: str, code: str = "note", field: str = "") -> Note:
+    def __new__(cls, text: str, code: str = "note", field: str = "") -> Self:
         """Create a note of a text."""
         note = super().__new__(cls, text)
         note.code = code
@@ -31,7 +34,7 @@ class Note(str):
         return note
 
     def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
-        return str(self), self.code, self.field
+        return Text(*self.parts), self.code, self.field
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Refusal:
     @classmethod
     def of(cls, error: ShapewrightError) -> Refusal:
         """Describe an error."""
-        return cls(str(error), error.fact, error.code, error.field, error.subject)
+        return cls(error.text, error.fact, error.code, error.field, error.subject)
 
     @property
     def statement(self) -> str:

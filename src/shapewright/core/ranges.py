@@ -6,6 +6,7 @@ import math
 import operator
 
 from shapewright.core.errors import ShapewrightError, short_repr
+from shapewright.core.texts import Text
 
 # Powers of two are printed as such from this exponent on.
 _MIN_PRINTED_EXPONENT = 30
@@ -104,7 +105,8 @@ def check_text(name: str, value: object, *, error: type[ShapewrightError]) -> st
 
 
 def _message(name: str, value: object, allowed: str, hint: str) -> str:
-    return f"{name}={short_repr(value)} must be {allowed}" + (f"; {hint}" if hint else "")
+    fact = f"{name}={short_repr(value)} must be {allowed}"
+    return Text(fact, "; ", hint) if hint else fact
 
 
 def _format_bound(bound: float) -> str:

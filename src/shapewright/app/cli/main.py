@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _fail(_usage_words(error))
     except ShapewrightError as error:
-        _fail(with_flags(str(error)), details=getattr(error, "user_traceback", ""))
+        _fail(with_flags(error.text), details=getattr(error, "user_traceback", ""))
     except BrokenPipeError:
         # The reader of the output closed the pipe (shapewright ... | head), which is not an error.
         _drop_output()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+
+from shapewright.core.texts import FieldName, Text
 
 SHORT_FLAGS = {
     "tensor_parallel": "--tp",
@@ -52,7 +55,8 @@ def with_flags(message: str) -> str:
     >>> with_flags("does not fit; set recompute='full'")
     'does not fit; set --recompute full'
     """
-    known = _flags_by_field()
+    known = flags_by_field()
+    message = message.spelled(_spell) if isinstance(message, Text) else message
     message = _SET_VALUE.sub(lambda advice: f"set {_setting(advice[1], advice[2], known)}", message)
     return _BARE_FIELD.sub(lambda found: known.get(found[1], found[1]), message)
 
@@ -75,7 +79,16 @@ def _setting(field: str, value: str, known: dict[str, str]) -> str:
     return f"{known[field]} {value}" if field in known else f"{field}={value!r}"
 
 
-def _flags_by_field() -> dict[str, str]:
+def _spell(name: FieldName) -> str:
+    """Return what to type to set a field, to a value where the text advises one; the field if it has no flag."""
+    if name.field == "guard" and name.value:
+        return f"--{name.value}"  # each of its values is a flag of its own
+    flag = flags_by_field().get(name.field)
+    return f"{flag} {name.value}".rstrip() if flag else name
+
+
+@cache
+def flags_by_field() -> dict[str, str]:
     """Flags of every field that the command line can set."""
     from shapewright.core.fields import documented_fields
     from shapewright.models.transformer import TransformerConfig
