@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import DeviceError, LayoutError
 from shapewright.core.ranges import check_integer
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +56,9 @@ def check_allocation(num_devices: int, device: Device, *, words: str = "", allow
         near = [number for number in (below, below + unit) if number <= most] or [most // unit * unit or most]
     tries = " or ".join(map(str, near))
     raise LayoutError(
-        f"{words or f'num_devices={num_devices}'} must be a multiple of {unit}, "
-        f"the number of {device.name} in a {whole}, or less; try {tries}, or set node_size if your nodes differ"
+        (words or f"num_devices={num_devices}")
+        + f" must be a multiple of {unit}, the number of {device.name} in a {whole}, or less",
+        advice=f"try {tries}, " + with_fields("or set {node_size} if your nodes differ"),
     )
 
 

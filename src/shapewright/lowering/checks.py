@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.numeric import divisors
+from shapewright.core.texts import FieldName, Text, with_fields
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.workload.finetuning import check_targets
 from shapewright.workload.images import count_image_tokens
@@ -41,7 +42,7 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
         raise LayoutError(
             f"context_parallel={layout.context_parallel} is not supported for {config.linear_layers[0]} layers, whose "
             f"scan passes through all tokens in order",
-            advice="use context_parallel=1 and tensor_parallel or pipeline_parallel instead",
+            advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
             field="context_parallel",
         )
     _validate_tensor_axis(config, layout)
@@ -108,12 +109,20 @@ def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
     if length > max(MAX_SEQUENCE_TOKENS, limit):
         raise WorkloadError(
             f"{name}={given} is longer than the limit of {MAX_SEQUENCE_TOKENS} tokens, 13 times the longest context of "
-            f"a public model; use the tokens of one sequence, or a larger max_position_embeddings if the model has it"
+            f"a public model",
+            advice=with_fields(
+                "use the tokens of one sequence, or a larger {max_position_embeddings} if the model has it"
+            ),
         )
     if length > most:
         raise WorkloadError(
-            f"{name}={given} exceeds the model's {limit} learned positions; use {name} of at most "
-            f"{max(limit - (length - given), 0)}, or max_position_embeddings={length} for a model with a longer table"
+            f"{name}={given} exceeds the model's {limit} learned positions",
+            advice=with_fields(
+                "use {name} of at most {longest}, or max_position_embeddings={length} for a model with a longer table",
+                name=FieldName(name),
+                longest=max(limit - (length - given), 0),
+                length=length,
+            ),
         )
 
 
@@ -156,14 +165,14 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
             f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it",
             advice=f"try {_degrees_near(t, config)}",
             field="tensor_parallel",
-            reason=f"tensor_parallel={t} must divide num_kv_heads or be a multiple of it",
+            reason=with_fields("tensor_parallel={t} must divide {num_kv_heads} or be a multiple of it", t=t),
         )
     if config.patches is None and t > config.vocab_size:  # image models have no vocabulary
         raise LayoutError(
             f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}",
             advice="lower it",
             field="tensor_parallel",
-            reason=f"tensor_parallel={t} must not exceed vocab_size",
+            reason=with_fields("tensor_parallel={t} must not exceed {vocab_size}", t=t),
         )
 
 
@@ -224,26 +233,29 @@ def _shares_kv_heads(config: TransformerConfig, degree: int) -> bool:
 def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
     """Check the number of stages and chunks against the number of layers."""
     chunks, ends = layout.pipeline_parallel * layout.virtual_pipeline, sum(layout.ends_as_layers)
-    degrees = f"pipeline_parallel * virtual_pipeline = {layout.pipeline_parallel} * {layout.virtual_pipeline}"
+    degrees = (
+        with_fields("{pipeline_parallel} * {virtual_pipeline}")
+        + f" = {layout.pipeline_parallel} * {layout.virtual_pipeline}"
+    )
     if ends:
         _validate_counted_ends(config, chunks, ends, degrees)
     elif chunks > config.num_layers:
         counted = ""
         if layout.virtual_pipeline > 1 and (config.num_layers + 2) % chunks == 0:
-            counted = (
-                ", or count both ends as layers with account_for_embedding_in_pipeline_split and "
-                "account_for_loss_in_pipeline_split"
+            counted = with_fields(
+                ", or count both ends as layers with {account_for_embedding_in_pipeline_split} and "
+                "{account_for_loss_in_pipeline_split}"
             )
         stages = max(_even_stages(config, layout), default=1)
-        lower = f"lower pipeline_parallel{f' to {stages}' if stages > 1 else ''}"
+        lower = with_fields("lower {pipeline_parallel}") + (f" to {stages}" if stages > 1 else "")
         raise LayoutError(
-            f"{degrees} must not exceed num_layers={config.num_layers}",
-            advice=f"{lower}{counted}",
-            reason=f"{degrees} must not exceed num_layers",
+            degrees + f" must not exceed num_layers={config.num_layers}",
+            advice=lower + counted,
+            reason=degrees + with_fields(" must not exceed {num_layers}"),
         )
 
 
-def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: str) -> None:
+def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: Text) -> None:
     """Check that layers divide evenly among stages if embedding or loss count as a layer.
 
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py (num_layers plus counted ends must be
@@ -251,18 +263,23 @@ def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, de
     """
     if config.stack == "encoder-decoder":
         raise LayoutError(
-            "account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split require a single stack, "
-            "but this model is an encoder-decoder; omit them"
+            with_fields("{account_for_embedding_in_pipeline_split} and {account_for_loss_in_pipeline_split}")
+            + " require a single stack, but this model is an encoder-decoder",
+            advice="omit them",
         )
     counted = config.num_layers + ends
     if counted % chunks:
         raise LayoutError(
             f"num_layers={config.num_layers} plus {ends} end(s) that count as a layer make {counted}, which is not a "
-            f"multiple of {degrees}",
-            advice="change one of them, or omit account_for_embedding_in_pipeline_split and "
-            "account_for_loss_in_pipeline_split",
+            f"multiple of " + degrees,
+            advice=with_fields(
+                "change one of them, or omit {account_for_embedding_in_pipeline_split} and "
+                "{account_for_loss_in_pipeline_split}"
+            ),
             field="num_layers",
-            reason=f"num_layers plus {ends} end(s) that count as a layer is not a multiple of {degrees}",
+            reason=with_fields("{num_layers} plus {ends} end(s) that count as a layer", ends=ends)
+            + " is not a multiple of "
+            + degrees,
         )
 
 
@@ -302,23 +319,25 @@ def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, 
             f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}",
             advice=f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}",
             field="expert_tensor_parallel",
-            reason=f"expert_tensor_parallel={e_t} must divide moe_intermediate_size",
+            reason=with_fields("expert_tensor_parallel={e_t} must divide {moe_intermediate_size}", e_t=e_t),
         )
     if workload.is_training:
         if t > 1 and not layout.sequence_parallel:
             raise LayoutError(
-                f"expert_tensor_parallel={e_t} with tensor_parallel={t} requires sequence_parallel, so that every "
-                f"device sends different tokens",
-                advice="use sequence_parallel=True or omit expert_tensor_parallel",
+                f"expert_tensor_parallel={e_t} with tensor_parallel={t} requires "
+                + with_fields("{sequence_parallel}, so that every device sends different tokens"),
+                advice=with_fields("use sequence_parallel=True or omit {expert_tensor_parallel}"),
                 field="expert_tensor_parallel",
             )
         return
     is_over_replicas = e_t == 1 and layout.expert_parallel % t == 0
     if not (layout.keeps_experts_in_tensor_group or is_over_replicas):
         raise LayoutError(
-            f"expert_parallel * expert_tensor_parallel = {layout.expert_parallel} * {e_t} is not supported by serving "
-            f"libraries with tensor_parallel={t}",
-            advice=f"use a product of {t}, or expert_tensor_parallel=1 with expert_parallel a multiple of {t}",
+            with_fields("{expert_parallel} * {expert_tensor_parallel}")
+            + f" = {layout.expert_parallel} * {e_t} is not supported by serving libraries with tensor_parallel={t}",
+            advice=with_fields(
+                "use a product of {t}, or expert_tensor_parallel=1 with {expert_parallel} a multiple of {t}", t=t
+            ),
         )
 
 
@@ -327,14 +346,16 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
     cp, t = layout.context_parallel, layout.tensor_parallel
     splits_tokens = layout.splits_sequence_over_tensor and workload.is_training
     if workload.phase != "decode" and workload.seq_len % (cp * (t if splits_tokens else 1)):
-        degrees = f"context_parallel * tensor_parallel = {cp} * {t}" if splits_tokens else f"context_parallel={cp}"
+        degrees = f"context_parallel={cp}"
+        if splits_tokens:
+            degrees = with_fields("{context_parallel} * {tensor_parallel}") + f" = {cp} * {t}"
         step = cp * t if splits_tokens else cp
         below = workload.seq_len // step * step
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice = ", or use sequence_parallel=False" if splits_tokens and workload.seq_len % cp == 0 else ""
         raise LayoutError(
-            f"seq_len={workload.seq_len} must be a multiple of {degrees}",
-            advice=f"try seq_len {allowed}{advice}",
+            f"seq_len={workload.seq_len} must be a multiple of " + degrees,
+            advice=with_fields("try {seq_len} ") + allowed + advice,
             field="seq_len",
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.memory.stages import unlike_stages
 from shapewright.models.layers import ATTENTION, NO_MIXER, LayerKind, mixers_of
 
@@ -39,8 +40,9 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
         below = workload.global_batch_size // per_round * per_round
         allowed = f"{below} or {below + per_round}" if below else f"{per_round}"
         raise WorkloadError(
-            f"global_batch_size={workload.global_batch_size} must be a multiple of micro_batch_size * data_parallel = "
-            f"{workload.micro_batch_size} * {layout.data_parallel}",
+            f"global_batch_size={workload.global_batch_size} must be a multiple of "
+            + with_fields("{micro_batch_size} * {data_parallel}")
+            + f" = {workload.micro_batch_size} * {layout.data_parallel}",
             advice=f"try {allowed}",
             field="global_batch_size",
         )

@@ -72,7 +72,7 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
             f"check that the file is complete"
         ) from None
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: " + error.text) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where} holds {_kind(value)}; a config.json holds one JSON object {{...}}")
     return value

@@ -14,6 +14,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.families.vision_language import TILED
 from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
@@ -195,7 +196,7 @@ def read_object(
     try:
         reading = read_hf_config(raw, name=name)
     except ConfigError as error:
-        raise ConfigError(f"in {short_path(where)}: {error}") from None
+        raise ConfigError(f"in {short_path(where)}: " + error.text) from None
     model = Model(
         config=reading.config,
         raw=raw,
@@ -283,7 +284,9 @@ def _notes_on_derived_fields(
         width = after.num_heads * after.head_dim
         if before.num_heads * before.head_dim == before.hidden_size and width != after.hidden_size:
             notes.append(
-                f"head_dim={after.head_dim} is kept: {after.num_heads} heads are {width} wide, hidden_size is "
-                f"{after.hidden_size}; set num_heads or head_dim for other heads"
+                f"head_dim={after.head_dim} is kept: {after.num_heads} heads are {width} wide, "
+                + with_fields(
+                    "{hidden_size} is {width}; set {num_heads} or {head_dim} for other heads", width=after.hidden_size
+                )
             )
     return tuple(notes)

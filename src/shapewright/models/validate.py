@@ -13,6 +13,7 @@ from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.fields import documented_fields
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models.layers import (
     ATTENTION,
     LAYER_TYPES,
@@ -187,8 +188,8 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
         if hidden_size % num_heads:
             near = min(divisors(hidden_size), key=lambda count: abs(count - num_heads))
             raise ConfigError(
-                f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}; "
-                f"try num_heads={near}, or give head_dim",
+                f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}",
+                advice=with_fields("try num_heads={near}, or give {head_dim}", near=near),
                 field="hidden_size",
             )
         values["head_dim"] = hidden_size // num_heads
@@ -235,8 +236,8 @@ def _check_together(values: dict[str, Any]) -> None:
         )
     if values["stack"] != "encoder-decoder" and values["num_encoder_layers"]:
         raise ConfigError(
-            f"num_encoder_layers={values['num_encoder_layers']} has no effect for stack={values['stack']!r}; "
-            f"leave it out or set stack='encoder-decoder'",
+            f"num_encoder_layers={values['num_encoder_layers']} has no effect for stack={values['stack']!r}",
+            advice=with_fields("leave it out or set {stack:encoder-decoder}"),
             field="num_encoder_layers",
         )
     if values["rotary_layers"] and values["position_embedding"] != "rotary":
@@ -279,7 +280,8 @@ def _check_linear(values: dict[str, Any]) -> None:
     for name in LINEAR_SIZES:
         if values[name] and not mixers - {ATTENTION}:
             raise ConfigError(
-                f"{name}={values[name]} needs layers without softmax attention; set layer_types or leave {name} out",
+                f"{name}={values[name]} needs layers without softmax attention",
+                advice=with_fields("set {layer_types} or leave {name} out", name=FieldName(name)),
                 field=name,
             )
     heads, key_heads = values["linear_num_value_heads"], values["linear_num_key_heads"]
@@ -302,7 +304,10 @@ def _check_linear(values: dict[str, Any]) -> None:
             field="layer_types",
         )
     if not values["layer_types"] and not any(values["mlp_layers"] or (True,)):
-        raise ConfigError("mlp_layers has no true entry, so that layers are attention alone; add one or leave it out")
+        raise ConfigError(
+            with_fields("{mlp_layers} has no true entry, so that layers are attention alone"),
+            advice="add one or leave it out",
+        )
 
 
 def _check_mla(values: dict[str, Any]) -> None:
@@ -310,19 +315,22 @@ def _check_mla(values: dict[str, Any]) -> None:
         for name in ("q_lora_rank", "qk_rope_head_dim"):
             if values[name]:
                 raise ConfigError(
-                    f"{name}={values[name]} is a field of MLA and needs kv_lora_rank; set it or leave {name} out"
+                    f"{name}={values[name]} is a field of MLA and needs " + with_fields("{kv_lora_rank}"),
+                    advice=with_fields("set it or leave {name} out", name=FieldName(name)),
                 )
         return
     if values["qk_rope_head_dim"] >= values["head_dim"]:
         raise ConfigError(
             f"qk_rope_head_dim={values['qk_rope_head_dim']} must be below head_dim={values['head_dim']}, the total "
-            f"width of a query head; head_dim is qk_nope_head_dim + qk_rope_head_dim",
+            f"width of a query head",
+            advice=with_fields("{head_dim} is qk_nope_head_dim + {qk_rope_head_dim}"),
             field="qk_rope_head_dim",
         )
     if values["num_kv_heads"] != values["num_heads"]:
         raise ConfigError(
-            f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with kv_lora_rank "
-            f"(MLA has no separate key-value heads); leave num_kv_heads out",
+            f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with "
+            + with_fields("{kv_lora_rank} (MLA has no separate key-value heads)"),
+            advice=with_fields("leave {num_kv_heads} out"),
             field="num_kv_heads",
         )
 
@@ -340,14 +348,17 @@ def _check_indexer(values: dict[str, Any]) -> None:
     given = [name for name in names if values[name]]
     if given and len(given) < len(names):
         raise ConfigError(
-            f"{given[0]}={values[given[0]]} needs {' and '.join(name for name in names if name not in given)} as well; "
-            f"set all three or none",
+            f"{given[0]}={values[given[0]]} needs "
+            + joined(FieldName(name) for name in names if name not in given)
+            + " as well",
+            advice="set all three or none",
             field=given[0],
         )
     if given and not (values["kv_lora_rank"] and values["q_lora_rank"]):
         raise ConfigError(
-            f"index_topk={values['index_topk']} is sparse attention over latents and needs kv_lora_rank and "
-            f"q_lora_rank; set them or leave it out",
+            f"index_topk={values['index_topk']} is sparse attention over latents and needs "
+            + with_fields("{kv_lora_rank} and {q_lora_rank}"),
+            advice="set them or leave it out",
             field="index_topk",
         )
 
@@ -358,7 +369,8 @@ def _check_experts(values: dict[str, Any]) -> None:
         for name in ("num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size", "moe_layers"):
             if values[name]:
                 raise ConfigError(
-                    f"{name}={short_repr(values[name])} needs num_experts above 0; set it or leave {name} out"
+                    f"{name}={short_repr(values[name])} needs " + with_fields("{num_experts} above 0"),
+                    advice=with_fields("set it or leave {name} out", name=FieldName(name)),
                 )
         return
     if not 1 <= per_token <= num_experts:
@@ -368,10 +380,12 @@ def _check_experts(values: dict[str, Any]) -> None:
         )
     if values["moe_layers"] and not any(values["moe_layers"]):
         raise ConfigError(
-            f"num_experts={num_experts} but moe_layers has no true entry; set num_experts=0 or add one",
+            f"num_experts={num_experts} but " + with_fields("{moe_layers} has no true entry"),
+            advice="set num_experts=0 or add one",
             field="num_experts",
         )
     if values["shared_expert_gate"] and not values["shared_expert_intermediate_size"]:
         raise ConfigError(
-            "shared_expert_gate=True needs shared_expert_intermediate_size; set it or leave shared_expert_gate out"
+            with_fields("shared_expert_gate=True needs {shared_expert_intermediate_size}"),
+            advice=with_fields("set it or leave {shared_expert_gate} out"),
         )

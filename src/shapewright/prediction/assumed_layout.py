@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import LayoutError, ShapewrightError
 from shapewright.core.notes import Note
+from shapewright.core.texts import with_fields
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.pricing.software import TUNED_SOFTWARE
 from shapewright.workload import ParallelLayout
@@ -63,11 +64,11 @@ def assume_layout(
             missing_bytes = max(candidate.estimate_memory().total_bytes - candidate.device.memory_bytes, 0.0)
             step_s = candidate.predict().step_time_s if missing_bytes == 0.0 else 0.0
         except ShapewrightError as error:
-            refusal = str(error)
+            refusal = error.text
             continue
         found.append(((missing_bytes, step_s), candidate))
     if not found:
-        text = f"no waterfall: no layout on {num_devices} devices can run the step: {refusal}"
+        text = f"no waterfall: no layout on {num_devices} devices can run the step: " + refusal
         return _with_remark(scenario, Note(text, "no-waterfall")), False
     _, best = min(found, key=lambda entry: entry[0])
     chosen = scenario.replace(workload=best.workload, layout=best.layout)
@@ -88,7 +89,8 @@ def _complete(num_devices: int, given: Mapping[str, Any]) -> ParallelLayout:
         if rest:
             raise LayoutError(
                 f"num_devices={num_devices} must be a multiple of tensor * pipeline * context = "
-                f"{without_data.num_devices}; change num_devices or the degrees",
+                f"{without_data.num_devices}",
+                advice=with_fields("change {num_devices} or the degrees"),
                 field="num_devices",
             )
         fields["data_parallel"] = data_parallel

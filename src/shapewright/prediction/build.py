@@ -13,6 +13,7 @@ from shapewright.core.errors import DeviceError, LayoutError, ShapewrightError, 
 from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
 from shapewright.core.ranges import check_text
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware import Device, load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import possible_degrees, validate_lengths
@@ -126,7 +127,8 @@ def _describe_devices(layout: ParallelLayout) -> str:
     degrees = {name: getattr(layout, name) for name in names if getattr(layout, name) > 1}
     if len(degrees) == 1:
         return "".join(f"{name}={degree}" for name, degree in degrees.items())
-    return f"{' * '.join(degrees)} = {' * '.join(map(str, degrees.values()))} = {layout.num_devices}"
+    product = " * ".join(map(str, degrees.values()))
+    return joined(map(FieldName, degrees), " * ") + f" = {product} = {layout.num_devices}"
 
 
 def plain_value(value: Any) -> Any:
@@ -164,7 +166,8 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     if config.patches is not None:
         if fields.get("seq_len") is not None:
             raise WorkloadError(
-                f"seq_len={fields['seq_len']}: the tokens of {config.title} are those of an image; give image_size",
+                f"seq_len={fields['seq_len']}: the tokens of {config.title} are those of an image",
+                advice=with_fields("give {image_size}"),
                 field="seq_len",
             )
         image_size = fields.get("image_size")
@@ -200,7 +203,7 @@ def _find_ignored_fields(
     phase = check_text("phase", given.get("phase") or "train", error=WorkloadError)
     reasons: dict[str, str] = {}
     if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
-        reasons["seq_len"] = "has no effect in decode; context_len is the length of the cache"
+        reasons["seq_len"] = with_fields("has no effect in decode; {context_len} is the length of the cache")
     if phase != "train" and given.get("optimizer") is not None:
         reasons["optimizer"] = f"has no effect in {phase}"
     if given.get("expert_kernel") is not None and (phase == "train" or not config.is_moe):
@@ -236,7 +239,7 @@ def _find_ignored_fields(
 
 
 def _idle_note(given: Mapping[str, Any], field: str, reason: str) -> Note:
-    return Note(f"{field}={given[field]} {reason}", "no-effect", field)
+    return Note(f"{field}={given[field]} " + reason, "no-effect", field)
 
 
 def find_idle_modules(config: TransformerConfig, modules: str) -> tuple[Note, ...]:

@@ -11,6 +11,7 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note, Refusal
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.prediction.composition import bound_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,10 @@ def compare_outcomes(
     names = [device.name for device, _ in outcomes]
     for name, price in prices.items():
         if name not in names:
-            raise WorkloadError(f"usd_per_hour names {name!r}, which is not compared; give one of {', '.join(names)}")
+            raise WorkloadError(
+                with_fields("{usd_per_hour} names ") + f"{name!r}, which is not compared",
+                advice=f"give one of {', '.join(names)}",
+            )
         check_number(f"usd_per_hour of {name}", price, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR, error=WorkloadError)
     rows = tuple(
         ComparedDevice(device, None, Refusal.of(outcome), prices.get(device.name))

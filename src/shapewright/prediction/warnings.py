@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shapewright.core.notes import Note
+from shapewright.core.texts import with_fields
 from shapewright.core.units import format_bytes
 from shapewright.lowering import count_masked_fraction
 from shapewright.lowering.operations import Collective, Gemm, Scan
@@ -32,16 +33,16 @@ _ALIGNED_KEYS = 8
 def warn_if_too_large(device: Device, workload: Workload, memory: MemoryEstimate) -> Iterator[Note]:
     """Warn of a step that does not fit in memory, and name the options that need less."""
     if memory.total_bytes > device.memory_bytes:
-        options = (
-            "lower micro_batch_size, set recompute='full', or shard it with tensor_parallel, pipeline_parallel or "
-            "zero_stage"
+        options = with_fields(
+            "lower {micro_batch_size}, set {recompute:full}, or shard it with {tensor_parallel}, {pipeline_parallel} "
+            "or {zero_stage}"
             if workload.is_training
-            else "lower micro_batch_size, set a narrower weight_dtype or kv_cache_dtype, or shard it with "
-            "tensor_parallel or pipeline_parallel"
+            else "lower {micro_batch_size}, set a narrower {weight_dtype} or {kv_cache_dtype}, or shard it with "
+            "{tensor_parallel} or {pipeline_parallel}"
         )
         yield Note(
             f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on "
-            f"{device.name}; {options}",
+            f"{device.name}; " + options,
             "does-not-fit",
         )
 
@@ -90,8 +91,8 @@ def warn_of_batch(workload: Workload, layout: ParallelLayout, bubble_fraction: f
         return
     if workload.global_batch_size is None and layout.pipeline_parallel > 1:
         yield Note(
-            f"global_batch_size is not given: with one micro-batch per replica and stage the pipeline bubble is "
-            f"{100.0 * bubble_fraction:.0f} % of the step",
+            with_fields("{global_batch_size} is not given: with one micro-batch per replica and stage ")
+            + f"the pipeline bubble is {100.0 * bubble_fraction:.0f} % of the step",
             "assumed",
             "global_batch_size",
         )

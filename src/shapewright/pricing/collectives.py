@@ -32,6 +32,7 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError, UnknownRateError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering.operations.collective import HOST_OPS
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import choose_interval, interval_factors
@@ -334,8 +335,8 @@ def _network_bandwidth(device: Device) -> float:
     bandwidth = device.inter_node_bandwidth_bytes_per_s
     if not bandwidth:
         raise UnknownRateError(
-            f"the device file of {device.name} gives no network bandwidth, which ranks of several nodes need; "
-            f"set inter_node_bandwidth_bytes_per_s, or node_size for larger nodes, or keep the ranks inside a node of "
-            f"{device.node_size}"
+            f"the device file of {device.name} gives no network bandwidth, which ranks of several nodes need",
+            advice=with_fields("set {inter_node_bandwidth_bytes_per_s}, or {node_size} for larger nodes, ")
+            + f"or keep the ranks inside a node of {device.node_size}",
         )
     return bandwidth

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import UnknownRateError
+from shapewright.core.texts import with_fields
 from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.price import Price
 
@@ -44,8 +45,10 @@ def host_link_bytes_per_s(device: Device) -> float:
     rate = device.host_bandwidth_bytes_per_s or device.pcie_bandwidth_bytes_per_s
     if not rate:
         raise UnknownRateError(
-            "has neither host_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, required for offloading; give one "
-            "in your own device file, or leave offload_activations and offload_optimizer out",
+            "has neither host_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, required for offloading",
+            advice=with_fields(
+                "give one in your own device file, or leave {offload_activations} and {offload_optimizer} out"
+            ),
             subject=device.name,
             field="host_bandwidth_bytes_per_s",
         )

@@ -17,6 +17,7 @@ from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.texts import with_fields
 from shapewright.models.layers import ATTENTION, LINEAR_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.workload.layout import ParallelLayout
@@ -294,8 +295,8 @@ def pack_sequence(text: str, seq_len: int) -> tuple[int, ...]:
     rest = seq_len - sum(documents)
     if rest < 0:
         raise WorkloadError(
-            f"packed={text!r} has documents of {sum(documents)} tokens together, more than seq_len={seq_len}; drop "
-            f"documents or raise seq_len",
+            f"packed={text!r} has documents of {sum(documents)} tokens together, more than seq_len={seq_len}",
+            advice=with_fields("drop documents or raise {seq_len}"),
             field="packed",
         )
     return tuple(sorted((*documents, rest), reverse=True)) if rest else documents

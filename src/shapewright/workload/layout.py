@@ -6,6 +6,7 @@ from shapewright.core.errors import LayoutError
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "dualpipe")
 SPLIT_BACKWARD_SCHEDULES = ("zero-bubble", "dualpipe")
@@ -77,7 +78,10 @@ class ParallelLayout:
                 if not isinstance(value, bool):
                     raise LayoutError(f"{spec.name}={value!r} must be true or false")
                 if value and self.pipeline_parallel == 1:
-                    raise LayoutError(f"{spec.name} needs pipeline_parallel above 1; omit it")
+                    raise LayoutError(
+                        with_fields("{name} needs {pipeline_parallel} above 1", name=FieldName(spec.name)),
+                        advice="omit it",
+                    )
                 continue
             if doc.choices:
                 if value not in doc.choices:
@@ -91,12 +95,13 @@ class ParallelLayout:
         self._check_experts()
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise LayoutError(
-                f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1", field="virtual_pipeline"
+                f"virtual_pipeline={self.virtual_pipeline} needs " + with_fields("{pipeline_parallel} above 1"),
+                field="virtual_pipeline",
             )
         if self.pipeline_schedule != "1f1b":
             if self.pipeline_parallel == 1:
                 raise LayoutError(
-                    f"pipeline_schedule={self.pipeline_schedule!r} needs pipeline_parallel above 1",
+                    f"pipeline_schedule={self.pipeline_schedule!r} needs " + with_fields("{pipeline_parallel} above 1"),
                     field="pipeline_schedule",
                 )
             if self.virtual_pipeline > 1:
@@ -123,15 +128,19 @@ class ParallelLayout:
         if self.expert_tensor_parallel is None:
             wider = ", or use expert_tensor_parallel=1 to distribute whole experts over the tensor axis"
             raise LayoutError(
-                f"expert_parallel={self.expert_parallel} must divide data_parallel * context_parallel = "
-                f"{self.data_parallel} * {self.context_parallel}; raise data_parallel or lower expert_parallel"
-                f"{wider if self.tensor_parallel > 1 else ''}",
+                f"expert_parallel={self.expert_parallel} must divide "
+                + with_fields("{data_parallel} * {context_parallel}")
+                + f" = {self.data_parallel} * {self.context_parallel}; "
+                + with_fields("raise {data_parallel} or lower {expert_parallel}")
+                + (wider if self.tensor_parallel > 1 else ""),
                 field="expert_parallel",
             )
         raise LayoutError(
-            f"expert_parallel * expert_tensor_parallel = {self.expert_parallel} * {self.expert_tensor_parallel} must "
-            f"divide tensor_parallel * data_parallel * context_parallel = {self.tensor_parallel} * "
-            f"{self.data_parallel} * {self.context_parallel}; raise data_parallel or lower one of the two"
+            with_fields("{expert_parallel} * {expert_tensor_parallel}")
+            + f" = {self.expert_parallel} * {self.expert_tensor_parallel} must divide "
+            + with_fields("{tensor_parallel} * {data_parallel} * {context_parallel}")
+            + f" = {self.tensor_parallel} * {self.data_parallel} * {self.context_parallel}; "
+            + with_fields("raise {data_parallel} or lower one of the two")
         )
 
     @property

@@ -10,6 +10,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer, check_number, check_text
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.images import read_image_size
 from shapewright.workload.finetuning import (
     ADAPTER_METHODS,
@@ -243,11 +244,15 @@ class Workload:
     def _check_training_options(self) -> None:
         for name in ("offload_activations", "offload_optimizer", "narrow_inputs", "deterministic_attention"):
             if getattr(self, name) and not self.is_training:
-                raise WorkloadError(f"{name} has no effect in {self.phase}; omit it or use phase='train'")
+                raise WorkloadError(
+                    with_fields("{name} has no effect in {phase}", name=FieldName(name), phase=self.phase),
+                    advice="omit it or use phase='train'",
+                )
         if self.offload_optimizer and OPTIMIZERS[self.optimizer].works_on_matrices:
             raise WorkloadError(
-                f"offload_optimizer does not support optimizer={self.optimizer!r}, whose GEMMs are too slow "
-                f"on a host and which no framework offloads; use optimizer='adamw' or omit offload_optimizer"
+                with_fields("{offload_optimizer} does not support")
+                + f" optimizer={self.optimizer!r}, whose GEMMs are too slow on a host and which no framework offloads",
+                advice=with_fields("use optimizer='adamw' or omit {offload_optimizer}"),
             )
 
     def _check_weight_dtype(self) -> None:
@@ -297,7 +302,8 @@ class Workload:
                 )
         if self.finetune == "last-layers" and self.last_layers is None:
             raise WorkloadError(
-                "finetune='last-layers' requires the number of layers that it trains; set last_layers",
+                "finetune='last-layers' requires the number of layers that it trains",
+                advice=with_fields("set {last_layers}"),
                 field="last_layers",
             )
         if self.has_adapters and OPTIMIZERS[self.optimizer].projection_bytes:

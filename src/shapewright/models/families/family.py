@@ -8,6 +8,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.models.families.config_values import ConfigValues
 
 KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
@@ -75,7 +76,8 @@ def windows_from_layer_types(values: ConfigValues, default: list[str] | None) ->
     num_layers = values.num_layers("num_hidden_layers")
     if layer_types is not None and len(names) != num_layers:
         raise ConfigError(
-            f"layer_types has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer"
+            with_fields("{layer_types} has {number} entries", number=len(names))
+            + f" but num_hidden_layers={num_layers}; give one per layer"
         )
     sizes = {"full_attention": 0}
     kind = "sliding"
@@ -125,4 +127,4 @@ def note_left_out_mtp(num_layers: int) -> list[str]:
     if not num_layers:
         return []
     left_out = f"{num_layers} multi-token-prediction layer(s) omitted, as in transformers"
-    return [f"{left_out}; num_mtp_layers adds them to training"]
+    return [f"{left_out}; " + with_fields("{num_mtp_layers} adds them to training")]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notes import Note, Refusal
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
@@ -65,7 +66,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         try:
             timed = iter(price([*together, *prefill, *decode]))
         except ShapewrightError as error:
-            notes.append(Note(f"{name} is left out: {error}", "format-left-out", "formats"))
+            notes.append(Note(f"{name} is left out: " + error.text, "format-left-out", "formats"))
             refusals.append(Refusal.of(error))
             continue
         aggregated = [(one, one.point(next(timed))) for one in together]
@@ -77,11 +78,13 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         points += pair_up(prefillers, _bisect_decoders(decoders, price))
     if not points:
         if not refusals:
-            raise WorkloadError("nothing could be priced; give another prompt_len or output_len")
+            raise WorkloadError(
+                "nothing could be priced", advice=with_fields("give another {prompt_len} or {output_len}")
+            )
         fewest = min(instance.layout.num_devices for instance in instances)
         raise WorkloadError(
             f"{scenario.config.title} needs at least {fewest} x {scenario.device.name}, which cannot be priced: "
-            f"{refusals[0]}"
+            + refusals[0].text
         )
     return points
 

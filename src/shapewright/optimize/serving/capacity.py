@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.core.units import format_bytes
 from shapewright.lowering import validate_layout
 from shapewright.optimize.serving.point import Instance
@@ -113,8 +114,8 @@ class InstanceSearch:
             check_divides(scenario.config, scenario.workload, self.given)
             degrees = ", ".join(f"{name}={value}" for name, value in self.given.items())
             raise LayoutError(
-                f"no layout of at most {most_devices} devices with {degrees} divides this model; leave a degree out, "
-                f"or give more num_devices"
+                f"no layout of at most {most_devices} devices with {degrees} divides this model",
+                advice=with_fields("leave a degree out, or give more {num_devices}"),
             )
         fitting = []
         for layout in layouts:
@@ -140,18 +141,22 @@ class InstanceSearch:
                 shown = ", ".join(f"{name}={value}" for name, value in degrees.items())
                 return (
                     f"{job} does not fit on {most} x {device.name} ({format_bytes(device.memory_bytes)} "
-                    f"each); it needs {nearest.num_devices} ({shown}): give num_devices {nearest.num_devices}"
+                    f"each); it needs {nearest.num_devices} ({shown}): "
+                    + with_fields("give {num_devices} {number}", number=nearest.num_devices)
                 )
         return (
             f"{job} does not fit on up to {_LARGEST_INSTANCE} x {device.name}, in tensor groups inside a node of "
-            f"{device.node_size} and at most {MOST_STAGES} stages; give tensor_parallel or pipeline_parallel for more, "
-            f"a shorter prompt_len or output_len, or a device with more memory"
+            f"{device.node_size} and at most {MOST_STAGES} stages; "
+            + with_fields(
+                "give {tensor_parallel} or {pipeline_parallel} for more, a shorter {prompt_len} or {output_len}, or a "
+                "device with more memory"
+            )
         )
 
     def _suggest_formats(self, others: Sequence[ServingFormat], most: int) -> str:
         """Return the fields that select those of other formats that fit; empty if none does."""
         fitting = [_fields_of(one, self.scenario.workload) for one in others if self._list_fitting(one, most)]
-        return f", or {' or '.join(fitting)}, which fits" if fitting else ""
+        return ", or " + joined(fitting, " or ") + ", which fits" if fitting else ""
 
 
 def candidate_layouts(scenario: Scenario, most_devices: int, given: Mapping[str, Any]) -> Iterator[ParallelLayout]:
@@ -201,13 +206,16 @@ def check_given(config: TransformerConfig, given: Mapping[str, Any]) -> None:
             check_integer(name, value, 1, error=LayoutError, hint="leave it out to try all degrees")
         if name not in _DEGREES:
             raise LayoutError(
-                f"{name} is not a choice of a serving plan; it chooses {', '.join(_DEGREES)} (num_devices adds "
-                f"replicas of an instance)"
+                with_fields("{name} is not a choice of a serving plan", name=FieldName(name)),
+                advice=with_fields(
+                    "it chooses {degrees} ({num_devices} adds replicas of an instance)",
+                    degrees=joined(map(FieldName, _DEGREES), ", "),
+                ),
             )
         if name in ("data_parallel", "expert_tensor_parallel") and value > 1 and not config.num_experts:
             raise LayoutError(
-                f"{name}={value} needs a model with experts, but num_experts=0; leave it out (num_devices adds "
-                f"replicas of an instance)"
+                f"{name}={value} needs a model with experts, but num_experts=0",
+                advice=with_fields("leave it out ({num_devices} adds replicas of an instance)"),
             )
 
 
@@ -250,10 +258,10 @@ def _fields_of(one: ServingFormat, wanted: Workload) -> str:
     if one.dtype != wanted.dtype:
         fields.append(f"dtype {one.dtype}")
     if one.weight_dtype != one.dtype:
-        fields.append(f"weight_dtype {one.weight_dtype}")
+        fields.append(with_fields("{weight_dtype} ") + one.weight_dtype)
     if one.kv_cache_dtype != one.dtype:
-        fields.append(f"kv_cache_dtype {one.kv_cache_dtype}")
-    return " ".join(fields)
+        fields.append(with_fields("{kv_cache_dtype} ") + one.kv_cache_dtype)
+    return joined(fields, " ")
 
 
 def _limit_per_size(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.batches import price_points
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front
@@ -123,9 +124,13 @@ def plan_serving(
         )
     if request.total_len > config.max_position_embeddings:
         raise WorkloadError(
-            f"prompt_len + output_len = {request.total_len} tokens exceed the model's max_position_embeddings="
-            f"{config.max_position_embeddings}, beyond which no engine starts; give shorter ones, or "
-            f"max_position_embeddings {request.total_len} for a checkpoint with scaled positions",
+            with_fields("{prompt_len} + {output_len}")
+            + f" = {request.total_len} tokens exceed the model's max_position_embeddings="
+            f"{config.max_position_embeddings}, beyond which no engine starts",
+            advice=with_fields(
+                "give shorter ones, or {max_position_embeddings} {number} for a checkpoint with scaled positions",
+                number=request.total_len,
+            ),
             field="prompt_len",
         )
     if request.adapters:

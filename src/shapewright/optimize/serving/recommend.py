@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, prefill_shares
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
 from shapewright.optimize.serving.point import Instance
@@ -152,8 +153,10 @@ def _load_error(points: Sequence[OperatingPoint], fewest: int, request: ServingR
     most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
     return WorkloadError(
         f"requests_per_s={request.requests_per_s:g} is more than {available} devices carry: at most {most:.3g} with "
-        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %; give num_devices {fewest} or more, fewer "
-        f"requests_per_s, or wider limits",
+        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %",
+        advice=with_fields(
+            "give {num_devices} {fewest} or more, fewer {requests_per_s}, or wider limits", fewest=fewest
+        ),
         field="requests_per_s",
     )
 

@@ -20,6 +20,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import shown
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.prediction.training_run import check_price
 from shapewright.pricing.servers import CURRENT_SERVER, Server
 
@@ -212,7 +213,7 @@ class ServingRequest:
             0,
             self.prompt_len - 1,
             error=WorkloadError,
-            hint="give the tokens of a prompt that are in the cache already, fewer than prompt_len",
+            hint=with_fields("give the tokens of a prompt that are in the cache already, fewer than {prompt_len}"),
         )
         if self.num_devices is not None:
             hint = "give the number of available devices"

@@ -19,6 +19,7 @@ from shapewright.core.fields import shown
 from shapewright.core.numeric import divisors
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering.flops import count_rule_of_thumb_flops, estimate_training_s
 
 _LARGEST = 2**30
@@ -122,8 +123,10 @@ def solve_batch(request: BatchRequest) -> tuple[BatchSolution, ...]:
     if batch is None:
         if request.micro_batch_size is None or replicas is None:
             raise WorkloadError(
-                "the batch is underdetermined; "
-                "give global_batch_size, or micro_batch_size with num_devices or data_parallel"
+                "the batch is underdetermined",
+                advice=with_fields(
+                    "give {global_batch_size}, or {micro_batch_size} with {num_devices} or {data_parallel}"
+                ),
             )
         accumulated = request.num_microbatches or 1
         return (_solution(request, request.micro_batch_size, replicas, accumulated),)

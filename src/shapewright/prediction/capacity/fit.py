@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering import describe_long_sequence, max_sequence_length, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT
@@ -145,7 +146,8 @@ def estimate_capacity(
     if crosses_nodes and device.inter_node_bandwidth_bytes_per_s is None:
         text = (
             f"options without a predicted step span several nodes of {device.node_size}, and the device file of "
-            f"{device.name} has no network: set inter_node_bandwidth_bytes_per_s, or a larger node_size"
+            f"{device.name} has no network: "
+            + with_fields("set {inter_node_bandwidth_bytes_per_s}, or a larger {node_size}")
         )
         found_notes.append(Note(text, "no-network"))
     return Capacity(
@@ -177,7 +179,10 @@ def _describe_saved_tensors(config: TransformerConfig, workload: Workload) -> li
     """Describe which tensors of the MLP and of narrow GEMMs are assumed to be saved, and the options to change it."""
     is_narrow = workload.dtype in SCALE_BYTES_PER_ELEMENT
     if workload.narrow_inputs and not is_narrow:
-        text = f"narrow_inputs has no effect with dtype={workload.dtype}, whose GEMMs read 16 bits or more"
+        text = (
+            with_fields("{narrow_inputs} has no effect")
+            + f" with dtype={workload.dtype}, whose GEMMs read 16 bits or more"
+        )
         return [Note(text, "no-effect", "narrow_inputs")]
     if not workload.is_training or workload.recompute == "full":
         return []

@@ -8,6 +8,7 @@ from shapewright.core.errors import LayoutError, ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import describe_long_sequence, num_microbatches, validate_layout
@@ -208,7 +209,7 @@ def explain_utilization(
             prediction = scenario.predict()
             waterfall = build_waterfall(prediction, seconds, chosen.mfu * seconds, peak)
         except ShapewrightError as error:
-            found_notes.append(Note(f"no waterfall: {error}", "no-waterfall"))
+            found_notes.append(Note("no waterfall: " + error.text, "no-waterfall"))
     found_notes += _measurement_notes(chosen, prediction, given, seconds)
     return Utilization(
         config=config,
@@ -237,7 +238,11 @@ def _measurement_notes(
     if chosen.mfu > 1.0:
         text = (
             f"MFU of {format_percent(chosen.mfu)} by convention {chosen.name} exceeds the peak of the device; check "
-            f"{given} ({MEASUREMENT_SCOPES[given]}?), num_devices, global_batch_size and dtype"
+            + with_fields(
+                "{given} ({scope}?), {num_devices}, {global_batch_size} and dtype",
+                given=FieldName(given),
+                scope=MEASUREMENT_SCOPES[given],
+            )
         )
         notes.append(Note(text, "implausible", given))
     if prediction is None:

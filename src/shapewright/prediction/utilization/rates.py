@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.hardware import list_devices, load_device
 from shapewright.lowering.flops import StepFlops, count_convention_flops, get_convention
 from shapewright.lowering.operations import Attention, Collective, Pointwise, SparseAttention
@@ -98,12 +99,18 @@ def _count_tokens(workload: Workload, num_devices: int) -> int:
         WorkloadError: the workload is not training, has no global batch, or the number of devices is out of range.
     """
     if not workload.is_training:
-        raise WorkloadError(f"utilization is defined for training, not phase={workload.phase!r}; set phase='train'")
+        raise WorkloadError(
+            f"utilization is defined for training, not phase={workload.phase!r}",
+            advice=with_fields("set {phase:train}"),
+        )
     check_integer(
         "num_devices", num_devices, 1, MOST_DEVICES, error=WorkloadError, hint="give the devices of the whole job"
     )
     if workload.global_batch_size is None:
-        raise WorkloadError("global_batch_size is missing; give the sequences of one optimizer step over all replicas")
+        raise WorkloadError(
+            with_fields("{global_batch_size} is missing"),
+            advice="give the sequences of one optimizer step over all replicas",
+        )
     return workload.global_batch_size * workload.seq_len
 
 

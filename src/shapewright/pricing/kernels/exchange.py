@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import UnknownRateError
+from shapewright.core.texts import with_fields
 from shapewright.hardware import load_device
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.records import load_record
@@ -140,7 +141,7 @@ def exchange_work(
     if (nodes > 1.0).any():
         if not device.inter_node_bandwidth_bytes_per_s:
             raise UnknownRateError(
-                "has no inter_node_bandwidth_bytes_per_s, which ranks of several nodes need",
+                with_fields("has no {inter_node_bandwidth_bytes_per_s}, which ranks of several nodes need"),
                 subject=device.name,
                 field="inter_node_bandwidth_bytes_per_s",
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.disaggregated import transfer_span
 from shapewright.optimize.serving.plan import plan_serving
 from shapewright.optimize.serving.point import Instance, batch_sizes
@@ -243,7 +244,8 @@ def _price(instance: Instance, scheduler: Scheduler, longest_len: int) -> tuple[
     if cache_tokens // block_tokens * block_tokens < longest_len:
         raise WorkloadError(
             f"a request of {longest_len} tokens does not fit into the cache of {cache_tokens} tokens beside a pass of "
-            f"{max_tokens} tokens; give shorter ones, fewer max_num_batched_tokens, or more num_devices"
+            f"{max_tokens} tokens",
+            advice=with_fields("give shorter ones, fewer {max_num_batched_tokens}, or more {num_devices}"),
         )
     max_sequences = min(max_sequences, cache_tokens // block_tokens)
     priced = price_table(instance, max_sequences=max_sequences, max_tokens=max_tokens, longest_len=longest_len)

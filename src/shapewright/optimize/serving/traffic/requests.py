@@ -16,6 +16,7 @@ import numpy as np
 from shapewright.core.errors import WorkloadError, short_repr
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.request import LONGEST_LEN
 
 if TYPE_CHECKING:
@@ -292,13 +293,15 @@ class RandomTraffic:
         typical = self.prompts.mean + self.answers.mean
         if typical > longest_len:
             raise WorkloadError(
-                f"prompt_len + output_len = {typical:.0f} tokens on average exceed the {longest_len} tokens that a "
-                f"sequence may have here; give shorter ones"
+                with_fields("{prompt_len} + {output_len}")
+                + f" = {typical:.0f} tokens on average exceed the {longest_len} tokens that a sequence may have here",
+                advice="give shorter ones",
             )
         if self.cached_len >= self.prompts.mean:
             raise WorkloadError(
-                f"cached_len={self.cached_len} must be below the mean prompt_len of {self.prompts.mean:.0f} tokens; "
-                f"give the tokens that all prompts share",
+                f"cached_len={self.cached_len} must be below the mean "
+                + with_fields("{prompt_len} of {mean:.0f} tokens", mean=self.prompts.mean),
+                advice="give the tokens that all prompts share",
                 field="cached_len",
             )
         streams = [np.random.default_rng([self.seed, place]) for place in range(3)]

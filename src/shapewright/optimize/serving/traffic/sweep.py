@@ -11,6 +11,7 @@ from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.traffic.candidates import Scheduler, find_candidates, make_candidate
 from shapewright.optimize.serving.traffic.jobs import Job, TrafficQuestion, draw_requests, run_jobs
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, read_lengths
@@ -241,7 +242,8 @@ def _overloaded(candidates: Sequence[Candidate], capacities: Sequence[float], ra
     needed = math.ceil(rate / capacity) * best.num_devices
     return WorkloadError(
         f"arrivals={rate:g}/s is more than any layout holds: the largest load is {_rounded_down(capacity)}/s, on "
-        f"{best.num_devices} x {device}; give fewer arrivals, or about {needed} num_devices",
+        f"{best.num_devices} x {device}",
+        advice=with_fields("give fewer arrivals, or about {needed} {num_devices}", needed=needed),
         field="arrivals",
     )
 
@@ -255,7 +257,8 @@ def _overload_notes(question: TrafficQuestion, capacities: Sequence[float], traf
             return []
         words = (
             f"the trace arrives at {traffic.rate_per_s:.3g}/s and the largest load that a layout holds is "
-            f"{_rounded_down(best)}/s: the queue grows until the last arrival; give more num_devices"
+            f"{_rounded_down(best)}/s: the queue grows until the last arrival; "
+            + with_fields("give more {num_devices}")
         )
         return [Note(words, "overload", "num_devices")]
     beyond = [rate for rate in rates if rate > best]
@@ -263,7 +266,7 @@ def _overload_notes(question: TrafficQuestion, capacities: Sequence[float], traf
         return []
     words = (
         f"arrivals of {', '.join(f'{rate:g}/s' for rate in beyond)} are more than any layout holds: the largest load "
-        f"is {_rounded_down(best)}/s; give more num_devices"
+        f"is {_rounded_down(best)}/s; " + with_fields("give more {num_devices}")
     )
     return [Note(words, "overload", "num_devices")]
 
