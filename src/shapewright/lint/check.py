@@ -11,6 +11,7 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.combined import CombinedFix, combine_fixes
 from shapewright.lint.evaluate import (
@@ -89,7 +90,8 @@ def check_scenario(
         check_number("train_tokens", train_tokens, FEWEST_TOKENS, MOST_TOKENS, error=WorkloadError)
         if not scenario.workload.is_training:
             raise WorkloadError(
-                f"train_tokens has no effect in {scenario.workload.phase}; omit it or use phase='train'"
+                with_fields("{train_tokens} has no effect in {phase}", phase=scenario.workload.phase),
+                advice="omit it or use phase='train'",
             )
     found = run_rules(scenario)
     of_tower = _check_tower(scenario)

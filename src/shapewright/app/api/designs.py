@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.ranges import check_integer
+from shapewright.core.texts import with_fields
 from shapewright.prediction.build import build_scenario, find_device
 from shapewright.prediction.scenario import Scenario
 
@@ -199,7 +200,9 @@ def _batch_size(global_batch_tokens: int | None, base: Scenario) -> int | None:
     if global_batch_tokens is None:
         return given
     if given is not None:
-        raise WorkloadError("global_batch_tokens and global_batch_size are both given; give one of them")
+        raise WorkloadError(
+            with_fields("{global_batch_tokens} and {global_batch_size} are both given"), advice="give one of them"
+        )
     hint = f"a sequence has {seq_len}; give a multiple of it, such as 4m"
     check_integer("global_batch_tokens", global_batch_tokens, seq_len, error=WorkloadError, hint=hint)
     return round(global_batch_tokens / seq_len)

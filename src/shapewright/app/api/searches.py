@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.notes import Note
+from shapewright.core.texts import with_fields
 from shapewright.models import read_model
 from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split, find_idle_modules
 from shapewright.prediction.scenario import Scenario
@@ -164,7 +165,8 @@ def _serving_scenario(trained: Scenario) -> Scenario:
             last = error
         degree *= 2
     raise last or WorkloadError(
-        f"serving needs more memory than a node of {trained.device.name} has; omit serve_tokens, or give another device"
+        f"serving needs more memory than a node of {trained.device.name} has",
+        advice=with_fields("omit {serve_tokens}, or give another device"),
     )
 
 

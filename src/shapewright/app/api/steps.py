@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.models import read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
@@ -250,7 +251,10 @@ def mfu(
     for name, value in (("num_devices", num_devices), ("global_batch_size", global_batch_size)):
         if value is None:
             raise WorkloadError(
-                f"{name} is not given{', and the trace does not state it' if profile else ''}; set {name}", field=name
+                with_fields("{name}", name=FieldName(name))
+                + f" is not given{', and the trace does not state it' if profile else ''}",
+                advice=with_fields("set {name}", name=FieldName(name)),
+                field=name,
             )
     assert num_devices is not None
     given = own | {"global_batch_size": global_batch_size}

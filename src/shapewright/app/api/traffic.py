@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.app.api.serving import build_served, find_server, served_format
 from shapewright.core.errors import WorkloadError
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware.nodes import check_allocation
 from shapewright.prediction.build import find_idle_expert_split
 
@@ -164,12 +165,16 @@ def _read_source(
         }
         idle = next((name for name, is_given in drawn.items() if is_given), None)
         if idle:
-            raise WorkloadError(f"{idle} has no effect on a trace, which holds the requests; leave it out", field=idle)
+            raise WorkloadError(
+                with_fields("{idle} has no effect on a trace, which holds the requests", idle=FieldName(idle)),
+                advice="leave it out",
+                field=idle,
+            )
         return trace if isinstance(trace, Traffic) else read_trace(trace)
     if arrivals is None or prompt_len is None or output_len is None:
         raise WorkloadError(
-            "traffic needs arrivals, prompt_len and output_len, or a trace; give for example arrivals 12/s, prompt_len "
-            "lognormal:800,600 and output_len 200"
+            with_fields("traffic needs arrivals, {prompt_len} and {output_len}, or a trace"),
+            advice=with_fields("give for example arrivals 12/s, {prompt_len} lognormal:800,600 and {output_len} 200"),
         )
     given: dict[str, Any] = {} if num_requests is None else {"num_requests": num_requests}
     return RandomTraffic(

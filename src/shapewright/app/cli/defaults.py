@@ -151,7 +151,7 @@ def default_device() -> tuple[str | None, str]:
     try:
         load_device(named)
     except ShapewrightError as error:
-        raise ShapewrightError(f"{origin}: {error}") from None
+        raise ShapewrightError(f"{origin}: " + error.text) from None
     return named, origin
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, Span, Timeline, XYChart
 from shapewright.core.errors import LayoutError
+from shapewright.core.texts import with_fields
 from shapewright.core.units import GIB, format_seconds
 from shapewright.lowering import num_microbatches
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_times, simulate_pipeline
@@ -75,8 +76,8 @@ def pipeline_chart(prediction: Prediction, title: str = "Pipeline") -> tuple[Tim
     stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline
     if stages < 2 or not workload.is_training:
         raise LayoutError(
-            f"no pipeline to draw: pipeline_parallel={stages}, phase={workload.phase}; "
-            f"use pipeline_parallel of 2 or more in training"
+            f"no pipeline to draw: pipeline_parallel={stages}, phase={workload.phase}",
+            advice=with_fields("use {pipeline_parallel} of 2 or more in training"),
         )
     passes = num_microbatches(workload, layout)
     per_microbatch = stages * chunks * (3 if layout.pipeline_schedule == "zero-bubble" else 2)
@@ -85,7 +86,8 @@ def pipeline_chart(prediction: Prediction, title: str = "Pipeline") -> tuple[Tim
     if shown * per_microbatch > _MAX_SIMULATED:
         raise LayoutError(
             f"{stages} stages of {chunks} chunks are too many to draw: {shown * per_microbatch:,} passes, the limit is "
-            f"{_MAX_SIMULATED:,}; use a smaller pipeline_parallel"
+            f"{_MAX_SIMULATED:,}",
+            advice=with_fields("use a smaller {pipeline_parallel}"),
         )
     spans = [
         Span(each.stage, each.start_s, each.end_s, _kind_words(each, chunks), pass_words(each, chunks))

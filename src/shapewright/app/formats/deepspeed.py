@@ -23,6 +23,7 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, read_zero
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -90,7 +91,9 @@ def _layout_settings(layout: ParallelLayout, *, offloads: bool) -> dict[str, Any
             )
     if layout.zero_stage == 0:
         if offloads:
-            raise workload_error(FORM.name, "offload_optimizer without ZeRO", "offload requires stage 1, 2 or 3")
+            raise workload_error(
+                FORM.name, with_fields("{offload_optimizer} without ZeRO"), "offload requires stage 1, 2 or 3"
+            )
         return {"zero_optimization": {"stage": 0}}
     return {
         "zero_optimization": {

@@ -22,6 +22,7 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -96,7 +97,9 @@ def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:
     if mlp is None or (config.is_moe and (config.activation, config.gated_mlp) != ("silu", True)):
         raise model_error(FORM.name, f"activation={config.activation!r}", "supported are GELU and SwiGLU")
     if biases[1:] not in ((True, True), (False, False)) or (biases[1] and not biases[0]):
-        raise model_error(FORM.name, "biases in some layers only", "supported are all, none, or qkv_bias only")
+        raise model_error(
+            FORM.name, "biases in some layers only", with_fields("supported are all, none, or {qkv_bias} only")
+        )
     if config.norm_bias != (config.norm == "layernorm"):
         raise model_error(FORM.name, f"norm_bias={config.norm_bias}", "LayerNorm has a bias and RMSNorm has none")
     if config.num_norms_per_layer not in (2, 4) and not (

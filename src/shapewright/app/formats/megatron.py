@@ -19,6 +19,7 @@ from shapewright.app.formats.output_format import (
     vocab_padding,
     workload_error,
 )
+from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
@@ -113,7 +114,9 @@ def _attention(config: TransformerConfig) -> Iterator[str]:
     else:
         if config.v_head_dim != config.head_dim:
             raise model_error(
-                FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim without MLA"
+                FORM.name,
+                f"v_head_dim={config.v_head_dim}",
+                with_fields("{v_head_dim} must equal {head_dim} without MLA"),
             )
         yield f"--kv-channels {config.head_dim}"
         if config.num_kv_heads != config.num_heads:
@@ -140,7 +143,7 @@ def _attention(config: TransformerConfig) -> Iterator[str]:
         raise model_error(
             FORM.name,
             "qkv_bias={}, attention_out_bias={}, mlp_bias={}".format(*biases),
-            "supported are all three, none, or qkv_bias only",
+            with_fields("supported are all three, none, or {qkv_bias} only"),
         )
     yield from flags[biases]
 
@@ -246,7 +249,9 @@ def _offload(layout: ParallelLayout | None) -> list[str]:
     """Arguments that keep optimizer states in host memory, with the precision-aware distributed optimizer."""
     if layout is None or layout.zero_stage != 1:
         raise workload_error(
-            FORM.name, "offload_optimizer without ZeRO stage 1", "only the distributed optimizer can be offloaded"
+            FORM.name,
+            with_fields("{offload_optimizer} without ZeRO stage 1"),
+            "only the distributed optimizer can be offloaded",
         )
     return ["--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0", "--use-precision-aware-optimizer"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import with_fields
 from shapewright.models.validate import MAX_NUM_LAYERS
 from shapewright.workload.recompute import CORE
 
@@ -119,7 +120,10 @@ def _model(values: Values, tensor_parallel: int) -> dict[str, Any]:
     if values.flag("use_rotary_position_embeddings"):
         position = "rope"
     if position not in _POSITIONS:
-        raise ConfigError(f"position_embedding_type={short_repr(position)} is not known; give position_embedding")
+        raise ConfigError(
+            f"position_embedding_type={short_repr(position)} is not known",
+            advice=with_fields("give {position_embedding}"),
+        )
     fields["position_embedding"] = _POSITIONS[position]
     for name in ("hidden_dropout", "attention_dropout"):
         fields[name] = values.number(name, default=0.1)

@@ -19,6 +19,7 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.app.formats.reading import DTYPES, Reading, Values, literal, parse_python
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -58,11 +59,17 @@ def write_python(
     if config.num_kv_heads != config.num_heads:
         raise model_error(FORM.name, f"num_kv_heads={config.num_kv_heads}", "grouped-query attention is not supported")
     if config.intermediate_size != 4 * config.hidden_size:
-        raise model_error(FORM.name, f"intermediate_size={config.intermediate_size}", "it must be 4 * hidden_size")
+        raise model_error(
+            FORM.name, f"intermediate_size={config.intermediate_size}", with_fields("it must be 4 * {hidden_size}")
+        )
     if len({config.norm_bias, config.qkv_bias, config.attention_out_bias, config.mlp_bias}) > 1:
         raise model_error(FORM.name, "biases in some layers only", "one setting applies to all layers")
     if config.hidden_dropout != config.attention_dropout:
-        raise model_error(FORM.name, "hidden_dropout and attention_dropout that differ", "there is one dropout setting")
+        raise model_error(
+            FORM.name,
+            with_fields("{hidden_dropout} and {attention_dropout} that differ"),
+            "there is one dropout setting",
+        )
     block = config.max_position_embeddings if workload is None else workload.seq_len
     if block != config.max_position_embeddings:
         raise workload_error(

@@ -25,6 +25,7 @@ from shapewright.app.formats.output_format import (
 )
 from shapewright.app.formats.reading import DTYPES, Reading, Values, given, parse_yaml, read_zero, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -186,7 +187,9 @@ def read_neox(text: str) -> Reading:
     fields = values.pick(_SIZES)
     activation = str(values.get("activation", default="gelu"))
     if activation not in _ACTIVATION_FIELDS:
-        raise ConfigError(f"activation={short_repr(activation)} is not known; give activation and gated_mlp")
+        raise ConfigError(
+            f"activation={short_repr(activation)} is not known", advice=with_fields("give activation and {gated_mlp}")
+        )
     name, is_gated = _ACTIVATION_FIELDS[activation]
     width = values.number("intermediate_size", default=4 * fields.get("hidden_size", 0))
     if is_gated:  # its two first matrices together are 2/3 of the width

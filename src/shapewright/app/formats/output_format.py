@@ -8,6 +8,7 @@ from dataclasses import field, fields
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 
@@ -136,7 +137,7 @@ def check_offload(target: OutputFormat, workload: Workload) -> None:
     """
     for name in _OFFLOAD_FIELDS:
         if getattr(workload, name) and name not in target.offloads:
-            raise workload_error(target.name, name, f"{target.project} does not support this offload")
+            raise workload_error(target.name, FieldName(name), f"{target.project} does not support this offload")
 
 
 def check_model(target: OutputFormat, config: TransformerConfig) -> None:
@@ -155,14 +156,18 @@ def check_model(target: OutputFormat, config: TransformerConfig) -> None:
             raise model_error(target.name, f"{spec.name}={value!r}", f"{target.project} requires {values}")
 
 
+def _cannot_express(form_name: str, what: str, why: str) -> str:
+    return with_fields("format {form_name} cannot express {what}: {why}", form_name=form_name, what=what, why=why)
+
+
 def model_error(form_name: str, what: str, why: str) -> ConfigError:
     """Make the error for a model that a format cannot express."""
-    return ConfigError(f"format {form_name} cannot express {what}: {why}; change the model or choose another format")
+    return ConfigError(_cannot_express(form_name, what, why), advice="change the model or choose another format")
 
 
 def workload_error(form_name: str, what: str, why: str) -> WorkloadError:
     """Make the error for a workload that a format cannot express."""
-    return WorkloadError(f"format {form_name} cannot express {what}: {why}; change it or choose another format")
+    return WorkloadError(_cannot_express(form_name, what, why), advice="change it or choose another format")
 
 
 def check_training_workload(form_name: str, workload: Workload, dtypes: Collection[str]) -> None:
@@ -184,7 +189,7 @@ def check_training_workload(form_name: str, workload: Workload, dtypes: Collecti
 
 def layout_error(form_name: str, what: str, why: str) -> LayoutError:
     """Make the error for a layout that a format cannot express."""
-    return LayoutError(f"format {form_name} cannot express {what}: {why}; change it or choose another format")
+    return LayoutError(_cannot_express(form_name, what, why), advice="change it or choose another format")
 
 
 def unused_fields(config: TransformerConfig) -> frozenset[str]:
@@ -221,7 +226,7 @@ def check_head_dims(target: OutputFormat, config: TransformerConfig) -> None:
         raise model_error(
             target.name,
             f"head_dim={config.head_dim} with num_heads={config.num_heads} and hidden_size={config.hidden_size}",
-            f"{target.project} requires head_dim = v_head_dim = hidden_size / num_heads",
+            f"{target.project} requires " + with_fields("{head_dim} = {v_head_dim} = {hidden_size} / {num_heads}"),
         )
 
 
@@ -233,7 +238,9 @@ def check_embedding_width(target: OutputFormat, config: TransformerConfig) -> No
     """
     if config.embedding_size != config.hidden_size:
         raise model_error(
-            target.name, f"embedding_size={config.embedding_size}", "embedding_size must equal hidden_size"
+            target.name,
+            f"embedding_size={config.embedding_size}",
+            with_fields("{embedding_size} must equal {hidden_size}"),
         )
 
 

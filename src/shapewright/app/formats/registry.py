@@ -188,7 +188,7 @@ def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
             return _read_with(lambda of: read_flavor(of, flavor[2] if flavor else ""), text)
         return parse_job(text, format_name=format_name)
     except ConfigError as error:
-        raise ConfigError(f"in {short_path(file)}: {error}") from None
+        raise ConfigError(f"in {short_path(file)}: " + error.text) from None
 
 
 def parse_job(text: str, *, format_name: str = "") -> Reading:

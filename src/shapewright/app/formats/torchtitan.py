@@ -29,6 +29,7 @@ from shapewright.app.formats.output_format import (
 )
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def write_toml(
     """Write flavor and job config, without data."""
     check_embedding_width(FORM, config)
     if config.v_head_dim != config.head_dim:
-        raise model_error(FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim")
+        raise model_error(
+            FORM.name, f"v_head_dim={config.v_head_dim}", with_fields("{v_head_dim} must equal {head_dim}")
+        )
     model, table, arguments = _flavor(config)
     names = {"rotary_base": "rope_theta", "norm_epsilon": "norm_eps"}
     more = [f"{key}={float(untimed[name])!r}" for name, key in names.items() if name in untimed]

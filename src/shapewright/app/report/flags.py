@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 from shapewright.core.texts import FieldName, Text
@@ -41,24 +40,18 @@ _OTHER_FIELDS = (
     "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
     "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip
-# A field that a message advises to set; ``field=value`` states a fact and stays.
-_BARE_FIELD = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/(])")
-# A value that a message advises to set.
-_SET_VALUE = re.compile(r"\bset ([a-z_]+)='([a-z0-9-]+)'")
 
 
-def with_flags(message: str) -> str:
-    """Replace the names of fields in the advice of an error or note by the flags that set them.
+def with_flags(text: str) -> str:
+    """Write a text with flags in place of the fields that it names.
 
-    >>> with_flags("tensor_parallel=6 must divide num_heads=64; change tensor_parallel")
+    >>> from shapewright.core.texts import with_fields
+    >>> with_flags("tensor_parallel=6 must divide num_heads=64; " + with_fields("change {tensor_parallel}"))
     'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'
-    >>> with_flags("does not fit; set recompute='full'")
+    >>> with_flags(with_fields("does not fit; set {recompute:full}"))
     'does not fit; set --recompute full'
     """
-    known = flags_by_field()
-    message = message.spelled(_spell) if isinstance(message, Text) else message
-    message = _SET_VALUE.sub(lambda advice: f"set {_setting(advice[1], advice[2], known)}", message)
-    return _BARE_FIELD.sub(lambda found: known.get(found[1], found[1]), message)
+    return text.spelled(_spell) if isinstance(text, Text) else text
 
 
 def field_named(word: str) -> str:
@@ -70,13 +63,6 @@ def field_named(word: str) -> str:
     cleaned = word.strip().lstrip("-").replace("_", "-")
     spelled = {flag.lstrip("-"): name for name, flag in (_OTHER_FLAGS | SHORT_FLAGS).items()}
     return spelled.get(cleaned, cleaned.replace("-", "_"))
-
-
-def _setting(field: str, value: str, known: dict[str, str]) -> str:
-    """Return what to type to set a field to a value; each value of the guard is a flag of its own."""
-    if field == "guard":
-        return f"--{value}"
-    return f"{known[field]} {value}" if field in known else f"{field}={value!r}"
 
 
 def _spell(name: FieldName) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import BenchError, ShapewrightError, close_names, short_path, short_repr
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.measure.proxy.text import VOCAB_SIZE
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.models.transformer import FIELD_NAMES
@@ -161,9 +162,12 @@ def read_runs(path: str | Path) -> list[ProxySpec]:
         try:
             specs.append(make_spec(values))
         except ShapewrightError as error:
-            raise type(error)(f"{short_path(where)}, line {number}: {error}") from None
+            raise type(error)(f"{short_path(where)}, line {number}: " + error.text) from None
     if not specs:
-        raise BenchError(f"{short_path(where)} has no runs; write one line per run, such as hidden_size,num_layers,...")
+        raise BenchError(
+            f"{short_path(where)} has no runs; write one line per run, such as "
+            + with_fields("{hidden_size},{num_layers},...")
+        )
     _require_distinct(specs, where)
     return specs
 
@@ -189,7 +193,7 @@ def make_spec(values: Mapping[str, Any]) -> ProxySpec:
         config = replace(config, name=f"h{config.hidden_size}-l{config.num_layers}")
     recipe = ProxyRecipe(**{name: value for name, value in given.items() if name in _RECIPE_FIELDS})
     if "train_tokens" in given and "tokens_per_parameter" in given:
-        raise BenchError("train_tokens and tokens_per_parameter are given; give one of them")
+        raise BenchError(with_fields("{train_tokens} and tokens_per_parameter are given"), advice="give one of them")
     ratio = given.get("tokens_per_parameter", _TOKENS_PER_PARAMETER)
     tokens = given.get("train_tokens")
     for name, value in (("train_tokens", tokens), ("tokens_per_parameter", ratio)):

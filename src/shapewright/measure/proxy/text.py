@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import BenchError, short_path
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +68,8 @@ class ByteText:
         trained, held_out = self._windows(seq_len)
         if not (trained.size and held_out.size):
             raise BenchError(
-                f"the text has {self.num_bytes:,} bytes, too few for windows of seq_len={seq_len} and held-out text; "
-                "give more text or a shorter seq_len"
+                f"the text has {self.num_bytes:,} bytes, too few for windows of seq_len={seq_len} and held-out text",
+                advice=with_fields("give more text or a shorter {seq_len}"),
             )
         return int(trained.size)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from shapewright.core.texts import with_fields
 from shapewright.models import count_parameters
 from shapewright.optimize.design.join import JointSearch
 from shapewright.optimize.design.result import Design, DesignResult, Estimate, Run
@@ -218,8 +219,8 @@ def _note_budget(best: Design, request: DesignRequest) -> Iterator[str]:
     cost, high = best.run.cost.device_hours, best.run.cost_high.device_hours
     if cost > budget * (1.0 + _SAME_HOURS_FRACTION):
         yield (
-            f"the run takes {cost:,.0f} device hours, {cost / budget:.3g} times the budget of {budget:,.0f}; give "
-            f"fewer train_tokens, fewer num_parameters, or a larger budget"
+            f"the run takes {cost:,.0f} device hours, {cost / budget:.3g} times the budget of {budget:,.0f}; "
+            + with_fields("give fewer {train_tokens}, fewer {num_parameters}, or a larger budget")
         )
     elif high > budget * (1.0 + _SAME_HOURS_FRACTION):
         yield f"at the upper end of the step time the run takes {high:,.0f} device hours of a budget of {budget:,.0f}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.plan import PlanRequest
 from shapewright.optimize.search import DEFAULT_VARIED, Goal, SearchRequest
 from shapewright.optimize.search.request import check_num_parameters
@@ -76,14 +77,19 @@ class DesignRequest:
             )
         elif self.num_parameters is None:
             raise WorkloadError(
-                "nothing to design for: num_parameters is missing, and so is a budget to choose it for; give "
-                "num_parameters and train_tokens, such as 3b and 300b, or a budget of hours, GPU hours or "
-                "dollars"
+                with_fields("nothing to design for: {num_parameters} is missing, and so is a budget to choose it for"),
+                advice=with_fields(
+                    "give {num_parameters} and {train_tokens}, such as 3b and 300b, or a budget of hours, GPU hours or "
+                    "dollars"
+                ),
             )
         elif self.train_tokens is None:
             raise WorkloadError(
-                "the length of the run is missing; give train_tokens, such as 300b, or a budget of hours, GPU hours or "
-                "dollars that it is chosen for"
+                "the length of the run is missing",
+                advice=with_fields(
+                    "give {train_tokens}, such as 300b, or a budget of hours, GPU hours or dollars that it is "
+                    "chosen for"
+                ),
             )
         object.__setattr__(self, "keep_shape", self.search_request().keep)
         self.plan_request()
@@ -143,7 +149,9 @@ def budget_device_hours(
         check_number(name, value, 0, _MOST_HOURS, exclude_low=True, error=WorkloadError, hint=hint)
     if usd is not None:
         if usd_per_hour is None:
-            raise WorkloadError(f"usd={usd:g} needs the price of a device; give usd_per_hour, such as 2.5")
+            raise WorkloadError(
+                f"usd={usd:g} needs the price of a device", advice=with_fields("give {usd_per_hour}, such as 2.5")
+            )
         check_price(usd_per_hour)
         return usd / usd_per_hour
     if hours is not None:

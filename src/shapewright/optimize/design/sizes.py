@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering.flops import count_rule_of_thumb_flops
 from shapewright.models import count_parameters
 from shapewright.optimize.design.request import usual_batch_size
@@ -217,8 +218,8 @@ class FamilySizes:
         if len(errors) == len(self._known) and errors:
             raise errors[min(errors)]
         raise WorkloadError(
-            f"a budget of {self.request.budget_device_hours:.3g} device hours pays for no model; give a larger budget, "
-            f"or fewer train_tokens"
+            f"a budget of {self.request.budget_device_hours:.3g} device hours pays for no model",
+            advice=with_fields("give a larger budget, or fewer {train_tokens}"),
         )
 
     def _guess_flops(self) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 from shapewright.core.errors import ConfigError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
 from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
@@ -174,8 +175,10 @@ def experiments_of(result: SearchResult | DesignResult) -> ExperimentPlan:
         shapes, train_tokens = result.candidates, result.train_tokens
         if result.objective.phase != "train" or train_tokens is None:
             raise ConfigError(
-                "experiments need a search that compares the training of decoders: give train_tokens, or leave out a "
-                "phase other than train"
+                with_fields(
+                    "experiments need a search that compares the training of decoders: give {train_tokens}, or leave "
+                    "out a phase other than train"
+                )
             )
     else:
         shapes, train_tokens = result.designs, result.baseline.effect.train_tokens

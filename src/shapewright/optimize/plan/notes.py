@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import LayoutError
 from shapewright.core.numeric import divisors
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes, format_seconds
 from shapewright.hardware.nodes import is_whole_allocation
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
@@ -77,7 +78,8 @@ def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
     raise LayoutError(
         f"no plan fits {job.request.num_devices} {job.scenario.device.name}: the smallest needs "
         f"{format_bytes(needed)} of {format_bytes(job.limit_bytes)} ({describe_choice(choice)}); "
-        f"{_suggest_offload(job)}{_suggest_devices(job)}"
+        + _suggest_offload(job)
+        + _suggest_devices(job)
     )
 
 
@@ -102,7 +104,9 @@ def _suggest_devices(job: PlanJob) -> str:
         fitting = _describe_smallest(job, num_devices=count)
         if fitting:
             return f"the fewest devices that fit are {count} ({fitting})"
-    return f"nothing fits on up to {most} either: give a shorter seq_len, or devices with more memory"
+    return with_fields(
+        "nothing fits on up to {most} either: give a shorter {seq_len}, or devices with more memory", most=most
+    )
 
 
 def _describe_smallest(job: PlanJob, **changes: Any) -> str:
@@ -123,24 +127,28 @@ def _explain_no_split(job: PlanJob, findings: Findings) -> str:
         values = request.kept.get(name, ())
         if values and all(request.num_devices % value for value in values):
             return (
-                f"{what}: {name} must divide num_devices={request.num_devices}; "
-                f"{name} may be {_nearest_divisors(values[0], request)}"
+                f"{what}: "
+                + with_fields(
+                    "{name} must divide num_devices={number}", name=FieldName(name), number=request.num_devices
+                )
+                + with_fields("; {name} may be ", name=FieldName(name))
+                + _nearest_divisors(values[0], request)
             )
     batch = job.scenario.workload.global_batch_size
     others = _batches_that_divide(job)
     if others:
         refused = findings.tally.refused.most_common(1)
-        reason = f" ({refused[0][0].fact})" if refused else ""
+        reason = " (" + refused[0][0].fact + ")" if refused else ""
         return (
             f"{what}: no number of replicas that divides global_batch_size={batch} leaves allowed "
-            f"degrees{reason}; give global_batch_size {' or '.join(map(str, others))}"
+            f"degrees" + reason + with_fields("; give {global_batch_size} ") + " or ".join(map(str, others))
         )
     if findings.tally.refused:
-        return f"{what}: {findings.tally.refused.most_common(1)[0][0]}"
+        return f"{what}: " + findings.tally.refused.most_common(1)[0][0].text
     return (
         f"{what}: the replicas must share global_batch_size={batch} evenly, in micro-batches "
-        f"that are kept, and stages of {job.scenario.config.num_layers} layers must not be empty; change num_devices, "
-        f"global_batch_size or the kept values"
+        f"that are kept, and stages of {job.scenario.config.num_layers} layers must not be empty; "
+        + with_fields("change {num_devices}, {global_batch_size} or the kept values")
     )
 
 
@@ -197,7 +205,7 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
     else:
         yield (
             "slow devices and links are not included: large jobs that had them took 1.34 times as long on average "
-            "(GREYHOUND, USENIX ATC 2025); set straggler_factor to include them"
+            "(GREYHOUND, USENIX ATC 2025); " + with_fields("set {straggler_factor} to include them")
         )
     if "zero_stage" not in request.kept and any(plan.layout.pipeline_parallel > 1 for plan in plans):
         yield (
@@ -222,12 +230,12 @@ def _note_memory(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
     device, best = job.scenario.device, plans[0]
     if best.is_tight:
         roomy = next((plan.rank for plan in plans if not plan.is_tight), None)
-        other = f"set headroom_fraction {ALLOCATOR_BAND_FRACTION:g} for plans that leave them"
+        other = with_fields("set {headroom_fraction} {band:g} for plans that leave them", band=ALLOCATOR_BAND_FRACTION)
         if roomy:
             other = f"rank {roomy} leaves them"
         yield (
             f"rank 1 is tight: allocator and buffers may take {100.0 * ALLOCATOR_BAND_FRACTION:.0f} % in addition, "
-            f"more than {device.name} has left; {other}"
+            f"more than {device.name} has left; " + other
         )
     host_bytes = best.prediction.memory.host_bytes
     if host_bytes:

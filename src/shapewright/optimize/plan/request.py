@@ -10,6 +10,7 @@ from shapewright.core.errors import LayoutError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware.nodes import check_allocation
 from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
@@ -152,8 +153,10 @@ def keep_given(
     counted = [name for name in _COUNTED_ENDS if layout.get(name) or any(keep.get(name, ()))]
     if counted:
         raise LayoutError(
-            f"a plan does not count the ends of the model as layers; leave {' and '.join(counted)} out, or predict "
-            f"such a layout by itself"
+            "a plan does not count the ends of the model as layers; leave "
+            + joined(map(FieldName, counted))
+            + " out, or predict "
+            "such a layout by itself"
         )
     single = {**layout, **{name: workload[name] for name in _WORKLOAD_FIELDS if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
@@ -217,7 +220,9 @@ class PlanJob:
                 field="recompute_layers",
             )
         if workload.global_batch_size is None:
-            raise WorkloadError("a plan needs global_batch_size, the sequences of one optimizer step, such as 2048")
+            raise WorkloadError(
+                with_fields("a plan needs {global_batch_size}, the sequences of one optimizer step, such as 2048")
+            )
         check_allocation(self.request.num_devices, self.scenario.device)
 
     @property

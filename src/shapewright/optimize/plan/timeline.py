@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import LayoutError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering import num_microbatches
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def _order(layout: ParallelLayout, num_passes: int, stage: int) -> Iterator[_Tas
     if chunks > 1 and num_passes % stages:
         raise LayoutError(
             f"{num_passes} micro-batches cannot be interleaved over pipeline_parallel={stages}: they must be a "
-            f"multiple of it; change global_batch_size or micro_batch_size"
+            f"multiple of it",
+            advice=with_fields("change {global_batch_size} or {micro_batch_size}"),
         )
     total = num_passes * chunks
     warm_up = stages - 1 - stage if chunks == 1 else 2 * (stages - 1 - stage) + (chunks - 1) * stages

@@ -7,6 +7,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ConfigError, close_names
+from shapewright.core.texts import with_fields
 from shapewright.models import Model, count_parameters, list_presets, load_preset, read_model, with_changes
 from shapewright.optimize.search.request import check_num_parameters
 
@@ -70,7 +71,8 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     if config.is_mla or config.stack != "decoder":
         raise ConfigError(
             f"num_parameters={num_parameters:,}: {config.title} has {own:,} parameters, and only decoders without "
-            f"latent attention are scaled; leave num_parameters out, or give a config of that size"
+            f"latent attention are scaled",
+            advice=with_fields("leave {num_parameters} out, or give a config of that size"),
         )
     factor = (num_parameters / own) ** (1.0 / 3.0)
     near = _numbers_of_kv_heads(config, factor)
@@ -80,7 +82,8 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     if abs(size / num_parameters - 1.0) > _MOST_DEVIATION_FRACTION:
         raise ConfigError(
             f"num_parameters={num_parameters:,}: the nearest that {config.title} scales to has {size:,} parameters, "
-            f"with a vocabulary of {config.vocab_size:,}; give num_parameters {size}, or a model with a smaller one"
+            f"with a vocabulary of {config.vocab_size:,}",
+            advice=with_fields("give {num_parameters} {size}, or a model with a smaller one", size=size),
         )
     note = f"{config.title} scaled to {size:,} parameters: L={scaled.num_layers}, h={scaled.hidden_size}"
     return replace(model, config=scaled, source=f"{model.source}, scaled", notes=(*model.notes, note))

@@ -10,6 +10,7 @@ import numpy as np
 from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.prediction.calculators import count_chinchilla_tokens
 from shapewright.prediction.loss import ShapeForLoss, as_compared, load_loss_law
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, SECONDS_PER_HOUR, check_price
@@ -129,11 +130,18 @@ class Goal:
                 check_number(name, value, low, high, error=WorkloadError, hint=hint, exclude_low=low == 0.0)
         given = [name for name in ("train_tokens", "gpu_hours", "target_loss_nats") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise WorkloadError(f"{' and '.join(given)} each fix the length of the training run; give one of them")
+            raise WorkloadError(
+                joined(map(FieldName, given)) + " each fix the length of the training run", advice="give one of them"
+            )
         if self.objective == "cost" and self.usd_per_hour is None:
-            raise WorkloadError("objective='cost' needs the price of a device; give usd_per_hour, such as 2.5")
+            raise WorkloadError(
+                "objective='cost' needs the price of a device", advice=with_fields("give {usd_per_hour}, such as 2.5")
+            )
         if self.serve_tokens is not None and self.objective != "cost":
-            raise WorkloadError("serve_tokens has no effect without objective='cost'; omit it or give that objective")
+            raise WorkloadError(
+                with_fields("{serve_tokens} has no effect without objective='cost'"),
+                advice="omit it or give that objective",
+            )
 
     @property
     def has_run(self) -> bool:
@@ -166,7 +174,10 @@ class Goal:
             objective = OBJECTIVES[_BY_PHASE[phase or "train"]]
         for name in ("train_tokens", "gpu_hours", "target_loss_nats"):
             if getattr(self, name) is not None and objective.phase != "train":
-                raise WorkloadError(f"{name} has no effect in {objective.phase}; omit it or use phase='train'")
+                raise WorkloadError(
+                    with_fields("{name} has no effect in {phase}", name=FieldName(name), phase=objective.phase),
+                    advice="omit it or use phase='train'",
+                )
         return objective
 
     def count_train_tokens(self, baseline: Prediction) -> float:

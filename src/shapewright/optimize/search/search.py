@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import ConfigError, WorkloadError
+from shapewright.core.texts import with_fields
 from shapewright.core.units import format_bytes, format_count, format_seconds
 from shapewright.optimize.search.branches import list_branches
 from shapewright.optimize.search.device_search import MOST_COST_FRACTION, DeviceSearch
@@ -39,8 +40,8 @@ _COMPILED_HEAD_UNIT = 32
 # Growth of the KV cache per token that deserves a note.
 _NOTED_CACHE_GROWTH = 1.1
 _HEAD_NOTE = (
-    "a head_dim that is not a multiple of 32 is computed as the next multiple; it reads less cache, as predicted "
-    "here, only if the serving library stores heads unpadded"
+    with_fields("a {head_dim} that is not a multiple of 32 is computed as the next multiple; it reads less cache, ")
+    + "as predicted here, only if the serving library stores heads unpadded"
 )
 # Source: arXiv 2402.07871 (Scaling laws for fine-grained mixture of experts).
 _EXPERTS_NOTE = (
@@ -154,18 +155,23 @@ def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> O
     objective = goal.resolve(scenario.workload.phase)
     if others and (objective.name == "cost" or goal.usd_per_hour is not None):
         raise WorkloadError(
-            "shapes are ranked by regret over several devices, which does not depend on prices; omit objective='cost' "
-            "and usd_per_hour, give one device, or use 'shapewright compare'"
+            "shapes are ranked by regret over several devices, which does not depend on prices",
+            advice=with_fields(
+                "omit objective='cost' and {usd_per_hour}, give one device, or use 'shapewright compare'"
+            ),
         )
     if others and (objective.name == "loss-at-budget" or goal.gpu_hours is not None):
         raise WorkloadError(
-            "an hour is worth other tokens on each device, so gpu_hours and objective='loss-at-budget' need one "
-            "device; give train_tokens instead, or one device"
+            with_fields(
+                "an hour is worth other tokens on each device, so {gpu_hours} and objective='loss-at-budget' need one "
+                "device"
+            ),
+            advice=with_fields("give {train_tokens} instead, or one device"),
         )
     if not scenario.workload.trains_all and (objective.measures_loss or goal.has_run):
         raise WorkloadError(
-            f"the loss law describes training from scratch, not finetune={scenario.workload.finetune!r}; use "
-            f"objective='time' and omit train_tokens, gpu_hours and target_loss_nats",
+            f"the loss law describes training from scratch, not finetune={scenario.workload.finetune!r}",
+            advice=with_fields("use objective='time' and omit {train_tokens}, {gpu_hours} and {target_loss_nats}"),
             field="objective",
         )
     if has_loss_law(scenario.config):
@@ -188,7 +194,8 @@ def _describe_run(goal: Goal, search: DeviceSearch) -> tuple[str, ...]:
     notes = []
     if not goal.has_run:
         notes.append(
-            f"losses are compared at {format_count(tokens)} tokens, 20 per parameter; set train_tokens for another run"
+            f"losses are compared at {format_count(tokens)} tokens, 20 per parameter; "
+            + with_fields("set {train_tokens} for another run")
         )
     return (*notes, *describe_extrapolation(search.own.config, tokens))
 
@@ -237,7 +244,7 @@ def _hold_global_batch(places: Sequence[Scenario], request: SearchRequest) -> tu
     sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
     note = (
         f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
-        f"set global_batch_size for another one"
+        + with_fields("set {global_batch_size} for another one")
     )
     return [places[0].replace(global_batch_size=sequences), *places[1:]], (note,)
 
@@ -285,7 +292,7 @@ def _notes_on_candidates(
         experts = "experts, " if config.is_moe and "experts" not in request.vary else ""
         notes.append(
             f"no shape inside the limits is predicted to be {'better' if search.ranking else 'faster'}; vary {experts}"
-            f"more fields, raise tolerance_fraction, or set guard='free'"
+            + with_fields("more fields, raise {tolerance_fraction}, or set {guard:free}")
         )
     notes += _notes_on_cache(candidates, search)
     decodes = search.own.workload.phase == "decode"
@@ -341,13 +348,13 @@ def _refuse_if_nothing_priced(findings: Findings, limits: Limits, space: Space) 
     assert nearest is not None
     deviation = nearest / limits.num_parameters - 1.0
     wider_percent = abs(100.0 * deviation) * 1.05 + 0.01
-    hint = f"give tolerance_fraction {wider_percent / 100.0:.3g}"
+    hint = with_fields("give {tolerance_fraction} {wider:.3g}", wider=wider_percent / 100.0)
     if wider_percent > 100.0 * LARGEST_TOLERANCE:
-        hint = "give another num_parameters"
+        hint = with_fields("give another {num_parameters}")
     raise ConfigError(
         f"none of {tally.num_shapes:,} shapes has {format_count(limits.num_parameters)} parameters within "
         f"{100.0 * limits.tolerance_fraction:.3g} %; the nearest inside the guard has {format_count(nearest)} "
-        f"({100.0 * deviation:+.2g} %): {hint}, vary more fields, or set guard='free'"
+        f"({100.0 * deviation:+.2g} %): " + hint + with_fields(", vary more fields, or set {guard:free}")
     )
 
 
@@ -363,7 +370,6 @@ def _describe_guard(num_shapes: int, space: Space) -> str:
         low, high = space.ranges["ffn_ratio"]
         share = ffn_ratio(space.baseline, 1.0, width)
         allowed = f"MLPs of {ceil(low / share)} to {int(high / share)} at width {width}, counting what one token uses"
-    return (
-        f"the quality guard leaves none of {num_shapes:,} shapes: it allows {allowed}; keep other values, or set "
-        f"guard='free'"
+    return f"the quality guard leaves none of {num_shapes:,} shapes: it allows {allowed}; " + with_fields(
+        "keep other values, or set {guard:free}"
     )

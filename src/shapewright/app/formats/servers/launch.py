@@ -15,6 +15,7 @@ from shapewright.app.formats.servers.instance import format_key, launched_instan
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.models import load_preset
 from shapewright.optimize.serving.point import Instance
 
@@ -115,8 +116,8 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
     chosen = point or (recommended.point if recommended else None)
     if chosen is None:
         raise WorkloadError(
-            f"format {engine_name}: no point keeps the limits, so there is nothing to launch; raise ttft_limit_s or "
-            f"tpot_limit_s, or give more num_devices"
+            f"format {engine_name}: no point keeps the limits, so there is nothing to launch",
+            advice=with_fields("raise {ttft_limit_s} or {tpot_limit_s}, or give more {num_devices}"),
         )
     _check_format(engine, chosen)
     _check_adapters(engine, plan)

@@ -9,6 +9,7 @@ import numpy as np
 
 from shapewright.core.errors import ConfigError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.optimize.search.request import VARIED, ffn_field
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, allowed_range, ffn_ratio, measure_shape
@@ -94,7 +95,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
     if not rows:
         raise ConfigError(
             f"no heads divide the width: {listed.describe_kept()} leave no head dimension inside the guard; "
-            f"{_describe_nearest(listed)}keep fewer fields, vary heads, or set guard='free'"
+            f"{_describe_nearest(listed)}" + with_fields("keep fewer fields, vary heads, or set {guard:free}")
         )
     heads = {
         name: np.array(column, dtype=np.int64) for name, column in zip(HEADS_AXIS, zip(*rows, strict=True), strict=True)
