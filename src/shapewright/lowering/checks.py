@@ -158,7 +158,7 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
                 f"tensor_parallel={t} must divide {field_name}={value}",
                 advice=f"try {_degrees_near(t, config)}",
                 field="tensor_parallel",
-                reason=f"tensor_parallel={t} must divide {field_name}",
+                reason=with_fields("tensor_parallel={t} must divide {name}", t=t, name=FieldName(field_name)),
             )
     if not _shares_kv_heads(config, t):
         raise LayoutError(

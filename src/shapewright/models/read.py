@@ -14,7 +14,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
 from shapewright.core.records import dataclass
-from shapewright.core.texts import with_fields
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.families.vision_language import TILED
 from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
@@ -219,8 +219,12 @@ def _from_fields(overrides: Mapping[str, Any]) -> Model:
     missing = [name for name in REQUIRED_FIELDS if overrides.get(name) is None]
     if missing:
         raise ConfigError(
-            f"a model without a config needs {', '.join(REQUIRED_FIELDS)}; missing: {', '.join(missing)}; "
-            f"give them, or a preset, a config.json or a hub id"
+            with_fields(
+                "a model without a config needs {needed}; missing: {missing}",
+                needed=joined(map(FieldName, REQUIRED_FIELDS), ", "),
+                missing=joined(map(FieldName, missing), ", "),
+            ),
+            advice="give them, or a preset, a config.json or a hub id",
         )
     return Model(config=TransformerConfig(**overrides), raw=None, source="flags")
 

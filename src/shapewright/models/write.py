@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError
+from shapewright.core.texts import FieldName, joined
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, NESTED, hf_keys_of, read_hf_config
 from shapewright.models.layers import ATTENTION, LayerKind, mixers_of
 from shapewright.models.read import Model
@@ -64,10 +65,13 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
         problem = None
         if not changed:
             return written
-    reason = f" ({problem})" if problem else ""
+    reason = " (" + problem.text + ")" if problem else ""
     raise ConfigError(
-        f"a config.json of model_type {original.config.model_type!r} cannot express {', '.join(changed)} together with "
-        f"the other values{reason}; change other fields, or fewer"
+        f"a config.json of model_type {original.config.model_type!r} cannot express "
+        + joined(map(FieldName, changed), ", ")
+        + " together with the other values"
+        + reason,
+        advice="change other fields, or fewer",
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
-from shapewright.core.texts import FieldName, with_fields
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.models import read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
@@ -133,7 +133,9 @@ def _parts_of_trace(parts: ScenarioParts) -> dict[str, Any]:
     idle = [name for name in ("layout", "overrides", "software") if parts.get(name)]
     idle += [name for name in given if name != "optimizer"]
     if idle:
-        raise WorkloadError(f"{', '.join(idle)} cannot be given with a trace, which is of one run on one device")
+        raise WorkloadError(
+            joined(map(FieldName, idle), ", ") + " cannot be given with a trace, which is of one run on one device"
+        )
     device = parts.get("device")
     if device is None:
         raise DeviceError("no device given; 'shapewright devices' lists all")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.numeric import divisors
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.models import with_changes
@@ -117,23 +118,31 @@ def sweep_field(scenario: Scenario, field: str, *, values: Sequence[int] | None 
         ConfigError: the field cannot be swept, or none of the values can run.
     """
     if field not in SWEPT_FIELDS:
-        raise ConfigError(f"{field[:60]!r} cannot be swept; choose one of {', '.join(SWEPT_FIELDS)}")
+        raise ConfigError(
+            f"{field[:60]!r} cannot be swept; choose one of " + joined(map(FieldName, SWEPT_FIELDS), ", ")
+        )
     config, workload, layout = scenario.config, scenario.workload, scenario.layout
     owner = {"model": config, "workload": workload, "layout": layout}[SWEPT_FIELDS[field]]
     current = int(getattr(owner, field))
     if current < 1:
-        raise ConfigError(f"{field} is {current} in this scenario and cannot be swept; choose another field")
+        raise ConfigError(
+            with_fields("{field} is {current} in this scenario", field=FieldName(field), current=current)
+            + " and cannot be swept; choose another field"
+        )
     around = {*values_around(config, field, current), *_neighbors(field, current)} if values is None else {*values}
     grid = sorted({*around, current})
     if len(grid) > MAX_POINTS + 1:
-        raise ConfigError(f"{len(grid)} values of {field} are too many; give at most {MAX_POINTS}")
+        raise ConfigError(
+            with_fields("{number} values of {field} are too many", number=len(grid), field=FieldName(field)),
+            advice=f"give at most {MAX_POINTS}",
+        )
     cases: list[tuple[int, _Case]] = []
     problem = ""
     for value in grid:
         try:
             cases.append((value, _with_value(config, field, value, workload, layout)))
         except ShapewrightError as error:
-            problem = str(error)
+            problem = error.text
     _price_together([case for _, case in cases], scenario.device)
     found: list[tuple[int, Prediction]] = []
     for value, (shape, load, spread) in cases:
@@ -143,9 +152,12 @@ def sweep_field(scenario: Scenario, field: str, *, values: Sequence[int] | None 
             )
             found.append((value, prediction))
         except ShapewrightError as error:
-            problem = str(error)
+            problem = error.text
     if not found:
-        raise ConfigError(f"no value of {field} around {current} can run: {problem}")
+        raise ConfigError(
+            with_fields("no value of {field} around {current} can run: ", field=FieldName(field), current=current)
+            + problem
+        )
     wave_gemm = _find_wave_gemm(found)
     alignments = _alignments([prediction for _, prediction in found])
     points = tuple(

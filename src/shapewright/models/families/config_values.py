@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import FieldName, joined
 from shapewright.models.validate import MAX_NUM_LAYERS, check_count, check_flag, check_probability, check_text
 
 
@@ -49,7 +50,10 @@ class ConfigValues:
         value = self.raw(*keys)
         if value is None:
             state = "null" if self.present_key(keys) else "missing"
-            raise ConfigError(f"{' or '.join(keys)} is {state} in the config of {self.model_type}; give an integer")
+            raise ConfigError(
+                joined(map(FieldName, keys), " or ") + f" is {state} in the config of {self.model_type}",
+                advice="give an integer",
+            )
         return check_count(self._name(keys), value, low=1)
 
     def optional_count(self, *keys: str) -> int:

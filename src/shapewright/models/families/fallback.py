@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.family import (
     KNOWN_LAYER_TYPES,
@@ -223,7 +224,10 @@ def _with_defaults(model_type: str, part: Mapping[str, object]) -> tuple[Mapping
     refuse_unread(part, known["unread"], model_type)
     for key in known["needed"]:
         if key not in part and not (key == "mlp_layer_types" and any(part.get(each) for each in _DENSE_LAYERS)):
-            raise ConfigError(f"{key} is missing in the config of {quoted}; give it as transformers writes it")
+            raise ConfigError(
+                with_fields("{key} is missing in the config of {quoted}", key=FieldName(key), quoted=quoted),
+                advice="give it as transformers writes it",
+            )
     counted = "" if abs(error) < _EXACT else f"; {abs(error):.2%} {'more' if error > 0 else 'fewer'} parameters counted"
     return {**known["defaults"], **part}, counted
 

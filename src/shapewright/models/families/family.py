@@ -8,7 +8,7 @@ from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.records import dataclass
-from shapewright.core.texts import with_fields
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.families.config_values import ConfigValues
 
 KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
@@ -99,7 +99,10 @@ def require_known_types(key: str, names: Sequence[Any], known: Container[str], s
     """
     for name in names:
         if not isinstance(name, str) or name not in known:
-            raise ConfigError(f"{key} has {short_repr(name)}; known are {', '.join(shown)}")
+            raise ConfigError(
+                with_fields("{key} has {name}", key=FieldName(key), name=short_repr(name)),
+                advice=f"known are {', '.join(shown)}",
+            )
 
 
 def full_attention_every(values: ConfigValues, period: int) -> list[str]:

@@ -6,6 +6,7 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.deepseek import DEEPSEEK_V3
 from shapewright.models.families.family import (
@@ -38,7 +39,10 @@ def layer_names(values: ConfigValues, default: list[str]) -> list[str]:
         return default
     num_layers = values.num_layers("num_hidden_layers")
     if len(names) != num_layers:
-        raise ConfigError(f"{key} has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer")
+        raise ConfigError(
+            with_fields("{key} has {number} entries", key=FieldName(key), number=len(names))
+            + f" but num_hidden_layers={num_layers}; give one per layer"
+        )
     require_known_types(key, names, known, known)
     return [str(name) for name in names]
 

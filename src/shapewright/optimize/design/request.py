@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
-from shapewright.core.texts import with_fields
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.optimize.plan import PlanRequest
 from shapewright.optimize.search import DEFAULT_VARIED, Goal, SearchRequest
 from shapewright.optimize.search.request import check_num_parameters
@@ -143,7 +143,7 @@ def budget_device_hours(
     named = {"hours": hours, "gpu_hours": gpu_hours, "usd": usd}
     given = {name: value for name, value in named.items() if value is not None}
     if len(given) > 1:
-        raise WorkloadError(f"{' and '.join(given)} are both budgets of the run; give one of them")
+        raise WorkloadError(joined(map(FieldName, given)) + " are both budgets of the run", advice="give one of them")
     for name, value in given.items():
         hint = "give the budget of the whole run"
         check_number(name, value, 0, _MOST_HOURS, exclude_low=True, error=WorkloadError, hint=hint)

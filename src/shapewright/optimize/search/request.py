@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models import to_config_json
 from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
 from shapewright.optimize.search.objective import Goal
@@ -127,7 +128,8 @@ def field_of(name: str) -> str:
     if name in VARIED_IN_BRANCHES:
         raise ConfigError(f"keep={name} takes no value: leave {name} out of vary to keep the model's own")
     raise ConfigError(
-        f"keep={name!r} is not a field of a model; {_hint(name)}choose among {', '.join(VARIED.values())}"
+        f"keep={name!r} is not a field of a model; {_hint(name)}choose among "
+        + joined(map(FieldName, VARIED.values()), ", ")
     )
 
 
@@ -154,9 +156,9 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
         if not reason:
             kept.append(name)
         elif request.vary in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
-            notes.append(f"{name} is not varied: {reason}")
+            notes.append(f"{name} is not varied: " + reason)
         else:
-            raise ConfigError(f"vary={name} is not possible: {reason}; leave it out")
+            raise ConfigError(f"vary={name} is not possible: " + reason, advice="leave it out")
     return replace(request, vary=tuple(kept)), tuple(notes)
 
 
@@ -174,7 +176,7 @@ def _why_fixed(model: Model, name: str) -> str:
             return "an encoder-decoder has two depths"
         for field_name, pattern in lists.items():
             if len(pattern) >= config.num_layers > 1:
-                return f"{field_name} names every layer"
+                return with_fields("{name} names every layer", name=FieldName(field_name))
     changes = _example_change(config, name)
     if not changes or model.raw is None:
         return ""
