@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import with_nodes as with_nodes
     from shapewright.models import TransformerConfig as TransformerConfig
     from shapewright.prediction.build import build_scenario as build_scenario
-    from shapewright.prediction.loss.law_file import using_loss_law as using_loss_law
+    from shapewright.prediction.loss.law import using_loss_law as using_loss_law
     from shapewright.prediction.scenario import Scenario as Scenario
     from shapewright.pricing.calibration.file import calibrated_device as calibrated_device
     from shapewright.workload.layout import ParallelLayout as ParallelLayout
@@ -65,7 +65,7 @@ _HOMES = {
     "serve_traffic": "shapewright.app.api.traffic",
     "sweep": "shapewright.app.api.steps",
     "trace": "shapewright.app.api.steps",
-    "using_loss_law": "shapewright.prediction.loss.law_file",
+    "using_loss_law": "shapewright.prediction.loss.law",
     "with_nodes": "shapewright.hardware",
 }
 

@@ -16,7 +16,7 @@ from shapewright.hardware.loader import read_device_file
 from shapewright.models import list_presets, load_preset, read_model
 from shapewright.models.config_file import MAX_FILE_BYTES, read_json_file
 from shapewright.optimize.serving.traffic.trace import read_trace
-from shapewright.prediction.loss.law_file import read_loss_law
+from shapewright.prediction.loss.law import read_loss_law
 from shapewright.pricing.calibration.file import read_calibration
 
 LLAMA = {

@@ -19,7 +19,7 @@ from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 from shapewright.models import TransformerConfig
 from shapewright.prediction.loss import ShapeForLoss, load_loss_law
-from shapewright.prediction.loss.law_file import law_file_content, read_loss_law, using_loss_law
+from shapewright.prediction.loss.law import law_file_content, read_loss_law, using_loss_law
 from shapewright.prediction.model_runs import proxy_run
 from shapewright.workload import Workload
 

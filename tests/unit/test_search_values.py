@@ -15,7 +15,7 @@ from shapewright.hardware import load_device
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.optimize.search import SearchRequest
 from shapewright.optimize.search.branches import list_branches
-from shapewright.optimize.search.space.values import FieldValues
+from shapewright.optimize.search.space.space import FieldValues
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload
 

@@ -93,7 +93,7 @@ def loss_law_option(command: Command) -> Command:
 
     def use(context: click.Context, _: click.Parameter, value: str | None) -> None:
         if value is not None:
-            from shapewright.prediction.loss.law_file import using_loss_law
+            from shapewright.prediction.loss.law import using_loss_law
 
             context.with_resource(using_loss_law(value))
 

@@ -1,7 +1,5 @@
 """Step composition: from priced operations to a step time with overlap, pipeline stages, bubble and interval."""
 
-from shapewright.prediction.composition.passes import compose_passes as compose_passes
-from shapewright.prediction.composition.passes import price_passes as price_passes
 from shapewright.prediction.composition.stages import COLLECTIVE_POOLS as COLLECTIVE_POOLS
 from shapewright.prediction.composition.stages import COMPUTE_POOLS as COMPUTE_POOLS
 from shapewright.prediction.composition.stages import EXPERT_EXCHANGES as EXPERT_EXCHANGES
@@ -24,8 +22,10 @@ from shapewright.prediction.composition.step import add_exposed_communication as
 from shapewright.prediction.composition.step import bound_of as bound_of
 from shapewright.prediction.composition.step import collective_part as collective_part
 from shapewright.prediction.composition.step import compose_parts as compose_parts
+from shapewright.prediction.composition.step import compose_passes as compose_passes
 from shapewright.prediction.composition.step import compose_sequence as compose_sequence
 from shapewright.prediction.composition.step import compose_step as compose_step
 from shapewright.prediction.composition.step import compute_part as compute_part
 from shapewright.prediction.composition.step import error_correlation as error_correlation
 from shapewright.prediction.composition.step import parts_of as parts_of
+from shapewright.prediction.composition.step import price_passes as price_passes

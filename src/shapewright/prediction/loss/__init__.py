@@ -13,7 +13,7 @@ from shapewright.prediction.loss.effect import (
     net_speedup,
 )
 from shapewright.prediction.loss.law import LossDifference, LossLaw, TokensRatio, load_loss_law
-from shapewright.prediction.loss.shape import ShapeForLoss
+from shapewright.prediction.loss.terms import ShapeForLoss
 
 __all__ = [
     "LossDifference",

@@ -20,7 +20,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.units import format_count
 from shapewright.models import count_parameters
 from shapewright.prediction.loss.law import FREE_NATS, REFERENCE, Z_90, load_loss_law
-from shapewright.prediction.loss.shape import ShapeForLoss
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.speedup import Speedup
 
 if TYPE_CHECKING:

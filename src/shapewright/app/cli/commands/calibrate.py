@@ -74,7 +74,7 @@ def _calibrate_losses(path: str, output: str, words: str, *, as_json: bool) -> i
     from shapewright.app.report.outputs.loss import loss_calibration_output
     from shapewright.app.report.proxies import print_loss_calibration
     from shapewright.measure.fit.loss_runs import calibrate_losses
-    from shapewright.prediction.loss.law_file import law_file_content
+    from shapewright.prediction.loss.law import law_file_content
 
     result = calibrate_losses(path, command=words)
     write_json_file(output, law_file_content(result.law))
