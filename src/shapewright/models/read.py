@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
+from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
@@ -283,7 +284,8 @@ def _notes_on_derived_fields(
         for name in derived
         if name not in overrides and getattr(after, name) != getattr(before, name)
     ]
-    notes = [f"changed with the overrides: {', '.join(moved)}"] if moved else []
+    followed = f"changed with the overrides: {', '.join(moved)}"
+    notes: list[str] = [Note(followed, "model", "overrides")] if moved else []
     if before.head_dim == after.head_dim and "hidden_size" in overrides and "head_dim" not in overrides:
         width = after.num_heads * after.head_dim
         if before.num_heads * before.head_dim == before.hidden_size and width != after.hidden_size:

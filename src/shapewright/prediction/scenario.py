@@ -72,7 +72,8 @@ class Scenario:
     @property
     def notes(self) -> tuple[Note, ...]:
         """How the config was read, which options have no effect, and which values were assumed."""
-        return (*(Note(text, "model") for text in self.model.notes), *self.remarks)
+        of_model = (text if isinstance(text, Note) else Note(text, "model") for text in self.model.notes)
+        return (*of_model, *self.remarks)
 
     def replace(self, **changes: Any) -> Scenario:
         """Copy the scenario with changed values.

@@ -1,5 +1,4 @@
-"""A law of training loss over parameters, tokens and shape: fitted coefficients, what they say of shapes, and
-files with the law of a user's own recipe, which ``shapewright calibrate --losses`` writes.
+"""A law of training loss: fitted coefficients, what they say of shapes, and files with the law of a user's own recipe.
 
 The formula is that of prediction.loss.terms. Every coefficient has a variance, so that a difference between shapes has
 an interval which grows where the data end.

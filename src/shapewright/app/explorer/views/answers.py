@@ -44,7 +44,7 @@ Answer = dict[str, Any]
 # Warnings that the page shows beside the number they are about.
 _SHOWN_WARNINGS = ("does-not-fit",)
 # The page shows these changes beside their fields.
-_NOTE_ON_FOLLOWED = "changed with the overrides"
+_FIELD_OF_FOLLOWED = "overrides"
 
 
 def answer_predict(
@@ -57,7 +57,7 @@ def answer_predict(
     """
     prediction = scenario.predict()
     warnings = [note for note in prediction.warnings if note.code not in _SHOWN_WARNINGS]
-    notes = [note for note in scenario.notes if not note.startswith(_NOTE_ON_FOLLOWED)]
+    notes = [note for note in scenario.notes if note.field != _FIELD_OF_FOLLOWED]
     output = predict_output(prediction, scenario)
     answer = {
         **output.to_json(),

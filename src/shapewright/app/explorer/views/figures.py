@@ -147,9 +147,10 @@ def _roofline_figure(prediction: Prediction) -> FigureOutput:
 def _waterfall_figure(prediction: Prediction) -> FigureOutput:
     found = mfu_output(explain_prediction(prediction))
     chart, parts = waterfall_chart(found), shown_waterfall_parts(found)
-    texts = [f"{format_seconds(part.time_s)}, {format_percent(part.fraction)}: {part.why}" for part in parts]
-    rows = [[name, text] for name, text in zip(chart.categories, texts, strict=True)]
-    lines = [f"{name}: {text.partition(':')[0]}" for name, text in rows]
+    amounts = [f"{format_seconds(part.time_s)}, {format_percent(part.fraction)}" for part in parts]
+    named = list(zip(chart.categories, amounts, parts, strict=True))
+    rows = [[name, f"{amount}: {part.why}"] for name, amount, part in named]
+    lines = [f"{name}: {amount}" for name, amount, _ in named]
     return figure(chart, {"adds": lines, "takes back": lines}, rows=rows)
 
 

@@ -77,7 +77,7 @@ def answer_serving(body: ServingRequestBody, devices: DeviceLookup) -> Answer:
         "launch_problem": problem,
         "text": {
             "request": describe_serving(output),
-            "verdict": _verdict(output.recommended) or no_plan_words(output).partition("; raise")[0],
+            "verdict": _verdict(output.recommended) or no_plan_words(output, with_advice=False),
             "facts": recommendation_facts(output),
             "best": columns_to_json(mode_columns(output)),
             "front": columns_to_json(point_columns(front)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from shapewright.app.report.outputs.search import (
     FIELD_LETTERS,
     CandidateOutput,
     candidate_output,
+    changes_by_letter,
     describe_changes,
     describe_gain,
 )
@@ -65,19 +65,21 @@ _PERCENT_AT_EDGE = 5.0
 def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
     """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
     columns = columns_of(candidates, _CANDIDATE_COLUMNS)
-    filled = [column for column in columns if any(column.cells) or not candidates]
+    new_values = tuple(
+        ", ".join(f"{letter}={new}" for letter, (_, new) in changes_by_letter(candidate).items())
+        for candidate in candidates
+    )
     return [
-        replace(column, short_cells=tuple(re.sub(r" \S+ -> ", "=", cell) for cell in column.cells))
-        if column.name == "changes"
-        else column
-        for column in filled
+        replace(column, short_cells=new_values) if column.name == "changes" else column
+        for column in columns
+        if any(column.cells) or not candidates
     ]
 
 
 def describe_letters(candidates: Sequence[CandidateOutput], columns: Sequence[Column]) -> str:
     """Legend: fields of the symbols in the changes, and the meaning of the columns that are shown."""
     names = {column.name.removesuffix(JOINED) for column in columns}
-    shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
+    shown = {letter for candidate in candidates for letter in changes_by_letter(candidate)}
     letters = ", ".join(
         f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name
     )

@@ -107,15 +107,16 @@ def describe_serving(output: ServePlanOutput) -> str:
     )
 
 
-def no_plan_words(output: ServePlanOutput) -> str:
-    """Why no point keeps the limits, with the shortest times that are possible."""
+def no_plan_words(output: ServePlanOutput, *, with_advice: bool = True) -> str:
+    """Why no point keeps the limits, with the shortest times that are possible, and what to do."""
     first, token = output.shortest_ttft_s, output.shortest_tpot_s
     if first is None or token is None:
         return "no layout could be priced in this format"
-    return (
+    reason = (
         f"no point keeps the limits: the shortest time to first token is {format_seconds(first)}, the shortest time "
-        f"per token {format_seconds(token)}, maybe at different points; raise --ttft or --tpot, or give more --gpus"
+        f"per token {format_seconds(token)}, maybe at different points"
     )
+    return f"{reason}; raise --ttft or --tpot, or give more --gpus" if with_advice else reason
 
 
 def mode_columns(output: ServePlanOutput, heading: str = "") -> list[Column]:

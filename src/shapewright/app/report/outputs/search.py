@@ -386,8 +386,8 @@ class ChangedShape(Protocol):
         """Every field that differs."""
 
 
-def describe_changes(candidate: ChangedShape) -> str:
-    """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
+def changes_by_letter(candidate: ChangedShape) -> dict[str, tuple[Any, Any]]:
+    """Old and new values of the fields that differ, by symbol; those that follow from others are left out."""
     changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
     config = candidate.config
     if config.num_kv_heads == config.num_heads and "num_heads" in changes:
@@ -397,7 +397,12 @@ def describe_changes(candidate: ChangedShape) -> str:
     if "layer_types" in changes:
         old, new = changes["layer_types"]
         changes["layer_types"] = (describe_pattern(tuple(old)), describe_pattern(tuple(new)))
-    return ", ".join(f"{FIELD_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
+    return {FIELD_LETTERS.get(name, name): values for name, values in changes.items()}
+
+
+def describe_changes(candidate: ChangedShape) -> str:
+    """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
+    return ", ".join(f"{letter} {old} -> {new}" for letter, (old, new) in changes_by_letter(candidate).items())
 
 
 def describe_gain(candidate: CandidateOutput) -> str:
