@@ -47,7 +47,6 @@ mutation: .venv-test/installed
 
 docs: .venv-test/installed
 	$(TEST) scripts/write_preset_measures.py
-	$(TEST) scripts/write_notation.py
 	$(TEST) scripts/write_pages.py
 	$(TEST) scripts/write_results.py
 

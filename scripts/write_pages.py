@@ -1,4 +1,4 @@
-"""Generate the reference pages of docs/: commands, rules, devices, accuracy, JSON output.
+"""Generate the reference pages of docs/: commands, rules, devices, accuracy, JSON output, notation.
 
 With --check nothing is written; the exit code says whether a page is stale.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+from dataclasses import MISSING, Field
 from pathlib import Path
+from typing import Any
 
 import click
 from accuracy_page import accuracy_page
@@ -18,9 +20,12 @@ from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 from shapewright.app.cli.main import cli
 from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration
 from shapewright.core import errors
+from shapewright.core.fields import FieldDoc, documented_fields
 from shapewright.core.units import TERA, format_bytes
 from shapewright.hardware import Device, list_devices, load_device
 from shapewright.lint.rule import FAMILIES, Rule, list_rules
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 # Where the options of the model and its workload are described, field by field.
 SHARED_GROUPS = {"workload", "layout", "model"}
@@ -42,6 +47,22 @@ _DISTANCES = {
     "distant": "two generations apart",
     "foreign": "other vendor or link",
 }
+_NOTATION = """\
+Fields are spelled as Hugging Face spells them where that is unambiguous. Symbols are the letters of arXiv 2401.14489
+where it has one, and appear in formulas only. In the GEMM C[m,n] = A[m,k] B[k,n] the contracted dimension is `k`, as
+in BLAS; the paper writes `n` for it.
+
+Quantities are in SI base units and say so in their suffix: `_s`, `_bytes`, `_flops` (an amount), `_flops_per_s` (a
+rate), `_bytes_per_s`, `_hz`, `_watts`; `num_` begins a count and `_fraction` ends a number from 0 to 1.
+
+Fields that flags can set are listed. `patches` and `vision` of a model (its image side, and the tower whose tokens a
+language model reads) come from a config.json alone: [images](guides/images.md)."""
+
+_NOTATION_SECTIONS = (
+    ("The model: `TransformerConfig`", TransformerConfig),
+    ("What is run: `Workload`", Workload),
+    ("How it is spread: `ParallelLayout`", ParallelLayout),
+)
 
 
 def is_shared(parameter: click.Parameter) -> bool:
@@ -63,6 +84,7 @@ def main() -> int:
         "accuracy.md": accuracy_page(),
         "json.md": json_page(),
         "json-schema.json": schema_file(),
+        "notation.md": notation(),
     }
     stale = 0
     for name, text in pages.items():
@@ -227,6 +249,26 @@ def _donors(device: Device) -> str:
     if len(kinds) == 1:
         return next(iter(kinds))
     return "; ".join(f"{', '.join(own)}: {donor}" for donor, own in kinds.items())
+
+
+def notation() -> str:
+    """Every field that a flag can set: symbol, meaning, default."""
+    parts = ["# Notation", WRITTEN_BY, _NOTATION]
+    for title, cls in _NOTATION_SECTIONS:
+        rows = [_field_row(spec, doc) for spec, doc in documented_fields(cls)]
+        parts += [f"## {title}", markdown_table(["field", "symbol", "meaning", "default"], rows)]
+    return join_parts(parts)
+
+
+def _field_row(spec: Field[Any], doc: FieldDoc) -> list[str]:
+    choices = "; one of " + ", ".join(f"`{choice}`" for choice in doc.choices) if doc.choices else ""
+    default = "" if spec.default in (None, "", ()) else f"`{spec.default}`"
+    return [
+        f"`{spec.name}`",
+        f"`{doc.symbol}`" if doc.symbol else "",
+        doc.help + choices,
+        "required" if spec.default is MISSING else default,
+    ]
 
 
 if __name__ == "__main__":

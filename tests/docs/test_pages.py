@@ -96,13 +96,19 @@ def test_numbers_of_the_readme_are_made() -> None:
 
 
 def test_stale_page_is_noticed(tmp_path: Path) -> None:
-    """A page that is missing or changed fails the check."""
+    """A page that is missing or changed fails the check, and the message names the page and the remedy."""
     assert run_script("write_pages.py", "--output", str(tmp_path)).returncode == 0
     assert run_script("write_pages.py", "--check", "--output", str(tmp_path)).returncode == 0
-    page = tmp_path / "rules.md"
-    page.write_text(page.read_text(encoding="utf-8").replace("TC101", "TC100"), encoding="utf-8")
+    for name, before, after in (("rules.md", "TC101", "TC100"), ("notation.md", "| `hidden_size` | `h` |", "| `h` |")):
+        page = tmp_path / name
+        text = page.read_text(encoding="utf-8")
+        assert before in text
+        page.write_text(text.replace(before, after), encoding="utf-8")
+    outcome = run_script("write_pages.py", "--check", "--output", str(tmp_path))
 
-    assert run_script("write_pages.py", "--check", "--output", str(tmp_path)).returncode == 1
+    assert outcome.returncode == 1
+    assert outcome.stderr.count("run make docs") == 2
+    assert "notation.md is stale" in outcome.stderr
 
 
 def test_readme_shows_commands_and_python() -> None:
