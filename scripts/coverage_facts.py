@@ -63,7 +63,7 @@ def _cells(rows: list[Accuracy]) -> dict[str, Any]:
 
 def _unseen(data: Path, table: str) -> dict[str, Any]:
     """Coverage and width on held-out rows."""
-    rows = price_rows(table, held_out_rows(data, table))
+    rows = price_rows(table, held_out_rows(data, table), as_new_shapes=True)
     covered = ((rows.measured >= rows.low) & (rows.measured <= rows.high)).astype(float)
     cells = covered.groupby([rows.device, rows.dtype, rows.library]).agg(["mean", "size"])
     cells = cells[cells["size"] >= FEWEST_ROWS]

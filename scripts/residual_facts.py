@@ -121,7 +121,7 @@ def gemm_curves(dtypes: Iterable[str]) -> dict[str, Curve]:
 
 def size_curves(data: Path, table: str, word: str) -> dict[str, Curve]:
     """Mean error of the held-out rows of a table, by decade of measured time."""
-    rows = price_rows(table, held_out_rows(data, table))
+    rows = price_rows(table, held_out_rows(data, table), as_new_shapes=True)
     rows = rows.assign(error=(rows.predicted / rows.measured - 1.0).abs(), decade=np.floor(np.log10(rows.measured)))
     curves = {}
     for name, part in rows.groupby(word):

@@ -48,12 +48,12 @@ def price_held_out(
     *,
     physics_only: bool = False,
 ) -> tuple[Any, GemmPrice]:
-    """Held-out rows, and their prices as the package prices."""
+    """Held-out rows, and their prices as the package prices shapes that its tables did not see."""
     source = next(source for source in calibrate.SOURCES if (source.device, source.dtype) == (name, dtype))
     held_out = held_out_rows(calibrate, source)
     held_out = held_out[held_out.library == library] if library else held_out
     device = load_device(name)
-    record = load_record("gemm", device.with_pricing(physics_only=physics_only))
+    record = load_record("gemm", device.with_pricing(physics_only=physics_only)).without_own_shapes
     dims = {letter: held_out[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
     operation = Gemm(name="x", dtype=dtype, layout=source.layout, **dims)
     return held_out, price_gemm(operation, device, record, hot_cache=source.hot_cache, library=library)
@@ -74,7 +74,7 @@ def mean_error(
     *,
     physics_only: bool = False,
 ) -> float:
-    """Mean |predicted / measured - 1| over the held-out rows, priced as the package prices."""
+    """Mean |predicted / measured - 1| over the held-out rows, priced as the package prices new shapes."""
     held_out, price = price_held_out(calibrate, name, dtype, library, physics_only=physics_only)
     overhead = load_record("gemm", load_device(name)).provenance["sections"][dtype].get("collector_overhead_s", 0.0)
     return float(np.mean(np.abs((price.time_s + overhead) / held_out.latency_s.to_numpy() - 1.0)))

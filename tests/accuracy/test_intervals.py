@@ -34,7 +34,7 @@ def held_out(table: str) -> Any:
     """Return held-out rows of a table with their prices."""
     rows = load_refit("intervals.rows")
     folder = measured_file(f"{table}.parquet").parent
-    found = rows.price_rows(table, rows.sampled(rows.held_out_rows(folder, table), ROWS))
+    found = rows.price_rows(table, rows.sampled(rows.held_out_rows(folder, table), ROWS), as_new_shapes=True)
     return found.assign(
         covered=(found.measured >= found.low) & (found.measured <= found.high), width=np.log(found.high / found.low)
     )
@@ -112,7 +112,7 @@ def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: flo
     rows = load_refit("intervals.rows")
     columns = rows.sampled(rows.held_out_rows(measured_file(f"{table}.parquet").parent, table), ROWS // 2)
     words = {"library": "another"} | ({"kernel": "another"} if table != "gemm" else {})
-    found = script.price_rows(table, script.with_labels(columns, **words), uncalibrated=True)
+    found = script.price_rows(table, script.with_labels(columns, **words), uncalibrated=True, as_new_shapes=True)
     covered = ((found.measured >= found.low) & (found.measured <= found.high)).groupby(found.device).mean()
 
     assert 1.0 - covered.mean() <= most, covered.to_string()

@@ -12,9 +12,10 @@ from shapewright.hardware import load_device
 from shapewright.measure.refit import record_files
 from shapewright.measure.refit.gemm.residual import write_record
 from shapewright.measure.refit.gemm.trees import (
+    NO_FOLD,
+    NUM_FITTED_FOLDS,
     NUM_RUNNERS_UP,
     OWN_TREES,
-    Correction,
     LearnedSection,
     combined_section,
     learn_section,
@@ -30,6 +31,8 @@ from shapewright.pricing.gemm.shapes import Gemms
 KNOTS = pd.DataFrame(
     [(m, n, k) for m in range(1, 41) for n in (256, 512, 1024, 2048) for k in (256, 512, 1024)], columns=["m", "n", "k"]
 )
+EVERY_KNOT = np.ones(len(KNOTS), dtype=bool)
+FOLDS = shape_folds(KNOTS, EVERY_KNOT, ((KNOTS.n == 512) & (KNOTS.k > 256)).to_numpy())
 SMALL_TREES = {**OWN_TREES, "n_estimators": 100, "colsample_bytree": 1.0, "num_leaves": 15}
 
 
@@ -72,12 +75,10 @@ def test_value_of_a_split(runners_up: np.ndarray) -> None:
 
 def test_sections_learned_together_are_distinguished_by_indicator_columns() -> None:
     """Two sections with the same shapes, one 20 % slower and one 20 % faster than physics."""
-    fitted = np.ones(len(KNOTS), dtype=bool)
     slow, fast = learn_together(
         [section_of(0.2), section_of(-0.2)],
         np.array([[0.0], [1.0]]),
-        fitted,
-        shape_folds(KNOTS),
+        FOLDS,
         trees=SMALL_TREES,
     )
 
@@ -91,30 +92,32 @@ def test_a_shape_left_out_is_not_learned() -> None:
     odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
     section = section_of(0.0)
     section.measured_s["some"][odd] *= np.e
-    (found,) = learn_together(
-        [section],
-        np.zeros((1, 0)),
-        np.ones(len(KNOTS), dtype=bool),
-        shape_folds(KNOTS),
-        trees=SMALL_TREES,
-    )
+    (found,) = learn_together([section], np.zeros((1, 0)), FOLDS, trees=SMALL_TREES)
 
     assert found.of_all[odd].mean() > 0.8
     assert np.abs(found.left_out[odd]).max() < 0.1
 
 
-def test_knots_that_are_not_fitted_have_no_effect() -> None:
-    """Knots that are not fitted do not change the trees, and are predicted by the trees of all shapes."""
+def test_knots_that_were_not_measured_have_no_effect() -> None:
+    """They are predicted by the trees of all measured shapes, left out or not."""
     odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
-    section = section_of(0.0)
-    section.measured_s["some"][odd] *= np.e
-    (found,) = learn_together([section], np.zeros((1, 0)), ~odd, shape_folds(KNOTS), trees=SMALL_TREES)
+    section = section_of(0.3)
+    section.measured_s["some"][odd] = np.nan
+    folds = shape_folds(KNOTS, ~odd, ~EVERY_KNOT)
+    (found,) = learn_together([section], np.zeros((1, 0)), folds, trees=SMALL_TREES)
 
-    assert np.abs(found.of_all[odd]).max() < 0.1
-    chosen = Correction(of_all=np.array([1.0, 2.0]), left_out=np.array([3.0, 4.0])).without_own_shape(
-        np.array([True, False])
-    )
-    assert chosen.tolist() == [3.0, 2.0]
+    assert set(folds[odd]) == {NO_FOLD}
+    assert found.of_all[odd] == pytest.approx(0.3, abs=0.02)
+    assert found.left_out[odd].tolist() == found.of_all[odd].tolist()
+
+
+def test_folds_hold_whole_shapes_and_keep_held_out_ones_apart() -> None:
+    """A shape is in one fold, and no fold has shapes that the formulas saw beside shapes that they did not."""
+    shapes = KNOTS.assign(fold=FOLDS, held_out=(KNOTS.n == 512) & (KNOTS.k > 256))
+
+    assert (shapes.groupby(["n", "k"]).fold.nunique() == 1).all()
+    assert (shapes.groupby("fold").held_out.nunique() == 1).all()
+    assert sorted(shapes[shapes.held_out].fold.unique()) == [NUM_FITTED_FOLDS, NUM_FITTED_FOLDS + 1]
 
 
 def test_a_section_is_priced_at_all_knots() -> None:
@@ -139,9 +142,13 @@ class _Constant:
         """One library."""
         return [f"{device} server"]
 
-    def report(self, device: str, library: str) -> tuple[np.ndarray, dict[str, float], dict[str, object]]:
-        """Steps, an interval, and held-out errors."""
-        return np.ones(1, np.int8), {"low": 0.9 if library else 0.8}, {"held_out": {"rows": len(device)}}
+    def report(self, device: str, library: str) -> tuple[dict[str, float], dict[str, object]]:
+        """An interval, and held-out errors."""
+        return {"low": 0.9 if library else 0.8}, {"held_out": {"rows": len(device)}}
+
+    def tables(self, *_: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and what leaves the shape out of them."""
+        return np.ones(1, np.int8), np.array([-200], np.int16)
 
 
 def test_tables_are_added_to_a_record_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +168,4 @@ def test_tables_are_added_to_a_record_without_any(tmp_path: Path, monkeypatch: p
     assert written["provenance"]["sections"]["bf16"]["libraries"] == {"some server": {"rows": 4}}
     with np.load(tmp_path / "gemm" / "some.npz") as tables:
         assert {"residual:bf16", "residual:bf16 of some server"} <= set(tables.files)
+        assert tables["left_out:bf16"].reshape(-1).tolist() == [-200]

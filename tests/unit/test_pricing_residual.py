@@ -144,6 +144,27 @@ def test_every_section_has_its_table(name: str) -> None:
     assert set(load_residuals(record.residual["file"])) == sections
 
 
+@pytest.mark.parametrize(("device", "uncalibrated"), [("h100-sxm-80gb", False), ("h200-sxm-141gb", True)])
+def test_shapes_can_be_priced_as_new_ones(device: str, uncalibrated: bool) -> None:
+    """Of a record without its own shapes some hundredth steps differ, at held-out shapes and nowhere else."""
+    found = load_device(device).with_pricing(uncalibrated=uncalibrated)
+    record = load_record("gemm", found)
+    assert record.residual is not None
+    seen, unseen = (
+        load_residuals(record.residual["file"], without_own_shapes=leaves_out)["bf16"] for leaves_out in (False, True)
+    )
+    changed = (seen.log_steps != unseen.log_steps).any(axis=0)
+    assert 0.05 < changed.mean() < 0.25
+
+    n_places, k_places = np.nonzero(changed)
+    knots = [np.exp2(axis) for axis in seen.knots_log2]
+    operation = Gemm(name="g", m=knots[0][-1], n=knots[1][n_places], k=knots[2][k_places])
+    shipped, as_new = (price_gemm(operation, found, one).correction for one in (record, record.without_own_shapes))
+    assert np.ptp(np.log(as_new / shipped)) > 0.0
+    fitted = Gemm(name="g", m=4096, n=knots[1][np.argwhere(~changed)[0][0]], k=knots[2][np.argwhere(~changed)[0][1]])
+    assert price_gemm(fitted, found, record) == price_gemm(fitted, found, record.without_own_shapes)
+
+
 def test_missing_tables_are_an_error() -> None:
     """A record that names a file which is not there cannot be priced with."""
     with pytest.raises(CalibrationError, match=r"residuals nobody\.npz"):

@@ -148,6 +148,7 @@ class Context:
     Attributes:
         uncalibrated: Price as if the device had no record of its own.
         physics_only: Ignore learned corrections.
+        as_new_shapes: Price by records without the shapes by which their errors are reported; for rows of these alone.
         devices: Canonical names to keep; empty for all.
         skipped: Number of skipped rows by reason.
         notes: Notes for the user.
@@ -158,6 +159,7 @@ class Context:
 
     uncalibrated: bool = False
     physics_only: bool = False
+    as_new_shapes: bool = False
     devices: frozenset[str] = frozenset()
     skipped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -174,6 +176,7 @@ class Context:
                 older software. Records without learned corrections were fitted to such rows and stay unchanged.
         """
         record = load_record(kind, self.with_pricing(device))
+        record = record.without_own_shapes if self.as_new_shapes else record
         if (
             older_software
             and load_record(kind, device.with_pricing(uncalibrated=self.uncalibrated)).residual is not None

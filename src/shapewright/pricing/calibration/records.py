@@ -52,6 +52,9 @@ KERNEL_KINDS = (
 )
 """Kinds of records of single kernels (pricing.kernels), which few devices have."""
 
+CORRECTIONS = "corrections"
+"""Parameter of collectives records: what their protocols leave over, learned like a residual table."""
+
 # Kinds with held-out devices to judge the transfer by. Pointwise shares are A100's on every device; published steps on
 # Blackwell show that they are no further off there than on Hopper.
 _HELD_OUT_KINDS = ("gemm", *FORMAT_RECORD_KINDS, "moe", "attention", "collectives")
@@ -104,6 +107,9 @@ class CalibrationRecord:
         donor_reason: Why this record was chosen, in words (calibration.donors); empty where exact.
         older_software: Whether the priced software is older than the measured one, which widens the interval.
         left_out: Kernels whose sections were removed for this use (experts.kernels), in words.
+        parameters_without_own_shapes: Parameters fitted without the shapes by which errors are reported, where
+            ``parameters`` were fitted with them.
+        is_for_new_shapes: Whether it is one of ``without_own_shapes``.
     """
 
     id: str
@@ -121,6 +127,8 @@ class CalibrationRecord:
     donor_reason: str = ""
     older_software: bool = False
     left_out: str = ""
+    parameters_without_own_shapes: Mapping[str, Any] | None = None
+    is_for_new_shapes: bool = False
 
     @property
     def distance(self) -> str:
@@ -138,6 +146,19 @@ class CalibrationRecord:
     def interval_widening(self) -> float:
         """Factor on the logarithm of the interval's ends."""
         return TRANSFER_WIDENING[self.distance]
+
+    @property
+    def without_own_shapes(self) -> CalibrationRecord:
+        """The record as if the shapes by which its errors are reported had not been measured (docs/decisions/0003).
+
+        For rows of these shapes alone. Records that never saw them, and forests, stay as they are.
+        """
+        return replace(
+            self,
+            parameters=self.parameters_without_own_shapes or self.parameters,
+            parameters_without_own_shapes=None,
+            is_for_new_shapes=True,
+        )
 
     @cached_property
     def source(self) -> CalibrationSource:
@@ -165,7 +186,7 @@ def load_record(kind: str, device: Device, *, without: tuple[str, ...] = ()) -> 
     own = device.own_records.get(kind)
     if own is not None and not device.uncalibrated:
         assert isinstance(own, CalibrationRecord)
-        return replace(own, residual=None) if device.physics_only and own.residual else own
+        return _by_formulas_alone(own) if device.physics_only else own
     spec = DeviceSpec.of(device)
     return _find_record(kind, spec, uncalibrated=device.uncalibrated, physics_only=device.physics_only, without=without)
 
@@ -218,7 +239,7 @@ def _choose_record(
 ) -> CalibrationRecord:
     if physics_only:
         record = _choose_record(kind, spec, uncalibrated=uncalibrated, physics_only=False, without=without)
-        return replace(record, residual=None) if record.residual else record
+        return _by_formulas_alone(record)
     if not uncalibrated:
         # One by one, the file of the device's name first: the files of a kind take up to 12 ms to read.
         for file_name in sorted(_file_names(kind), key=lambda name: name != f"{spec.name}.json"):
@@ -238,6 +259,14 @@ def _choose_record(
     donor, transfer, words = choose_donor(kind, spec, [DeviceSpec.of(load_device(each.device)) for each in candidates])
     record = next(each for each in candidates if each.device == donor)
     return replace(record, transfer=transfer, donor_reason=words)
+
+
+def _by_formulas_alone(record: CalibrationRecord) -> CalibrationRecord:
+    """Return a record without what was learned beside its formulas."""
+    if not record.residual and CORRECTIONS not in record.parameters:
+        return record
+    kept = {name: value for name, value in record.parameters.items() if name != CORRECTIONS}
+    return replace(record, residual=None, parameters=kept)
 
 
 @cache
@@ -283,6 +312,7 @@ def parse_record(kind: str, where: str, raw: Mapping[str, Any]) -> CalibrationRe
             interval=raw["interval"],
             provenance=raw["provenance"],
             residual=raw.get("residual"),
+            parameters_without_own_shapes=raw.get("parameters_without_own_shapes"),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CalibrationError(f"calibration record {where} is malformed: {error!r}") from error

@@ -40,6 +40,10 @@ the width between an expert's two GEMMs, and the width before and after; one lay
 """
 # Value of one unit of a stored number; a byte then spans factors of 0.28 to 3.6.
 LOG_STEP = 0.01
+# A file holds the table of a section under the first prefix; where that saw the shapes by which errors are reported, it
+# holds under the second what to add to leave them out.
+TABLE_PREFIX = "residual:"
+LEFT_OUT_PREFIX = "left_out:"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,12 +133,15 @@ def _corners(num_axes: int) -> Int[np.ndarray, "corners axes"]:
 
 
 @cache
-def load_residuals(file_name: str, kind: str = "gemm") -> Mapping[str, ResidualTable]:
+def load_residuals(
+    file_name: str, kind: str = "gemm", *, without_own_shapes: bool = False
+) -> Mapping[str, ResidualTable]:
     """Load the tables of one record, by section name (see section_name).
 
     Args:
         file_name: Name of the file next to the record.
         kind: Kind of the record, a key of AXES.
+        without_own_shapes: At shapes by which errors are reported, what trees say that did not see them.
 
     Raises:
         CalibrationError: the file is missing or malformed.
@@ -143,11 +150,15 @@ def load_residuals(file_name: str, kind: str = "gemm") -> Mapping[str, ResidualT
     try:
         with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
             knots = tuple(np.log2(stored[axis].astype(float)) for axis in AXES[kind])
-            return {
-                name.removeprefix("residual:"): ResidualTable(knots_log2=knots, log_steps=stored[name])
-                for name in stored.files
-                if name.startswith("residual:")
+            tables = {
+                name.removeprefix(TABLE_PREFIX): stored[name] for name in stored.files if name.startswith(TABLE_PREFIX)
             }
+            if without_own_shapes:
+                tables = {
+                    name: steps + stored[LEFT_OUT_PREFIX + name] if LEFT_OUT_PREFIX + name in stored else steps
+                    for name, steps in tables.items()
+                }
+            return {name: ResidualTable(knots_log2=knots, log_steps=steps) for name, steps in tables.items()}
     except (OSError, KeyError, ValueError) as error:
         raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
 

@@ -105,7 +105,14 @@ def _find_section(record: CalibrationRecord, dtype: str, library: str) -> Sectio
     architecture. In a record of another architecture, or where the library was not measured, the section of all
     libraries applies.
     """
-    use = (record.residual is None, record.recipient, record.distance, record.older_software, record.left_out)
+    use = (
+        record.residual is None,
+        record.is_for_new_shapes,
+        record.recipient,
+        record.distance,
+        record.older_software,
+        record.left_out,
+    )
     libraries, formats = record.parameters["libraries"], (dtype, *FALLBACK_DTYPES[dtype])
     is_expert = record.kind == "moe"
     nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)
@@ -160,18 +167,20 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         dtype=dtype,
         interval=own_interval,
         batched_interval=_batched_interval(record, dtype, own_interval),
-        residual=_load_residual(residual, record.kind, table) if residual else None,
+        residual=_load_residual(residual, record, table) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
         rule=read_rule(part(record.parameters)),
         alignment_from=part(record.parameters).get(ALIGNMENT_FROM, ""),
     )
 
 
-def _load_residual(residual: Mapping[str, Any], kind: str, name: str) -> ResidualTable | ResidualForest | None:
+def _load_residual(
+    residual: Mapping[str, Any], record: CalibrationRecord, name: str
+) -> ResidualTable | ResidualForest | None:
     """Load the learned correction of a section, in the form that the record has."""
     if residual.get("form") == FOREST:
-        return load_forests(residual["file"], kind).get(name)
-    return load_residuals(residual["file"], kind).get(name)
+        return load_forests(residual["file"], record.kind).get(name)
+    return load_residuals(residual["file"], record.kind, without_own_shapes=record.is_for_new_shapes).get(name)
 
 
 def _batched_interval(record: CalibrationRecord, dtype: str, single: Interval) -> Interval | None:

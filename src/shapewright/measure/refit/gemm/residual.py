@@ -1,9 +1,11 @@
 """Learn the residual of the GEMM records' formulas and write it as tables next to them.
 
-The physics are the committed records; the data folder holds gemm.parquet. The same fifth of whole (n, k) shapes is held
-out, on all devices of an architecture together; intervals come from shapes left out in turn among the rest. Siblings
-share a model, so an architecture is learned as a whole: some minutes each. Parts of a record or its tables for other
-formats and libraries stay unchanged.
+The physics are the committed records; the data folder holds gemm.parquet. The tables are learned from every measured
+shape. Errors and intervals come from trees that did not see the whole (n, k) shape of a row, on all devices of an
+architecture together, nor the others of its fold: errors on the fifth of the shapes that the formulas did not see
+either, intervals on the rest. What those trees predict for that fifth is stored next to the tables, so that rows can be
+priced as new ones (CalibrationRecord.without_own_shapes). Siblings share a model, so an architecture is learned as a
+whole: some minutes each. Parts of a record or its tables for other formats and libraries stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from shapewright.measure.refit.gemm.trees import (
 )
 from shapewright.measure.refit.record_files import command, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import load_record
-from shapewright.pricing.calibration.residual import LOG_STEP, section_name
+from shapewright.pricing.calibration.residual import LEFT_OUT_PREFIX, LOG_STEP, TABLE_PREFIX, section_name
 
 TABLE = "gemm.parquet"
 # Smaller GEMMs are memory-bound: alternatives of one n k hardly differ.
@@ -49,7 +51,8 @@ class Learner:
 
     Attributes:
         knots: Columns m, n, k: the grid of the tables, row by row.
-        fitted: Knots of whole (n, k) shapes that no device holds out.
+        fitted: Knots of whole (n, k) shapes that no device held out of the fit of its formulas.
+        folds: Fold of each knot's (n, k), by which it is left out.
         measured_s: Measured times by device and library. [s], shape [knots]
         dtype: Element format.
         are_kernels_shared: Libraries run the same kernels.
@@ -75,6 +78,9 @@ class Learner:
                     pd.MultiIndex.from_frame(self.knots)
                 ).to_numpy()
         self.fitted = np.array([shape not in held for shape in zip(self.knots.n, self.knots.k, strict=True)])
+        shapes = pd.MultiIndex.from_frame(self.knots[["n", "k"]])
+        is_measured = np.isfinite(np.stack(list(self.measured_s.values()))).any(axis=0)
+        self.folds = shape_folds(self.knots, shapes.isin(shapes[is_measured]), ~self.fitted)
         self.sections = {
             (source.device, library): self.section(source, library)
             for source in sources
@@ -103,12 +109,12 @@ class Learner:
 
     def learn(self) -> None:
         """Learn libraries together and then their combination; each section separately if kernels differ."""
-        folds, names = shape_folds(self.knots), sorted(self.measured_s)
+        names = sorted(self.measured_s)
         devices, libraries = (sorted({name[part] for name in names}) for part in (0, 1))
         marks = np.array([(devices.index(device), libraries.index(library)) for device, library in names])
         if self.are_kernels_shared:
             sections = [self.sections[name] for name in names]
-            together = learn_together(sections, marks, self.fitted, folds, trees=SHARED_TREES)
+            together = learn_together(sections, marks, self.folds, trees=SHARED_TREES)
             self.found |= dict(zip(names, together, strict=True))
             for device in devices:
                 middle = combined_section(self.sections[device, ""], self.knots, self.library_corrections(device))
@@ -118,26 +124,29 @@ class Learner:
 
     def learn_alone(self, section: LearnedSection, trees: Mapping[str, Any]) -> Correction:
         """Learn one section from its own rows."""
-        no_marks, folds = np.zeros((1, 0)), shape_folds(self.knots)
-        (found,) = learn_together([section], no_marks, self.fitted, folds, trees=trees)
+        (found,) = learn_together([section], np.zeros((1, 0)), self.folds, trees=trees)
         return found
 
     def library_corrections(self, device: str) -> Array:
         """Return each library's correction at knots that it did not see, as logarithms over the common physics."""
         physics_s = self.sections[device, ""].physics_s
         columns = [
-            np.log(self.sections[device, library].physics_s / physics_s)
-            + self.found[device, library].without_own_shape(self.fitted)
+            np.log(self.sections[device, library].physics_s / physics_s) + self.found[device, library].left_out
             for library in self.libraries(device)
         ]
         return np.stack([*columns, np.mean(columns, axis=0), columns[-1] - columns[0]], axis=1)
 
-    def report(self, device: str, library: str) -> tuple[NDArray[np.int8], dict[str, Any], dict[str, Any]]:
-        """Return the table of one section in steps, its interval, and errors on the held-out shapes."""
-        section, found = self.sections[device, library], self.found[device, library]
+    def tables(self, device: str, library: str) -> tuple[NDArray[np.int8], NDArray[np.int16]]:
+        """Return the table of one section in steps, and what to add at held-out shapes to leave them out of it."""
+        found = self.found[device, library]
         steps = to_log_steps(found.of_all)
-        left_out_s = section.physics_s * np.exp(found.left_out)
-        held_out_s = np.where(self.fitted, left_out_s, section.physics_s * np.exp(LOG_STEP * steps))
+        difference = to_log_steps(found.left_out).astype(np.int16) - steps
+        return steps, np.where(self.fitted, 0, difference).astype(np.int16)
+
+    def report(self, device: str, library: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the interval of one section, and errors on the shapes held out of its formulas and its tables."""
+        section, found = self.sections[device, library], self.found[device, library]
+        held_out_s = section.physics_s * np.exp(LOG_STEP * to_log_steps(found.left_out))
 
         rows = pd.concat(
             self.knots.assign(latency_s=times, held_out_s=held_out_s, physics_s=section.physics_s, fitted=self.fitted)
@@ -153,7 +162,7 @@ class Learner:
         }
         if library:
             report["ranking_regret"] = self.ranking_report(device, library, rows)
-        return steps, interval_per_regime(train.held_out_s.to_numpy(), train.latency_s.to_numpy()), report
+        return interval_per_regime(train.held_out_s.to_numpy(), train.latency_s.to_numpy()), report
 
     def ranking_report(self, device: str, library: str, rows: pd.DataFrame) -> dict[str, Any]:
         """Return the regret among shapes of one n k at one m >= 256, each predicted without its own (n, k).
@@ -203,25 +212,27 @@ def errors_by_decade(learned: Array, physics: Array, measured: Array) -> dict[st
 
 def write_record(name: str, axes: Mapping[str, Array], learners: Sequence[Learner], command_line: str) -> None:
     """Write the tables of one device, and put intervals and errors into its record."""
+    sections = [(learner, library) for learner in learners for library in ("", *learner.libraries(name))]
+    reports = [learner.report(name, library) for learner, library in sections]
+    # Read last, since formats of one device can be learned at the same time.
     content = read_record("gemm", name)
     path = record_path("gemm", name).with_suffix(".npz")
     with np.load(path) as stored:
         tables = {section: stored[section] for section in stored.files if section not in axes}
     # A record that the step before wrote anew has no tables yet.
     intervals = content.get("residual", {}).get("interval", {"dtypes": {}, "libraries": {}})
-    for learner in learners:
+    for (learner, library), (found, report) in zip(sections, reports, strict=True):
+        section = section_name(learner.dtype, library)
+        for prefix, steps in zip((TABLE_PREFIX, LEFT_OUT_PREFIX), learner.tables(name, library), strict=True):
+            tables[prefix + section] = steps.reshape([len(axis) for axis in axes.values()])
+        print(name, section, json.dumps(report), flush=True)
         origin = content["provenance"]["sections"][learner.dtype]
-        for library in ("", *learner.libraries(name)):
-            section = section_name(learner.dtype, library)
-            steps, found, report = learner.report(name, library)
-            tables[f"residual:{section}"] = steps.reshape([len(axis) for axis in axes.values()])
-            print(name, section, json.dumps(report), flush=True)
-            if library:
-                intervals["libraries"].setdefault(library, {})[learner.dtype] = found
-                origin["libraries"][library] = {**report.pop("held_out"), **report}
-            else:
-                intervals["dtypes"][learner.dtype] = found
-                origin.update(report)
+        if library:
+            intervals["libraries"].setdefault(library, {})[learner.dtype] = found
+            origin["libraries"][library] = {**report.pop("held_out"), **report}
+        else:
+            intervals["dtypes"][learner.dtype] = found
+            origin.update(report)
     content["residual"] = {"file": path.name, "interval": intervals, "command": command_line}
     save_record("gemm", name, content, digits=6)
     np.savez_compressed(path, **axes, **tables)  # type: ignore[arg-type]

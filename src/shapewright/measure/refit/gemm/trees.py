@@ -21,7 +21,7 @@ import pandas as pd
 
 from shapewright.core.records import dataclass
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.fit.shared import Array, fold_of_rows
+from shapewright.measure.fit.shared import Array, folds_of_groups
 from shapewright.measure.refit.record_files import fit_trees
 from shapewright.pricing.calibration.forest import SIZES, ResidualForest, forest_features
 from shapewright.pricing.calibration.residual import LOG_STEP
@@ -85,8 +85,11 @@ OWN_TREES: dict[str, Any] = {
 }
 SHARED_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 500, "num_leaves": 255}
 MIDDLE_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 200, "learning_rate": 0.07, "num_leaves": 63}
-# Folds of the fitted shapes, whose left-out residuals give the interval.
-NUM_INNER_FOLDS = 5
+# Folds of the shapes that the formulas were fitted to, whose left-out residuals give the interval, and of the others,
+# by which errors are reported.
+NUM_FITTED_FOLDS = 4
+NUM_HELD_OUT_FOLDS = 2
+NO_FOLD = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,16 +112,12 @@ class Correction:
     """Learned ln(measured / physics) at all knots; shape [knots].
 
     Attributes:
-        of_all: By trees fitted to every fitted shape.
-        left_out: By trees that saw no row of the knot's (n, k).
+        of_all: By trees fitted to every measured shape.
+        left_out: By trees that saw no row of the knot's (n, k), nor of others of its fold.
     """
 
     of_all: Array
     left_out: Array
-
-    def without_own_shape(self, fitted: Mask) -> Array:
-        """Return the correction at each knot by trees that did not see its (n, k)."""
-        return np.where(fitted, self.left_out, self.of_all)
 
 
 def learn_section(
@@ -184,7 +183,6 @@ def features(m: Array, n: Array, k: Array, price: GemmPrice) -> Array:
 def learn_together(
     sections: Sequence[LearnedSection],
     marks: Array,
-    fitted: Mask,
     folds: NDArray[np.int64],
     *,
     trees: Mapping[str, Any],
@@ -193,8 +191,7 @@ def learn_together(
 
     Args:
         marks: Indicator columns of each section; shape [sections, marks].
-        fitted: Knots whose (n, k) may be fitted.
-        folds: Fold of each knot's (n, k).
+        folds: Fold of each knot's (n, k); NO_FOLD where nothing was measured.
     """
     seen = [
         np.column_stack([one.seen, np.tile(mark, (len(one.seen), 1))])
@@ -203,13 +200,14 @@ def learn_together(
     parts = []
     for one, own in zip(sections, seen, strict=True):
         for measured_s in one.measured_s.values():
-            known = np.flatnonzero(fitted & np.isfinite(measured_s))
+            known = np.flatnonzero(np.isfinite(measured_s))
             parts.append((own[known], np.log(measured_s / one.physics_s)[known], folds[known]))
     rows, target, fold = (np.concatenate(column) for column in zip(*parts, strict=True))
 
     model = fit_trees(rows, target, trees)
-    found = [Correction(of_all=model.predict(own), left_out=np.zeros(len(own))) for own in seen]
-    for number in range(NUM_INNER_FOLDS):
+    of_all = [model.predict(own) for own in seen]
+    found = [Correction(of_all=each, left_out=each.copy()) for each in of_all]
+    for number in np.unique(fold):
         others = fold != number
         model = fit_trees(rows[others], target[others], trees)
         for own, correction in zip(seen, found, strict=True):
@@ -217,9 +215,25 @@ def learn_together(
     return found
 
 
-def shape_folds(knots: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the fold of each knot by its whole (n, k)."""
-    return fold_of_rows(knots.n, knots.k) % NUM_INNER_FOLDS
+def shape_folds(knots: pd.DataFrame, measured: Mask, held_out: Mask) -> NDArray[np.int64]:
+    """Return the fold of each knot by its whole (n, k): shapes that the formulas saw apart from those held out of them.
+
+    Args:
+        knots: Columns n, k.
+        measured: Knots whose (n, k) was measured. [knots]
+        held_out: Knots whose (n, k) was held out of the fit of the formulas. [knots]
+
+    Returns:
+        NO_FOLD where nothing was measured.
+    """
+    folds = np.full(len(knots), NO_FOLD)
+    for chosen, first, count in (
+        (measured & ~held_out, 0, NUM_FITTED_FOLDS),
+        (measured & held_out, NUM_FITTED_FOLDS, NUM_HELD_OUT_FOLDS),
+    ):
+        shapes = list(zip(knots.n[chosen], knots.k[chosen], strict=True))
+        folds[chosen] = first + folds_of_groups(shapes, count)
+    return folds
 
 
 def to_log_steps(logs: Array) -> NDArray[np.int8]:

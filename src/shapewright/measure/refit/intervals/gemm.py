@@ -147,7 +147,8 @@ def prior_biases(folder: Path) -> OtherDevices:
 @cache
 def borrowed_rows(folder: Path) -> pd.DataFrame:
     """Return held-out GEMMs of the other tables, priced uncalibrated."""
-    return price_rows("gemm", sampled(held_out_rows(folder, "gemm"), ROWS_OF_A_TABLE), uncalibrated=True)
+    held_out = sampled(held_out_rows(folder, "gemm"), ROWS_OF_A_TABLE)
+    return price_rows("gemm", held_out, uncalibrated=True, as_new_shapes=True)
 
 
 def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
@@ -159,7 +160,7 @@ def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
         for measured, priced in product(here, here):
             if measured != priced:
                 chosen = columns.take((devices == device) & (libraries == measured))
-                yield price_rows(name, with_labels(chosen, library=priced))
+                yield price_rows(name, with_labels(chosen, library=priced), as_new_shapes=True)
 
 
 # Only 16-bit GEMMs: other formats were timed without the casts that records contain.
