@@ -75,6 +75,34 @@ def test_large_messages_take_the_wide_protocol() -> None:
     assert price("all_reduce", 1e9, 2).time_s == pytest.approx(3e-5 + 1e-2)
 
 
+def test_corrections_are_of_one_device_and_inside_its_node() -> None:
+    """Times a factor, linear in doublings of message and group; not by a donor's record, not between nodes."""
+    tables = {"all_reduce": {"2": [0, 20, 0], "8": [0, 40, 0]}, "all_gather": {"2": [0, 0, 0]}}
+    corrections = {"log2_bytes": [10.0, 12.0, 14.0], "log_step": 0.01, "operations": tables}
+    record = replace(ROUND_RECORD, id="corrected", parameters={**ROUND_RECORD.parameters, "corrections": corrections})
+    cases = {(11, 2, 8): 0.1, (12, 4, 8): 0.3, (12, 8, 8): 0.4, (15, 8, 8): 0.0, (12, 16, 8): 0.0}
+    for (doublings, *group), log in cases.items():
+        plain = price("all_reduce", 2.0**doublings, *group)
+        found = price_collective(call("all_reduce", 2.0**doublings, *group), DEVICE, record)
+        assert found.time_s == pytest.approx(plain.time_s * np.exp(log)), (doublings, group)
+
+    borrowed = price_collective(call("all_reduce", 4096.0, 2, 8), DEVICE, replace(record, transfer="architecture"))
+    assert borrowed.time_s == pytest.approx(price("all_reduce", 4096.0, 2).time_s)
+
+
+def test_physics_alone_leaves_corrections_out() -> None:
+    """--physics-only prices by the protocols."""
+    chip = load_device("h100-sxm-80gb")
+    found = [
+        price_collective(
+            call("all_reduce", 2.0**20, 8, 8), chip, load_record("collectives", chip.with_pricing(physics_only=alone))
+        ).time_s
+        for alone in (False, True)
+    ]
+
+    assert found[0] != found[1]
+
+
 def test_unmeasured_group_sizes() -> None:
     """Four ranks lie halfway between two and eight in doublings; the ring volume is their own."""
     # 2 x 3/4 of 1 GB at 100 GB/s; starts 30 us and 60 us.
@@ -215,10 +243,10 @@ def test_four_nodes_of_eight_b200() -> None:
 
 
 def test_other_architectures_take_the_mean_start() -> None:
-    """An uncalibrated B200 borrows from Hopper, with starts between those of Ampere and Hopper."""
+    """An uncalibrated B200 borrows from Hopper, with starts between those of Ampere and Hopper; corrections aside."""
     device = load_device("b200-sxm-180gb")
-    transferred = load_record("collectives", device.with_pricing(uncalibrated=True))
-    a100 = load_record("collectives", load_device("a100-sxm-80gb"))
+    transferred = load_record("collectives", device.with_pricing(uncalibrated=True, physics_only=True))
+    a100 = load_record("collectives", load_device("a100-sxm-80gb").with_pricing(physics_only=True))
     assert transferred.device == "h100-sxm-80gb"
 
     scale = transfer_start_scale(transferred, device)

@@ -4,10 +4,12 @@ Legend: M message (Collective.message_bytes), r ranks, L of them in one node, k 
 busiest rank sends in a ring (all_reduce 2 M (r-1)/r, the others M (r-1)/r, send_recv M), B link bandwidth per device in
 one direction.
 
-    inside a node     time_s = min over protocols (start + V / (fraction B))
+    inside a node     time_s = min over protocols (start + V / (fraction B)) x exp(correction)
     between nodes     time_s = start inside + hops x hop + max(inside, V of one network card / (fraction its bandwidth))
 
-Libraries switch from low-latency protocols to high-bandwidth ones as messages grow: hence the minimum. Between nodes a
+Libraries switch from low-latency protocols to high-bandwidth ones as messages grow: hence the minimum. What the lines
+leave over is smooth in the message and similar in all operations of a group: the correction, a table over messages, is
+for the measured device alone and for calls inside one node. Between nodes a
 hierarchical scheme is assumed: all L ranks of a node drive their own network cards with 1/L of the message, while the
 links inside the node carry it to the neighbours; the slower of the two limits. An alltoall that sends identical rows
 once to each node (Collective.crossing_fraction) copies them there: M (L-1)/L inside, not M (L-1)/r. Source: NCCL's bus
@@ -36,6 +38,7 @@ from shapewright.core.texts import with_fields
 from shapewright.lowering.operations.collective import HOST_OPS
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import choose_interval, interval_factors
+from shapewright.pricing.calibration.records import CORRECTIONS
 from shapewright.pricing.calibration.transfer import transfer_start_scale, without_bridge
 from shapewright.pricing.host import price_host
 from shapewright.pricing.kernels.exchange import price_own_all_reduce
@@ -241,10 +244,31 @@ def _inside_node(calls: _Calls, link_s: PerCall, device: Device, record: Calibra
     for name in dict.fromkeys(calls.op_names):
         here = inside & calls.of(name)
         if here.any():
-            start_s[here], transfer_s[here] = _best_protocol(
-                _protocols(name, device, record), link_s[here], doublings[here]
-            )
+            table = _protocols(name, device, record)
+            seconds = np.stack(_best_protocol(table, link_s[here], doublings[here]))
+            if table.corrections is not None:
+                logs = _log_correction(table, calls.message_bytes[here], doublings[here])
+                seconds *= np.exp(np.where(calls.ranks[here] > calls.local[here], 0.0, logs))
+            start_s[here], transfer_s[here] = seconds
     return start_s, transfer_s
+
+
+def _log_correction(table: _Protocols, message_bytes: PerCall, doublings: PerCall) -> PerCall:
+    """Learned ln(measured / best protocol) at the measured group sizes around ``doublings``."""
+    assert table.corrections is not None
+    assert table.correction_knots is not None
+    places = np.log2(np.maximum(message_bytes, 1.0))
+    by_group = [np.interp(places, table.correction_knots, own) for own in table.corrections]
+    logs: PerCall = (_group_weights(table, doublings) * np.stack(by_group, axis=-1)).sum(axis=-1)
+    return logs
+
+
+def _group_weights(table: _Protocols, doublings: PerCall) -> Float[np.ndarray, "calls groups"]:
+    """Weights of the measured group sizes, linear between them in doublings."""
+    groups = np.arange(float(len(table.doublings)))
+    position = np.interp(doublings, table.doublings, groups)[:, None]
+    weights: Float[np.ndarray, "calls groups"] = np.maximum(1.0 - np.abs(position - groups), 0.0)
+    return weights
 
 
 def _best_protocol(table: _Protocols, link_s: PerCall, doublings: PerCall) -> tuple[PerCall, PerCall]:
@@ -258,10 +282,7 @@ def _best_protocol(table: _Protocols, link_s: PerCall, doublings: PerCall) -> tu
     seconds = link_s[:, None, None] / table.fractions  # [calls, groups, protocols]
     best = np.argmin(table.starts_s + seconds, axis=-1) + num_protocols * np.arange(num_groups)
     starts_s, fractions = table.starts_s.reshape(-1)[best], table.fractions.reshape(-1)[best]
-    # Linear between the measured group sizes, in doublings.
-    groups = np.arange(float(num_groups))
-    position = np.interp(doublings, table.doublings, groups)[:, None]
-    weights = np.maximum(1.0 - np.abs(position - groups), 0.0)
+    weights = _group_weights(table, doublings)
     # Beyond the largest measured group, latency grows as between the two largest, and bandwidth stays.
     beyond = np.maximum(doublings - table.doublings[-1], 0.0)
     start_s = (weights * starts_s).sum(axis=-1) + table.start_per_doubling_s * beyond
@@ -277,20 +298,25 @@ class _Protocols:
         starts_s: Start of each protocol, infinite where a group has fewer. [groups, protocols]
         fractions: Fraction of the link's bandwidth. [groups, protocols]
         start_per_doubling_s: Growth of the smallest start from the second largest group to the largest. [s]
+        correction_knots: log2 of the messages of the corrections. [knots]
+        corrections: Learned ln(measured / best protocol); None where none belongs to the device. [groups, knots]
     """
 
     doublings: Float[np.ndarray, " groups"]
     starts_s: Float[np.ndarray, "groups protocols"]
     fractions: Float[np.ndarray, "groups protocols"]
     start_per_doubling_s: float
+    correction_knots: Float[np.ndarray, " knots"] | None = None
+    corrections: Float[np.ndarray, "groups knots"] | None = None
 
 
-_PROTOCOLS: dict[tuple[str, str, str, str], _Protocols] = {}
+_PROTOCOLS: dict[tuple[str | bool, ...], _Protocols] = {}
 
 
 def _protocols(op_name: str, device: Device, record: CalibrationRecord) -> _Protocols:
     """Read the protocols of an operation; cached per record."""
-    key = (record.id, record.transfer, device.name, op_name)
+    corrections = record.parameters.get(CORRECTIONS)
+    key = (record.id, record.transfer, record.is_for_new_shapes, corrections is None, device.name, op_name)
     if key not in _PROTOCOLS:
         operations: Mapping[str, Any] = record.parameters["operations"]
         name = op_name if op_name in operations else _STAND_INS.get(op_name, op_name)
@@ -311,7 +337,14 @@ def _protocols(op_name: str, device: Device, record: CalibrationRecord) -> _Prot
         doublings = np.log2([float(size) for size in sizes])
         first_s = starts_s.min(axis=1)
         growth = 0.0 if len(sizes) == 1 else (first_s[-1] - first_s[-2]) / (doublings[-1] - doublings[-2])
-        _PROTOCOLS[key] = _Protocols(doublings, starts_s, fractions, max(float(growth), 0.0))
+        learned: tuple[Any, Any] = (None, None)
+        if corrections and own and name == op_name:
+            steps = [corrections["operations"][name][size] for size in sizes]
+            learned = (
+                np.array(corrections["log2_bytes"], dtype=float),
+                corrections["log_step"] * np.array(steps, dtype=float),
+            )
+        _PROTOCOLS[key] = _Protocols(doublings, starts_s, fractions, max(float(growth), 0.0), *learned)
     return _PROTOCOLS[key]
 
 

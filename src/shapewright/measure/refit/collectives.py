@@ -2,14 +2,15 @@
 
 The data folder holds collectives.parquet. message_bytes there is the whole buffer, as Collective counts it: on 8 H100s
 the largest all_reduce reaches a bus bandwidth of 445 of 450 GB/s and the largest all_gather 335, which only that
-reading gives. One fifth of the (operation, group, size) cells is held out. Intervals come from cross-validation among
-the others. Some seconds.
+reading gives. The parameters are fitted to every (operation, group, size) cell, and errors are those of cells left out
+in turn, a tenth at a time. A second set without a fifth of the cells prices these as new ones; intervals come from
+cross-validation among the others. Half a minute.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -27,12 +28,28 @@ from shapewright.measure.fit.shared import (
     round_numbers,
 )
 from shapewright.measure.refit.record_files import DEVICES, SAME_CHIP, SOURCE, command, write_record
+from shapewright.pricing.calibration.residual import LOG_STEP
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 # Groups whose measurement depends on the machine more than on its links: L40S has no NVLink, and its 8-device rows fall
 # to 1 GB/s (two sockets, no peer access). Devices that borrow the record do not use them.
 ONE_MACHINE_GROUPS = {"l40s": ["8"]}
 ROUNDS = {"all_reduce": 2.0}
 NUM_PROTOCOLS = 3
+# The correction is a Gaussian process over what the lines leave over: one part of all operations of a group, one of
+# each operation and group, with these standard deviations of ln(time), and that of a measurement. Residuals beyond the
+# largest count as that. Chosen by cells left out in turn (docs/decisions/0004).
+CORRECTION_DOUBLINGS = 1.5
+CORRECTION_SPREAD = 0.12
+CELL_SCATTER = 0.1
+LARGEST_RESIDUAL = 0.5
+# Knots of the stored correction, per doubling of the message, and how far beyond the measured messages they reach.
+KNOTS_PER_DOUBLING = 2
+DOUBLINGS_BEYOND = 4
+# Parts of the cells that are left out in turn.
+NUM_TENTHS = 10
 
 # Communication between nodes is unmeasured in these tables. The fraction is that of all_reduce over 4 nodes of 8 B200
 # (stas00/ml-engineering network/README.md @744d01e: busbw 377.34 GB/s at 4 GiB is 36.5 GB/s on each 50 GB/s card).
@@ -91,7 +108,13 @@ def fit_protocols(rows: pd.DataFrame, link: float) -> list[dict[str, float]]:
     return [best[0][index] for index in winners]
 
 
-def fit_device(rows: pd.DataFrame, link: float) -> dict[str, dict[str, list[dict[str, float]]]]:
+def fit_device(rows: pd.DataFrame, link: float) -> dict[str, Any]:
+    """Return the protocols of every operation and group size, and the correction of what they leave over."""
+    operations = round_numbers(fit_operations(rows, link))
+    return {"operations": operations, "corrections": learn_corrections(rows, operations, link)}
+
+
+def fit_operations(rows: pd.DataFrame, link: float) -> dict[str, dict[str, list[dict[str, float]]]]:
     """Return the protocols of every operation and group size."""
     operations: dict[str, dict[str, list[dict[str, float]]]] = {}
     for (op_name, num_gpus), group in rows.groupby(["op_name", "num_gpus"]):
@@ -99,12 +122,57 @@ def fit_device(rows: pd.DataFrame, link: float) -> dict[str, dict[str, list[dict
     return operations
 
 
-def price_rows(operations: dict[str, Any], rows: pd.DataFrame, link: float) -> Array:
+def price_by_lines(operations: dict[str, Any], rows: pd.DataFrame, link: float) -> Array:
     """Return the time of each row by its own protocols. [s]"""
     times = np.empty(len(rows))
     for (op_name, num_gpus), index in rows.groupby(["op_name", "num_gpus"]).indices.items():
         times[index] = predict(operations[op_name][str(num_gpus)], sent_bytes(rows.iloc[index]), link)
     return times
+
+
+def learn_corrections(rows: pd.DataFrame, operations: dict[str, Any], link: float) -> dict[str, Any]:
+    """Return the mean of a Gaussian process of ln(measured / lines) at knots of the message."""
+    doublings = np.log2(rows.message_bytes.to_numpy(float))
+    logs = np.log(rows.latency_s.to_numpy() / price_by_lines(operations, rows, link))
+    ranks, names = rows.num_gpus.to_numpy(), rows.op_name.to_numpy()
+
+    def covariance(at: Array, num_gpus: Any, op_name: Any) -> Array:
+        near = np.exp(-0.5 * ((at[:, None] - doublings) / CORRECTION_DOUBLINGS) ** 2)
+        common = (np.atleast_1d(num_gpus)[:, None] == ranks).astype(float)
+        shared: Array = CORRECTION_SPREAD**2 * near * common * (1.0 + (np.atleast_1d(op_name)[:, None] == names))
+        return shared
+
+    scatter = CELL_SCATTER**2 * np.eye(len(rows))
+    weights = np.linalg.solve(
+        covariance(doublings, ranks, names) + scatter, np.clip(logs, -LARGEST_RESIDUAL, LARGEST_RESIDUAL)
+    )
+    first, last = np.floor(doublings.min()) - DOUBLINGS_BEYOND, np.ceil(doublings.max()) + DOUBLINGS_BEYOND
+    knots = np.linspace(first, last, int(last - first) * KNOTS_PER_DOUBLING + 1)
+
+    def steps(op_name: str, size: str) -> list[int]:
+        found: list[int] = np.rint(covariance(knots, int(size), op_name) @ weights / LOG_STEP).astype(int).tolist()
+        return found
+
+    tables = {op_name: {size: steps(op_name, size) for size in groups} for op_name, groups in operations.items()}
+    return {"log2_bytes": knots.tolist(), "log_step": LOG_STEP, "operations": tables}
+
+
+def price_rows(fitted: dict[str, Any], rows: pd.DataFrame, link: float) -> Array:
+    """Return the time of each row by its own protocols and their correction. [s]"""
+    times, table = price_by_lines(fitted["operations"], rows, link), fitted["corrections"]
+    doublings = np.log2(rows.message_bytes.to_numpy(float))
+    for (op_name, num_gpus), index in rows.groupby(["op_name", "num_gpus"]).indices.items():
+        logs = table["log_step"] * np.array(table["operations"][op_name][str(num_gpus)])
+        times[index] *= np.exp(np.interp(doublings[index], table["log2_bytes"], logs))
+    return times
+
+
+def cell_tenths(rows: pd.DataFrame) -> Int[np.ndarray, " rows"]:
+    """Return the tenth of each cell: sizes of an operation and group take turns, in an order with a fixed seed."""
+    order = np.random.default_rng(0).permutation(len(rows))
+    turns = rows.iloc[order].groupby(["op_name", "num_gpus"]).cumcount()
+    tenths: Int[np.ndarray, " rows"] = turns.sort_index().to_numpy() % NUM_TENTHS
+    return tenths
 
 
 def calibrate(name: str, table: pd.DataFrame) -> None:
@@ -114,7 +182,7 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
     rows = table[table.device == DEVICES[name]].reset_index(drop=True)
     folds = fold_of_rows(rows.op_name, rows.num_gpus, rows.message_bytes)
     seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
-    operations = round_numbers(fit_device(seen, link))
+    fitted, fitted_to_seen = (fit_device(part, link) for part in (rows, seen))
     seen_folds = folds[folds != HELD_OUT_FOLD]
     held_out = np.empty(len(seen))
     for fold in range(1, NUM_FOLDS):
@@ -122,31 +190,45 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
         held_out[inside] = price_rows(fit_device(seen[~inside], link), seen[inside], link)
     interval = interval_of(held_out, seen.latency_s.to_numpy())
 
-    def judge(part: pd.DataFrame) -> dict[str, float]:
-        predicted, measured = price_rows(operations, part, link), part.latency_s.to_numpy()
+    in_turn, lines_in_turn, tenths = np.empty(len(rows)), np.empty(len(rows)), cell_tenths(rows)
+    for tenth in range(NUM_TENTHS):
+        inside = tenths == tenth
+        others = fit_device(rows[~inside], link)
+        in_turn[inside] = price_rows(others, rows[inside], link)
+        lines_in_turn[inside] = price_by_lines(others["operations"], rows[inside], link)
+
+    def judge(predicted: Array, part: pd.DataFrame) -> dict[str, float]:
+        measured = part.latency_s.to_numpy()
         return error_summary(predicted, measured) | {"interval_coverage": coverage_of(interval, predicted, measured)}
 
-    report = {"fit": judge(seen), "held_out": judge(held)}
-    print(f"{name:16s} {report['fit']} held out {report['held_out']}")
+    report = {
+        "fit": judge(price_rows(fitted, rows, link), rows),
+        "held_out": judge(in_turn, rows),
+        "held_out_lines": judge(lines_in_turn, rows),
+        "held_out_fifth": judge(price_rows(fitted_to_seen, held, link), held),
+    }
+    print(name, report)
+    common = {
+        "groups_of_this_machine_only": ONE_MACHINE_GROUPS.get(name, []),
+        "between_nodes": {
+            "bandwidth_fraction": NETWORK_FRACTION,
+            "hop_s": NETWORK_HOP_S,
+            "start_s": NETWORK_START_S,
+        },
+    }
     record = {
         "devices": [name, *SAME_CHIP.get(name, ())],
         "architecture": device.architecture,
-        "parameters": {
-            "operations": operations,
-            "groups_of_this_machine_only": ONE_MACHINE_GROUPS.get(name, []),
-            "between_nodes": {
-                "bandwidth_fraction": NETWORK_FRACTION,
-                "hop_s": NETWORK_HOP_S,
-                "start_s": NETWORK_START_S,
-            },
-        },
+        "parameters": {**fitted, **common},
+        "parameters_without_own_shapes": {**fitted_to_seen, **common},
         "interval": interval,
         "provenance": {
             "source": SOURCE,
             "files": ["collectives.parquet"],
             "library": sorted(rows.library.unique()),
             "link": device.intra_node_link or "PCIe",
-            "split": "one fifth of the (operation, group, message) cells held out, by crc32",
+            "split": "held_out: tenths of the (operation, group, message) cells left out in turn; held_out_fifth: one "
+            "fifth, by crc32, priced by the parameters without it",
             "command": command("collectives"),
             "assumptions": {
                 "between_nodes.bandwidth_fraction": "stas00/ml-engineering @744d01e, 4 nodes of 8 B200, 4 GiB",

@@ -33,7 +33,7 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     """Return the interval groups of collectives: their records, left-out devices."""
     columns = read_table(folder, "collectives")
     own = [
-        price_rows("collectives", columns.take(chosen)).assign(**labels)
+        price_rows("collectives", columns.take(chosen), as_new_shapes=True).assign(**labels)
         for chosen, labels in seen_and_halves("collectives", columns)
     ]
     rows = pd.concat(own, ignore_index=True)
