@@ -40,7 +40,7 @@ def script() -> ModuleType:
 
 @cache
 def price_held_out(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk, ...]:
-    """Rows of held-out layouts that are in the training rows of some kernel, priced as the package prices them."""
+    """Rows of held-out layouts that are in the training rows of some kernel, priced as the package prices new ones."""
     table = script.read_table(measured_file("moe.parquet").parent)
     layouts = table.drop_duplicates([*script.LAYOUT, "kernel", "device"]).groupby(["device", "kernel"]).size()
     fitted = layouts[layouts >= script.FEWEST_LAYOUTS].index
@@ -50,7 +50,7 @@ def price_held_out(script: ModuleType, uncalibrated: bool = False) -> tuple[Chun
         {name: table[name].to_numpy(float) for name in (*moe.FORMAT.numbers, "latency_s")},
         {name: Labels.of(table[name].to_numpy(str)) for name in moe.FORMAT.labels},
     )
-    return tuple(moe.price(columns, Context(uncalibrated=uncalibrated)))
+    return tuple(moe.price(columns, Context(uncalibrated=uncalibrated, as_new_shapes=True)))
 
 
 def chosen(script: ModuleType, library: str, name: str, dtype: str, *, uncalibrated: bool = False) -> Iterator[Chunk]:

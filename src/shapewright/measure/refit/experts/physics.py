@@ -1,9 +1,10 @@
 """Fit the expert-layer (MoE) records from measured blocks.
 
 The data folder holds moe.parquet (columns in docs/decisions/0007-moe.md). Alignment factors and the pointwise parts of
-a block come from the GEMM and pointwise records. Every fifth expert layout (experts, top k, hidden, inner; in this
-order) is held out; errors and intervals are of rows that the fit behind them did not see, fold by fold. For kernels
-timed on fewer than three layouts, whole shardings are left out instead.
+a block come from the GEMM and pointwise records. The parameters are fitted to every expert layout (experts, top k,
+hidden, inner); errors and intervals are of rows that the fit behind them did not see, every fifth layout (in this
+order) left out in turn. The fit without the first of these fifths is kept too, to price its layouts as new ones. For
+kernels timed on fewer than three layouts, whole shardings are left out instead.
 """
 
 from __future__ import annotations
@@ -187,22 +188,29 @@ def fit(parts: Sequence[Part]) -> list[Array]:
 
 
 class Fitted(NamedTuple):
-    """Result of one kernel of one library."""
+    """Result of one kernel of one library.
+
+    Attributes:
+        section: Section of the record, fitted to all layouts.
+        section_of_seen: The same without the layouts of HELD_OUT_FOLD.
+    """
 
     section: dict[str, Any]
+    section_of_seen: dict[str, Any]
     interval: dict[str, Any]
     report: dict[str, Any]
 
 
 def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
-    """Fit once without each fold; the fit without HELD_OUT_FOLD is kept, all of them give errors and interval.
+    """Fit to all layouts, which is kept, and once without each fold, which give errors and interval.
 
     Args:
         parts: One device, or siblings that are fitted together.
         number: Index of the part whose result is returned.
     """
     part = parts[number]
-    rows, held_out, shipped = part.rows, np.full(len(part.rows.measured), np.nan), None
+    rows, held_out, of_seen = part.rows, np.full(len(part.rows.measured), np.nan), None
+    shipped = part.section(fit(parts)[number])
     for fold in range(NUM_FOLDS):
         is_fold = rows.fold == fold
         if fold != HELD_OUT_FOLD and not is_fold.any():
@@ -210,17 +218,17 @@ def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
         seen = [one._replace(rows=one.rows.take(one.rows.fold != fold)) for one in parts]
         section = part.section(fit(seen)[number])
         held_out[is_fold] = predict_blocks(rows.take(is_fold), section, part.rates)
-        shipped = section if fold == HELD_OUT_FOLD else shipped
-    assert shipped is not None
+        of_seen = section if fold == HELD_OUT_FOLD else of_seen
+    assert of_seen is not None
     held = rows.fold == HELD_OUT_FOLD
     report = {
         "rows": len(rows.measured),
-        "rows_fitted": min(int((~held).sum()), FIT_ROWS),
+        "rows_fitted": min(len(rows.measured), FIT_ROWS),
         "held_out": percentage_errors(held_out, rows.measured),
         "held_out_of_the_record": percentage_errors(held_out[held], rows.measured[held]),
-        "fitted": percentage_errors(predict_blocks(rows.take(~held), shipped, part.rates), rows.measured[~held]),
+        "fitted": percentage_errors(predict_blocks(rows, shipped, part.rates), rows.measured),
     }
-    return Fitted(shipped, interval_of(held_out, rows.measured), report)
+    return Fitted(shipped, of_seen, interval_of(held_out, rows.measured), report)
 
 
 def read_part(table: pd.DataFrame, name: str, table_dtype: str, library: str, kernel: str) -> Part:
@@ -245,7 +253,9 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
     device = load_device(name)
     own = table[table.device == DEVICES[name]]
     known = read_record("moe", name) if kernels else {}
-    parameters: dict[str, Any] = known.get("parameters", {"dtypes": {}, "libraries": {}})
+    parameters, of_seen = (
+        known.get(name, {"dtypes": {}, "libraries": {}}) for name in ("parameters", "parameters_without_own_shapes")
+    )
     intervals: dict[str, Any] = known.get("interval", {"dtypes": {}, "libraries": {}})
     reports: dict[str, Any] = known.get("provenance", {}).get("reports", {})
     defaults: dict[str, str] = known.get("provenance", {}).get("defaults", {})
@@ -262,21 +272,25 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
         fitted = fit_kernel(parts, devices.index(name))
         key = f"{library}/{kernel}"
         parameters["libraries"].setdefault(key, {})[dtype] = fitted.section
+        of_seen["libraries"].setdefault(key, {})[dtype] = fitted.section_of_seen
         intervals["libraries"].setdefault(key, {})[dtype] = fitted.interval
         reports[f"{dtype}, {key}"] = fitted.report
         if defaults.get(dtype) == f"{dtype}, {key}" or (library.startswith(DEFAULT_LIBRARY) and not kernels):
             parameters["dtypes"][dtype], intervals["dtypes"][dtype] = fitted.section, fitted.interval
+            of_seen["dtypes"][dtype] = fitted.section_of_seen
             defaults[dtype] = f"{dtype}, {key}"
         print(name, dtype, key, json.dumps(fitted.report), flush=True)
     return {
         "devices": [name, *SAME_CHIP.get(name, ())],
         "architecture": device.architecture,
         "parameters": parameters,
+        "parameters_without_own_shapes": of_seen,
         "interval": intervals,
         "provenance": {
             "command": command("moe", f"--device {name}", *(f"--kernel {table_dtype}" for table_dtype in kernels)),
             "source": f"moe.parquet ({SOURCE})",
-            "split": "a fifth of whole layouts (experts, top k, hidden, inner) held out; reports: each fifth in turn",
+            "split": "parameters: all layouts (experts, top k, hidden, inner); parameters_without_own_shapes: without "
+            "a fifth of them; reports: each fifth left out in turn",
             "defaults": defaults,
             "reports": reports,
         },

@@ -152,7 +152,7 @@ def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     is_rare = rows.is_held_out & (rows.path == "")
     others = [*other_kernels(columns, some), rows[is_rare].assign(library="rare kernels")]
     groups |= library_groups(rows_of_gemms(pd.concat(others, ignore_index=True)))
-    far = rows_of_gemms(price_rows("moe", some, uncalibrated=True))
+    far = rows_of_gemms(price_rows("moe", some, uncalibrated=True, as_new_shapes=True))
     return groups | transfer_groups("moe", far, prior_biases(folder)), report
 
 
@@ -168,7 +168,7 @@ def own_rows(columns: Columns) -> tuple[pd.DataFrame, dict[str, Interval]]:
         for chosen, labels in parts:
             found = columns.take((kernels == kernel) & chosen)
             if found.num_rows:
-                own.append(price_rows("moe", found).assign(kernel=kernel, **labels))
+                own.append(price_rows("moe", found, as_new_shapes=True).assign(kernel=kernel, **labels))
     rows = pd.concat(own, ignore_index=True)
     names = ["device", "dtype", "library", "kernel"]
     sections = {key: find_section(*key) for key in rows[names].drop_duplicates().itertuples(index=False, name=None)}
@@ -190,7 +190,7 @@ def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
     """
     is_default = np.array([word.startswith("vllm") for word in label_values(some, "library")])
     unnamed = with_labels(some, library="another", kernel="another")
-    yield price_rows("moe", unnamed.take(~is_default))
+    yield price_rows("moe", unnamed.take(~is_default), as_new_shapes=True)
     measured = set(zip(*(label_values(columns, name) for name in ("kernel", "library", "device")), strict=True))
     sglang = sorted({(kernel, library) for kernel, library, _ in measured if kernel.startswith("sglang")})
     for kernel, library in sglang:
@@ -198,7 +198,7 @@ def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
             device for device in set(label_values(some, "device")) if (kernel, library, device) in measured
         )
         chosen = some.take(is_default & np.isin(label_values(some, "device"), devices))
-        yield price_rows("moe", with_labels(chosen, library=library, kernel=kernel))
+        yield price_rows("moe", with_labels(chosen, library=library, kernel=kernel), as_new_shapes=True)
 
 
 def rows_of_gemms(blocks: pd.DataFrame) -> pd.DataFrame:
