@@ -14,6 +14,7 @@ from shapewright.app.figures.heat_maps import measured_layer_map
 from shapewright.app.figures.measured import Sample, samples_from_rows
 from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
 from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
+from shapewright.app.figures.step import step_roofline_chart
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.lowering import lower
@@ -300,3 +301,20 @@ def test_a_short_span_has_a_linear_axis() -> None:
     assert chart(Band("a", [1], [2.0], [20.0])).has_log_y
     assert not replace(chart(Line("a", [1, 2], [1.0, 100.0])), y_log=False).has_log_y
     assert chart_option(chart(Line("a", [1, 2], [3.0, 29.0])))["yAxis"]["type"] == "value"
+
+
+def test_roofline_counts_the_work_of_a_mask() -> None:
+    """Causal attention is drawn at the rate that the table of operations prints, which is half of the whole square."""
+    prediction = build_scenario("llama-3-8b", device="h100-sxm-80gb").predict()
+    (fused,) = (one for one in prediction.operations if one.operation.name == "attention.fused")
+    assert isinstance(fused.operation, Attention)
+    drawn = {
+        name: rate
+        for series in step_roofline_chart(prediction).series
+        if isinstance(series, Points) and series.labels
+        for name, rate in zip(series.labels, series.y, strict=True)
+    }
+
+    rates = [rate for name, rate in drawn.items() if name.startswith("attention.fused (forward)")]
+    assert rates == pytest.approx([float(fused.operation.executed_flops) / float(fused.price.time_s) / 1e12])
+    assert rates[0] < 0.6 * prediction.device.peak_flops_per_s("bf16") / 1e12

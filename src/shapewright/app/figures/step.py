@@ -195,7 +195,8 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
         facts = operation_output(entry)
         if not facts.flops or not facts.bytes or not facts.time_s or isinstance(entry.operation, Collective):
             continue
-        intensity, rate = facts.flops / facts.bytes, facts.flops / facts.time_s
+        # As in the table of operations: a mask leaves attention less to compute than the whole square.
+        intensity, rate = facts.executed_flops / facts.bytes, facts.executed_flops / facts.time_s
         words = (
             f"{facts.name} ({facts.pass_name}): {format_rate(rate)}, {intensity:.3g} FLOPs per byte, "
             f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"

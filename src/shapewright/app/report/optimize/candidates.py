@@ -144,7 +144,7 @@ def _both(describe: Callable[[OperationOutput], str]) -> Callable[[OperationPair
 
 
 def _rate_words(one: OperationOutput) -> str:
-    return f"{one.flops / one.time_s / TERA:.0f}" if one.flops else ""
+    return f"{one.executed_flops / one.time_s / TERA:.0f}" if one.flops else ""
 
 
 _COLUMNS = (
