@@ -55,6 +55,34 @@ def test_one_shape_for_several_devices_is_the_least_regretted() -> None:
         )
 
 
+def test_a_width_on_no_grid_is_one_change_from_its_neighbor(capsys: pytest.CaptureFixture[str]) -> None:
+    """4097 instead of 4096: the verdict is to change the width alone, not other fields for the last of the gain."""
+    words = ["llama-3-8b", "--hidden-size", "4097", "--head-dim", "128", "--device", "h100-sxm-80gb"]
+    _, out, _ = run([*words, "--json"], capsys)
+    found = json.loads(out)
+
+    assert found["verdict"]["text"].startswith("change width 4097 -> 4096: to the same loss 3.")
+    single = found["candidates"][found["best_by_num_changes"]["1"] - 1]
+    assert {name for name in single["changes"] if name != "embedding_size"} == {"hidden_size"}
+    most = max(shape["net_speedup"] for shape in found["candidates"])
+    assert found["verdict"]["net_speedup"] - 1.0 >= 0.95 * (most - 1.0)
+
+
+def test_a_list_by_speed_shows_what_it_is_ordered_by(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speed-up at equal size, by which shapes are listed, stays on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(["gpt3-2.7b", "--device", "a100-sxm-40gb", "--top", "4"], capsys)
+    heading, *lines = out[out.index("\nrank  changes") :].strip().split("\n")
+    at = heading.index("at equal size")
+    rows = [line for line in lines[: lines.index("")] if line[3:4].isdigit()]
+    shown = [float(line[at : at + len("at equal size")].strip(" x")) for line in rows]
+
+    assert len(shown) >= 4
+    assert shown == sorted(shown, reverse=True)
+
+
 def test_layouts_are_searched_together_with_micro_batches() -> None:
     """Every listed layout has the baseline's devices and batch, fits, and equals its prediction."""
     requested = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 128}

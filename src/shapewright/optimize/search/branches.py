@@ -48,9 +48,6 @@ CHANGES = (
 )
 """Fields that may change, in the order of the bits of a code; the last four are those of a branch."""
 
-# An MLP width this close to the baseline's ratio to the hidden size counts as unchanged. [element]
-_UNCHANGED_FFN_WITHIN = 64
-
 _PERIODS_OF_ATTENTION = (2, 3, 4, 6, 8, 12)
 _EXPERT_UNIT = 64  # elements: a multiple of it keeps the rows of an expert aligned to a cache line
 _MOST_SPLITS, _MOST_MERGES = 4, 4  # up to so many times as many, or as few, experts as the baseline
@@ -211,13 +208,15 @@ def _other_experts(config: TransformerConfig, tolerance: float) -> Iterator[dict
                 }
 
 
-def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario) -> PerShape:
+def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario, ffn_spacing: float) -> PerShape:
     """Encode which fields differ from the baseline, one bit for each of CHANGES.
 
-    A field that only follows another one does not count: an MLP that keeps its ratio to the hidden size is unchanged.
+    A field that only follows another one does not count: an MLP that keeps its ratio to the hidden size is unchanged,
+    and so is the nearest one on the grid.
 
     Args:
         shapes: Varied fields, one entry per shape.
+        ffn_spacing: Distance of neighboring MLP widths on the grid. [element]
     """
     config, name = scenario.config, ffn_field(scenario.config)
     width, heads, head_dim, kv_heads = (
@@ -226,12 +225,14 @@ def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario) -> PerSha
     has_other_width = width != config.hidden_size
     has_other_heads = head_dim != config.head_dim
     if not config.is_mla:
+        # A width that is on no grid is left with the same heads, although their share of it changes a little.
         has_other_heads = has_other_heads | (
-            heads * head_dim * config.hidden_size != config.num_heads * config.head_dim * width
+            (heads != config.num_heads)
+            & (heads * head_dim * config.hidden_size != config.num_heads * config.head_dim * width)
         )
     has_other_groups = (heads * config.num_kv_heads != kv_heads * config.num_heads) & (kv_heads != config.num_kv_heads)
     own = getattr(config, name)
-    within = np.where(has_other_width, _UNCHANGED_FFN_WITHIN * scenario.layout.tensor_parallel, 0)
+    within = np.where(has_other_width, ffn_spacing / 2.0, 0.0)
     has_other_ffn = np.abs(shapes[name] * config.hidden_size - own * width) > within * config.hidden_size
     bits = {
         "width": has_other_width,

@@ -315,7 +315,8 @@ class _Evaluation:
             "quality": 1.0 / tokens_ratio[fits] if limits.ranking else parameters,
             "memory_bytes": memory_bytes[fits],
             "kv_bytes": kv_bytes[fits],
-            "changes": encode_changes(fields, self._job.scenarios[0].scenario) | self._job.code,
+            "changes": encode_changes(fields, self._job.scenarios[0].scenario, self._job.space.ffn_spacing)
+            | self._job.code,
             "branch": np.full(len(fits), self._job.branch, dtype=np.int64),
         }
         self._findings.add(table)

@@ -52,6 +52,10 @@ Shape = TypeVar("Shape", bound=Judged)
 LEAST_CHANCE = 0.75
 """A shape is proposed for a trial where it is better with more than this probability."""
 
+# A change of fewer fields that has this share of the largest gain is recommended: the rest is within the error of its
+# parts, and each changed field may cost what no prediction counts, such as a larger cache in serving.
+_MOST_OF_THE_GAIN = 0.95
+
 VERDICTS = {
     "keep": "nothing is better with more than 75 % certainty",
     "free": "a change that keeps the loss is faster, at 95 % certainty",
@@ -86,6 +90,14 @@ _WORDS = {
 
 def describe_change(candidate: Judged) -> str:
     """Return the changed fields in words, those left out that follow from others: ``heads 32 -> 20``."""
+    changes = _named_changes(candidate)
+    words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
+    ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
+    return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)
+
+
+def _named_changes(candidate: Judged) -> dict[str, tuple[Any, Any]]:
+    """Return old and new values of the changed fields without those that follow from others."""
     changes, config = dict(candidate.changes), candidate.config
     if config.num_kv_heads == config.num_heads and "num_heads" in changes:
         changes.pop("num_kv_heads", None)
@@ -97,9 +109,12 @@ def describe_change(candidate: Judged) -> str:
     if "layer_types" in changes:
         old, new = changes["layer_types"]
         changes["layer_types"] = (describe_pattern(old), describe_pattern(new))
-    words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
-    ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
-    return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)
+    return changes
+
+
+def _count_changes(candidate: Judged) -> int:
+    """Count the fields that a change names."""
+    return len(_named_changes(candidate))
 
 
 def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[str, Shape] | None:
@@ -107,6 +122,7 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
 
     A shape is recommended where its whole 90 % interval is above 1. Changes that keep the loss come first: one that
     trades is recommended instead only if the lower end of its interval is above the net speed-up of the best of them.
+    Of several that trade, one of fewer fields is preferred that has nearly all of the gain.
 
     Args:
         only_free: Whether other changes can be proposed for a trial only, because the loss law is far from its data.
@@ -117,7 +133,12 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     least = best_free[1].factor if best_free else 1.0
     sure = [(candidate, net) for candidate, net in known if not candidate.is_free and net.low > least]
     if sure and not only_free:
-        return "change", max(sure, key=lambda pair: pair[1].low)[0]
+        most = max(sure, key=lambda pair: pair[1].low)[1].factor - 1.0
+        nearly = [pair for pair in sure if pair[1].factor - 1.0 >= _MOST_OF_THE_GAIN * most]
+        fewest = min(_count_changes(candidate) for candidate, _ in nearly)
+        return "change", max(
+            (pair for pair in nearly if _count_changes(pair[0]) == fewest), key=lambda pair: pair[1].low
+        )[0]
     if best_free:
         return "free", best_free[0]
     likely = [(candidate, net) for candidate, net in known if net.probability_faster > LEAST_CHANCE]

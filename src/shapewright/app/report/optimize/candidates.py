@@ -62,9 +62,17 @@ _MEASURE_WORDS = {
 _PERCENT_AT_EDGE = 5.0
 
 
-def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
-    """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
-    columns = columns_of(candidates, _CANDIDATE_COLUMNS)
+def candidate_columns(candidates: Sequence[CandidateOutput], *, by_speed: bool = False) -> list[Column]:
+    """Shapes, one row each, as the columns of a table; columns without an entry are left out.
+
+    Args:
+        by_speed: Whether they are in order of the speed-up at equal size, which is then always shown.
+    """
+    headings = [
+        replace(column, rank=0) if by_speed and column.name == "at equal size" else column
+        for column in _CANDIDATE_COLUMNS
+    ]
+    columns = columns_of(candidates, headings)
     new_values = tuple(
         ", ".join(f"{letter}={new}" for letter, (_, new) in changes_by_letter(candidate).items())
         for candidate in candidates

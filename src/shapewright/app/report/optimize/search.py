@@ -34,7 +34,8 @@ def print_search(found: SearchOutput, console: Console) -> None:
     console.print()
     if found.candidates:
         console.print(candidates_heading(found), style="bold", soft_wrap=True)
-        print_table(candidate_columns(found.candidates), console)
+        listed = candidate_columns(found.candidates, by_speed=not found.devices and not measures_loss(found))
+        print_table(listed, console)
         console.print()
         _print_devices(found, console)
         console.print("Best by number of changed fields", style="bold")
@@ -47,7 +48,7 @@ def print_search(found: SearchOutput, console: Console) -> None:
         console.print(f"{front_heading(found)}, {_front_words(found)}", style="bold", soft_wrap=True)
         print_table(candidate_columns(front), console)
         console.print()
-        shown = fit(candidate_columns(found.candidates), console.width)
+        shown = fit(listed, console.width)
         console.print(describe_letters([*found.candidates, *front], shown), style="dim", soft_wrap=True)
     console.print(describe_space(found), style="dim", soft_wrap=True)
     print_notes(found.notes, console)

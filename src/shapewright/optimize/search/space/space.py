@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from math import gcd, lcm
+from math import gcd, inf, lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -248,6 +248,14 @@ class Space:
     def ffn_field(self) -> str:
         """Field of the MLP width that is varied."""
         return ffn_field(self.baseline)
+
+    @property
+    def ffn_spacing(self) -> float:
+        """Usual distance of neighboring MLP widths; infinite where each follows its hidden size. [element]"""
+        widths = self.grid.columns["ffn"].get(self.ffn_field)
+        if widths is None:
+            return inf
+        return float(np.median(np.diff(widths))) if len(widths) > 1 else 0.0
 
     def allowed(self, grid: Grid, rows: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows ffn depth 1 1"]:
         """Return whether shapes are inside the ranges of depth and MLP width; the result broadcasts over the grid.
