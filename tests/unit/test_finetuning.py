@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import shapewright
+from command_line import run
 from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering import lower, lower_parts
@@ -375,3 +377,30 @@ def test_an_adapter_by_hand() -> None:
     assert (inner.m, inner.n, inner.k) == (64, 8, 4096)
     assert (outer.m, outer.n, outer.k) == (64, 4096, 8)
     assert (added.read_bytes, added.written_bytes) == (2 * 64 * 4096 * 2, 64 * 4096 * 2)
+
+
+def test_a_check_keeps_the_shape_of_given_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """No other heads, layers or widths are suggested for weights that exist; their cost is information."""
+    job = ["check", "gpt3-2.7b", "--device", "a100-sxm-40gb", "--micro-batch-size", "1"]
+    _, trained, _ = run([*job, "--json"], capsys)
+    _, tuned, _ = run([*job, "--finetune", "lora", "--json"], capsys)
+    changed = {
+        name for finding in json.loads(trained)["findings"] for one in finding["suggestions"] for name in one["changes"]
+    }
+    assert "num_heads" in changed
+
+    found = json.loads(tuned)
+    fixes = [*found["better_shapes"], *(one for finding in found["findings"] for one in finding["suggestions"])]
+    assert {name for fix in fixes for name in fix["changes"]} == {"vocab_size", "micro_batch_size"}
+    assert {"num_heads", "head_dim"}.isdisjoint(found["combined_fix"]["changes"])
+    (heads,) = (finding for finding in found["findings"] if finding["code"] == "TC103")
+    assert heads["severity"] == "info"
+    assert heads["cost_s"] > 0.0
+    assert any("given weights" in note for note in found["notes"])
+
+
+def test_the_next_command_of_a_check_keeps_given_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """A search for other shapes is no next step of fine-tuning."""
+    _, out, _ = run(["check", "llama-3-8b", "--device", "rtx-4090", "--finetune", "qlora"], capsys)
+
+    assert out.rstrip().endswith("next: shapewright memory llama-3-8b --device rtx-4090 --finetune qlora")

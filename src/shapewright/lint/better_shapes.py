@@ -89,9 +89,12 @@ def find_better_shapes(
 
     Returns:
         Shapes predicted to reach the same loss sooner, the surest gain first; outside training, and for models that the
-        loss law does not describe, shapes that are faster both per step and per parameter.
+        loss law does not describe, shapes that are faster both per step and per parameter. Weights that are given allow
+        another vocabulary alone.
     """
     tokens = train_tokens or count_chinchilla_tokens(scenario.predict().parameters.active)
+    if scenario.workload.has_given_weights:
+        return tuple(_best(scenario, _vocabulary(scenario), tokens, keep=limit))
     singles = [
         _best(scenario, candidates, tokens)
         for candidates in (

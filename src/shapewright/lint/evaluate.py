@@ -207,12 +207,29 @@ def _finding(
 def run_rules(scenario: Scenario) -> list[Finding]:
     """Run every rule and cost each violation alone; findings that prevent the step come first, then the costliest."""
     found = [
-        finding
+        _keep_weights(finding, scenario)
         for rule in list_rules()
         for violation in rule.check(scenario)
         if (finding := evaluate(rule, violation, scenario)) is not None
     ]
     return sorted(found, key=by_cost, reverse=True)
+
+
+def _keep_weights(finding: Finding, scenario: Scenario) -> Finding:
+    """Drop suggestions of another shape where the weights are given; what is left without one is for information."""
+    if not scenario.workload.has_given_weights:
+        return finding
+    kept = [one for one in finding.suggestions if one.kind != "retrain" or not _changes_shape(one, scenario)]
+    if len(kept) == len(finding.suggestions):
+        return finding
+    advice = "; " + " or ".join(suggestion.title for suggestion in finding.suggestions)
+    changed = replace(finding, suggestions=tuple(kept), message=finding.message.removesuffix(advice))
+    can_stay = kept or finding.cost_s is None
+    return changed if can_stay else replace(changed, severity="info", most_severity="info")
+
+
+def _changes_shape(suggestion: Suggestion, scenario: Scenario) -> bool:
+    return any(hasattr(scenario.config, name) for name in suggestion.changes)
 
 
 def by_cost(finding: Finding) -> tuple[bool, float, int]:
@@ -254,5 +271,5 @@ def _evaluate_with(changed: Scenario, rule: Rule, name: str, actual: object) -> 
     for violation in rule.check(changed):
         if (violation.field, violation.actual) == (name, actual):
             finding = evaluate(rule, violation, changed)
-            return finding if finding is not None and finding.cost_s is not None else None
+            return _keep_weights(finding, changed) if finding is not None and finding.cost_s is not None else None
     return None

@@ -331,6 +331,11 @@ class Workload:
         return self.finetune == "full"
 
     @property
+    def has_given_weights(self) -> bool:
+        """Whether the step trains a model that exists, so that a change of its shape would mean another one."""
+        return self.is_training and not self.trains_all
+
+    @property
     def adapter_rank(self) -> int:
         """Rank of the adapters, 0 without."""
         return (self.lora_rank or DEFAULT_RANK) if self.has_adapters else 0

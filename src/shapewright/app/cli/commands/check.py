@@ -120,6 +120,8 @@ def command(
     report = check_scenario(scenario, ignore=codes, train_tokens=train_tokens)
     if report.prediction is None:
         set_next("check {job}" if report.assumed_changes else "rule", report.assumed_changes)
+    elif scenario.workload.has_given_weights:
+        set_next("memory {job}")
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
         from shapewright.models import to_config_json

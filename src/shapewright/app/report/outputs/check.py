@@ -158,6 +158,9 @@ class CheckOutput(Output):
 _WARNING_OF_RULE = {"ME101": "does-not-fit", "CF101": "overlong"}
 
 
+_GIVEN_WEIGHTS_NOTE = "fine-tuning starts from given weights, so no change of shape is suggested that needs retraining"
+
+
 def other_warnings(findings: Iterable[Finding], warnings: Iterable[Note]) -> list[str]:
     """Warnings of a prediction that no finding repeats."""
     repeated = {_WARNING_OF_RULE.get(finding.code) for finding in findings}
@@ -178,7 +181,7 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
             take(BetterShapeOutput, shape, effect=effect_output(shape.effect)) for shape in report.better_shapes
         ],
         source=scenario.model.source,
-        notes=scenario.notes,
+        notes=(*scenario.notes, *((_GIVEN_WEIGHTS_NOTE,) if scenario.workload.has_given_weights else ())),
         config=scenario.config,
         device=summarize_device(scenario.device),
         workload=scenario.workload,
