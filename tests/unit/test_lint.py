@@ -358,3 +358,13 @@ def test_sarif_has_the_required_fields(report: CheckReport) -> None:
         (location,) = result["locations"]
         assert location["physicalLocation"]["artifactLocation"]["uri"] == "my%20model/config.json"
         assert location["logicalLocations"][0]["fullyQualifiedName"]
+
+
+def test_findings_of_the_job_come_before_those_of_one_that_can_run() -> None:
+    """Seven devices of a node of eight are a finding of the layout as given, not of the four that are assumed."""
+    report = check_scenario(build_scenario("llama-3-70b", device="h100-sxm-80gb", layout={"tensor_parallel": 7}))
+    assumed = [finding.is_assumed for finding in report.findings]
+
+    assert assumed == sorted(assumed)
+    assert {finding.code: finding.is_assumed for finding in report.findings}["PL108"] is False
+    assert assumed[-1]

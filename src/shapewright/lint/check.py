@@ -113,7 +113,8 @@ def check_scenario(
     else:
         prediction, refusal = outcome, None
         found, combined = _attribute(scenario, found, ignored)
-    found = sorted([*found, *of_tower], key=by_cost, reverse=True)
+    # Those of the scenario itself come before those of one that can run.
+    found = sorted([*found, *of_tower], key=lambda finding: (not finding.is_assumed, *by_cost(finding)), reverse=True)
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
