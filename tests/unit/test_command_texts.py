@@ -185,14 +185,43 @@ def test_intervals_stay(
         ("design --params 125m --train-tokens 1b --gpus 8 --device h100", "design --params 125m --train-tokens 1b"),
         ("flops gpt2", "predict gpt2 --device h100-sxm-80gb"),
         ("check gpt2 --device l40s --train-tokens 300b", "search gpt2 --device l40s --train-tokens 300000000000"),
+        (
+            "predict gpt2 --device rtx-4090 --dp 2 --node-size 2 --physics-only",
+            "check gpt2 --device rtx-4090 --node-size 2 --physics-only --dp 2",
+        ),
+        (
+            "plan llama-3-8b --device h100-sxm-80gb --gpus 8 --global-batch 64 --keep tp=2 --keep pp=2",
+            "predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 4 --global-batch 64 --tp 2 --pp 2 --dp 2",
+        ),
+        ("plan gpt2 --device l40s --gpus 2 --global-batch 64", "check gpt2 --device l40s --micro-batch-size"),
+        (
+            "memory llama-3-8b --device rtx-4090 --finetune qlora --micro-batch-size 1",
+            "predict llama-3-8b --device rtx-4090 --micro-batch-size 1 --finetune qlora",
+        ),
+        (
+            "memory llama-3-8b --device l40s --finetune lora --seq-len 8192 --micro-batch-size 8",
+            "plan llama-3-8b --device l40s --seq-len 8192 --finetune lora --gpus 8",
+        ),
+        ("memory llama-3-8b --device l40s --phase decode", "predict llama-3-8b --device l40s --phase decode"),
+        ("predict {arguments} --device l40s", "check {arguments} --device l40s"),
+        (
+            "predict llama-3-8b --device l40s --layout-from {arguments}",
+            "check llama-3-8b --device l40s --layout-from {arguments}",
+        ),
     ],
 )
 def test_next_command_works(command: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a layout that cannot run the next command has one that can, and files are where they were written."""
-    _, out, _ = run(command.format(folder=tmp_path).split(), capsys)
+    """The next command has the job of the one before, in a layout that can run, and names files that exist."""
+    arguments = tmp_path / "megatron.args"
+    arguments.write_text(
+        "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 512 --vocab-size 50304 "
+        "--max-position-embeddings 1024 --micro-batch-size 2 --tensor-model-parallel-size 2 --bf16\n"
+    )
+    places = {"folder": tmp_path, "arguments": arguments}
+    _, out, _ = run(command.format(**places).split(), capsys)
     line = out.splitlines()[-1].removeprefix("next: shapewright ")
-    assert line.startswith(words.format(folder=tmp_path))
-    if line.startswith(("check", "predict")):
+    assert line.startswith(words.format(**places))
+    if line.startswith(("check", "predict", "plan")):
         code, _, err = run(line.split(), capsys)
         assert (code in (0, 1), err) == (True, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -162,17 +162,17 @@ def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
 
 
 # Command -> template of the next one. {job} is CONFIG, the device and every option of _SCENARIO and the model that was
-# given; {model_job} leaves out those of _SCENARIO, which the next command chooses or does not take.
+# given; {plan_job} leaves out what a plan chooses.
 _NEXT = {
     "predict": "check {job}",
     "check": "search {search_job}",
     "check-files": "check {files} --device {device}",
-    "memory": "plan {model_job} --gpus 8 --global-batch 64",
-    "compare": "plan {model_job} --gpus 8 --global-batch 64",
+    "memory": "plan {plan_job} --gpus 8 --global-batch 64",
+    "compare": "plan {plan_job} --gpus 8 --global-batch 64",
     "mfu": "check {job}",
     "design": "design {typed} -o design",
     "design -o": "report {output}/config.json --device {device} -o review.html",
-    "plan": "check {model_job}",
+    "plan": "check {job}",
     "serve-plan": "serve-plan {serving_job} --format {engine}",
     "flops": "predict {model} --device {device}",
     "params": "memory {model} --device {device}",
@@ -207,10 +207,16 @@ _NEXT_OF_TRACE = {
 _EXAMPLE_MODEL, _EXAMPLE_DEVICE = "llama-3-8b", "h100-sxm-80gb"
 _NEXT_IN_CONTEXT = "shapewright.next"
 # Options that a command keeps for the next one, and those of a serving plan: fields of workload and layout, and others.
-_SCENARIO = ("workload", "layout", "software", "calibration", "node_size", "network_gbit_per_s")
+_DEVICE = ("node_size", "network_gbit_per_s", "calibration", "physics_only", "uncalibrated")
+_SCENARIO = ("layout_from", "workload", "layout", "optimizer", "software", *_DEVICE)
+# Fields of the workload that a plan chooses, or that its own options set.
+_CHOSEN_BY_PLAN = (
+    *("micro_batch_size", "global_batch_size", "recompute", "recompute_modules", "recompute_layers"),
+    *("offload_activations", "offload_optimizer"),
+)
 _TRACE = ("trace_inputs", "trace_fused", "trace_values", "trace_config", "trace_time_limit_s")
 _SERVING = (
-    *("workload", "layout", "num_devices", "formats", "server", "node_size", "calibration", "network_gbit_per_s"),
+    *("layout_from", "workload", "layout", "num_devices", "formats", "server", *_DEVICE),
     *("cached_len", "requests_per_s", "memory_fraction", "block_tokens"),
     *("draft_tokens", "acceptance", "draft_cost", "lora_rank", "lora_adapters", "lora_targets"),
 )
@@ -256,7 +262,7 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
         return ""
     from shlex import join, quote
 
-    model = " ".join((*_config_words(given), *_given_options(context, "model"))) or _EXAMPLE_MODEL
+    model = " ".join((*_config_words(context), *_given_options(context, "model"))) or _EXAMPLE_MODEL
     device = quote(str(given.get("device") or given.get("devices") or _EXAMPLE_DEVICE).partition(",")[0])
     on_device = f"--device {device}"
     lengths = f"--isl {_length_of(given, 'prompt_len', 1000)} --osl {_length_of(given, 'output_len', 200)}"
@@ -265,8 +271,12 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
         "model": model,
         "device": device,
         "job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE))),
-        "search_job": " ".join((model, on_device, *_given_options(context, *_SCENARIO, *_TRACE, "train_tokens"))),
-        "model_job": f"{model} {on_device}",
+        "search_job": " ".join(
+            (model, on_device, *_given_options(context, *_SCENARIO, *_TRACE, "train_tokens", "loss_law"))
+        ),
+        "plan_job": " ".join(
+            (model, on_device, *_given_options(context, "workload", "software", *_DEVICE, without=_CHOSEN_BY_PLAN))
+        ),
         "engine": _engine_of(given.get("server")),
         "serving_job": " ".join(
             (model, on_device, lengths, *_given_options(context, *_SERVING, *(_LIMITS if is_met else ())))
@@ -295,24 +305,40 @@ def _length_of(given: Mapping[str, Any], name: str, default: int) -> int:
     return length or default
 
 
-def _config_words(given: Mapping[str, Any]) -> list[str]:
-    """Return CONFIG as it was given: a name, or - for standard input."""
+def _config_words(context: click.Context) -> list[str]:
+    """Return CONFIG as it was given: a name, the path of a trainer's file, or - for standard input."""
     from shlex import quote
 
-    config = given.get("config")
+    from shapewright.app.cli.options import config_path
+
+    config = config_path(context) or context.params.get("config")
     return [] if config is None else [quote(config) if isinstance(config, str) else "-"]
 
 
-def _given_options(context: click.Context, *groups: str) -> list[str]:
-    """Return the options of some groups (model, workload, layout) that were given, as one would type them."""
+def _hidden_values(context: click.Context) -> dict[str, Any]:
+    """Return the given values of options that a command does not take as arguments, such as --node-size."""
+    typed = list(context.meta.get(_TYPED, ()))
+    values: dict[str, Any] = context.command.make_parser(context).parse_args(typed)[0]
+    hidden = {option.name for option in context.command.params if not option.expose_value}
+    return {name: value for name, value in values.items() if name in hidden}
+
+
+def _given_options(context: click.Context, *groups: str, without: Collection[str] = ()) -> list[str]:
+    """Return the options of some groups (model, workload, layout) that were given, as one would type them.
+
+    Args:
+        without: Fields to leave out.
+    """
     from shlex import quote
 
     words: list[str] = []
+    given = {**context.params, **_hidden_values(context)}
     for option in context.command.params:
         name = option.name or ""
-        value = context.params.get(name)
+        group, _, field = name.partition("__")
+        value = given.get(name)
         is_default = context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
-        if name.partition("__")[0] not in groups or value is None or is_default:
+        if group not in groups or field in without or value is None or is_default:
             continue
         if isinstance(value, bool):
             words.append(option.opts[0] if value else option.secondary_opts[0])

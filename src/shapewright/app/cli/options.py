@@ -54,6 +54,7 @@ class _FileFields:
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
     run_path: str = ""
+    config_path: str = ""
 
 
 def config_argument(command: Command) -> Command:
@@ -92,6 +93,17 @@ def fields_of_files(context: click.Context | None) -> dict[str, dict[str, Any]]:
     }
 
 
+def config_path(context: click.Context) -> str:
+    """Return the path of the trainer's file that a command got as CONFIG; empty where it got none."""
+    found = context.meta.get(_KEY)
+    return found.config_path if found is not None else ""
+
+
+def has_files(context: click.Context) -> bool:
+    """Whether a command got fields from a file of a trainer or an engine."""
+    return _KEY in context.meta
+
+
 def _read_config(context: click.Context, _: click.Parameter, value: str | None) -> str | Model | None:
     if value in STANDARD_INPUT and not context.resilient_parsing:
         return read_standard_input()
@@ -102,6 +114,7 @@ def _read_config(context: click.Context, _: click.Parameter, value: str | None) 
     if not is_job_file(value):
         return value
     reading = _keep(context, value, with_model=True)
+    context.meta[_KEY].config_path = value
     return reading.model or None
 
 

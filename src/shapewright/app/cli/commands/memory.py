@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import print_output
-from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.pricing.software import TUNED
@@ -50,5 +50,7 @@ def command(config: str | None, device: str, software: str, as_json: bool, html:
 
     scenario = scenario_from_options(config, device, given, software=software)
     output = memory_output(estimate_capacity(scenario))
+    if output.fits or not scenario.workload.is_training:
+        set_next("predict {job}")
     print_output(output, print_memory_report, as_json=as_json, html=html, page=memory_page)
     return 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shapewright.app.cli.console import counting_line, print_output, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import named_device
-from shapewright.app.cli.help_pages import GroupedCommand
-from shapewright.app.cli.options import api_keywords, question_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand, set_next
+from shapewright.app.cli.options import api_keywords, has_files, question_options, software_option
 from shapewright.app.cli.param_types import SHARE
 from shapewright.core.errors import ConfigError
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shapewright.optimize.plan import Plan, PlanResult
 
 EXIT_INTERRUPTED = 130
+# Fields of the workload that a plan chooses, beside all of the layout.
+_CHOSEN_OF_WORKLOAD = ("micro_batch_size", "recompute", "offload_activations", "offload_optimizer")
 
 _EPILOG = """\b
 Examples:
@@ -141,6 +143,8 @@ def command(
     if text:
         click.echo(text, nl=False)
     else:
+        following = "check" if any(getattr(note, "code", "") == "shape" for note in result.notes) else "predict"
+        set_next(f"{following} {{job}}", _chosen_fields(_ranked(result, pick)))
         print_output(plans_output(result), print_plan, as_json=as_json)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
@@ -209,6 +213,16 @@ def _write_files(
     write_text_file(output, text)
     click.echo(f"wrote {output} (rank {pick})", err=True)
     return ""
+
+
+def _chosen_fields(plan: Plan) -> dict[str, Any]:
+    """Return what a plan chose and a prediction of it has to be told: fields that differ from what it would take."""
+    found = {name: getattr(plan.workload, name) for name in _CHOSEN_OF_WORKLOAD}
+    found |= {one.name: getattr(plan.layout, one.name) for one in fields(plan.layout)}
+    if has_files(click.get_current_context()):  # which set other values than the defaults
+        return found
+    usual = {one.name: one.default for part in (plan.workload, plan.layout) for one in fields(part)}
+    return {name: value for name, value in found.items() if name == "micro_batch_size" or value != usual[name]}
 
 
 def _ranked(result: PlanResult, rank: int) -> Plan:

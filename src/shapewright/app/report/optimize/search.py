@@ -34,7 +34,8 @@ def print_search(found: SearchOutput, console: Console) -> None:
     console.print()
     if found.candidates:
         console.print(candidates_heading(found), style="bold", soft_wrap=True)
-        listed = candidate_columns(found.candidates, by_speed=not found.devices and not measures_loss(found))
+        by_speed = not found.devices and not measures_loss(found)
+        listed = candidate_columns(found.candidates, by_speed=by_speed)
         print_table(listed, console)
         console.print()
         _print_devices(found, console)
@@ -46,7 +47,7 @@ def print_search(found: SearchOutput, console: Console) -> None:
             console.print(line, soft_wrap=True)
         front = found.pareto[:_FRONT_SHOWN]
         console.print(f"{front_heading(found)}, {_front_words(found)}", style="bold", soft_wrap=True)
-        print_table(candidate_columns(front), console)
+        print_table(candidate_columns(front, by_speed=by_speed), console)
         console.print()
         shown = fit(listed, console.width)
         console.print(describe_letters([*found.candidates, *front], shown), style="dim", soft_wrap=True)
