@@ -34,6 +34,13 @@ def test_a_tensor_axis_splits_image_models() -> None:
     assert layer_flops(2) == layer_flops(1) / 2
 
 
+def test_image_models_have_no_logits_to_chunk() -> None:
+    """Fused kernels chunk the logits of a vocabulary; SigLIP has none, and trains as with other kernels."""
+    memory = shapewright.predict("siglip-so400m", device=H100, workload={"kernels": "fused"}).memory
+
+    assert memory.logits_bytes == 0.0
+
+
 def test_a_tower_whose_tokens_do_not_divide_is_not_split_by_tokens() -> None:
     """SigLIP's 4096 tokens of 896 pixels are split over two devices, the 729 of LLaVA's 384 pixels are not."""
     config = {

@@ -165,7 +165,7 @@ def estimate_logits(stage: Stage, workload: Workload, element_bytes: float = LOG
 
     Training and encoders compute logits of every token, generation those of the last token.
     """
-    if not stage.is_last:
+    if not stage.is_last or not stage.config.vocab_size:
         return 0.0
     rows = workload.micro_batch_size
     if workload.is_training or stage.config.stack == "encoder":
