@@ -83,6 +83,12 @@ def test_a_list_by_speed_shows_what_it_is_ordered_by(
     assert shown == sorted(shown, reverse=True)
 
 
+def test_a_device_that_no_shape_fits_is_named() -> None:
+    """8 B parameters train on none of one die of MI250X, whatever the micro-batch; an MI355X has room."""
+    with pytest.raises(ConfigError, match=r"no shape fits the 59.6 GiB of mi250x-gcd, where the baseline"):
+        search("llama-3-8b", devices=["mi355x", "mi250x-gcd"], vary=["micro_batch"])
+
+
 def test_layouts_are_searched_together_with_micro_batches() -> None:
     """Every listed layout has the baseline's devices and batch, fits, and equals its prediction."""
     requested = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 128}

@@ -252,7 +252,11 @@ def _hold_global_batch(places: Sequence[Scenario], request: SearchRequest) -> tu
 def _search_each_device(
     searches: Sequence[DeviceSearch], limits: Limits, request: SearchRequest, run: Runner, progress: Progress | None
 ) -> dict[str, Findings]:
-    """Search the best shapes on each device alone; findings by the name of the device."""
+    """Search the best shapes on each device alone; findings by the name of the device.
+
+    Raises:
+        ConfigError: nothing was priced, or no shape fits on a device.
+    """
     found = {}
     for search in searches:
         own, _ = search.limits(request)
@@ -260,13 +264,24 @@ def _search_each_device(
         own = replace(own, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf"))
         found[search.device_name] = explore(search.jobs(own, [search]), run, progress)
         _refuse_if_nothing_priced(found[search.device_name], own, searches[0].spaces[0])
+        if found[search.device_name].best is None and found[search.device_name].is_complete:
+            smallest = min(searches, key=lambda each: each.scenario.device.memory_bytes)
+            raise ConfigError(
+                f"no shape fits the {format_bytes(own.memory_bytes)} of {smallest.device_name}, where the baseline "
+                f"needs {format_bytes(smallest.own.memory.total_bytes)}; leave the device out, or give a layout that "
+                "fits it"
+            )
     return found
 
 
 def _limit_regret(limits: Limits, searches: Sequence[DeviceSearch], found: Mapping[str, Findings]) -> Limits:
     """Return limits under which the cost of a shape is its largest regret over the devices."""
-    least_costs = tuple(float(each.best["cost"].min()) for each in found.values() if each.best is not None)
     own_costs = [search.own_cost for search in searches]
+    # Of a search that was stopped before it found anything, the baseline is the best.
+    least_costs = tuple(
+        own_cost if each.best is None else float(each.best["cost"].min())
+        for own_cost, each in zip(own_costs, found.values(), strict=True)
+    )
     regret = max(cost / least_cost for cost, least_cost in zip(own_costs, least_costs, strict=True))
     return replace(limits, least_costs=least_costs, token_s=float("inf"), cost=regret * MOST_COST_FRACTION)
 
