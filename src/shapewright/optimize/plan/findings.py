@@ -83,6 +83,7 @@ class Findings:
         best: Table of the best plans.
         front: Table of the Pareto front.
         smallest: The plan of least memory, with its bytes.
+        num_predicted: Plans that were predicted with the vision tower.
     """
 
     request: PlanRequest
@@ -94,6 +95,7 @@ class Findings:
     best: Table = field(default_factory=dict)
     front: Table = field(default_factory=dict)
     smallest: tuple[float, Choice] | None = None
+    num_predicted: int = 0
 
     def choice(self, table: Table, row: int) -> Choice:
         """Return the plan in a row of ``best`` or ``front``."""

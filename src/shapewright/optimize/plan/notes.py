@@ -60,9 +60,6 @@ def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
 
 _MOST_DOUBLINGS = 12
 
-PLANS_WITH_IMAGES = 40
-"""Best plans of a language model that are predicted again with its vision tower."""
-
 
 def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
     """Raise an error with the reason if no plan is left.
@@ -183,15 +180,19 @@ _MOST_BATCH_CHANGE_FRACTION = 0.25
 """Largest relative change of the batch size that a note proposes."""
 
 
-def plan_notes(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
-    """Yield the notes on plans, one line each."""
+def plan_notes(job: PlanJob, plans: Sequence[Plan], num_with_tower: int) -> Iterator[str]:
+    """Yield the notes on plans, one line each.
+
+    Args:
+        num_with_tower: Plans that were predicted with the vision tower.
+    """
     if not plans:
         return
     request, best = job.request, plans[0]
     predictions = [plan.prediction for plan in plans]
     if job.scenario.workload.images:
         yield (
-            f"the {PLANS_WITH_IMAGES} best plans of the language model were predicted with the vision tower, which is "
+            f"{num_with_tower} plans, all that can be among the best, were predicted with the vision tower, which is "
             f"on the first stage; counts of plans are those of the language model"
         )
     yield from _note_memory(job, plans)

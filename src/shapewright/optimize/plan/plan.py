@@ -13,7 +13,7 @@ from shapewright.core.errors import LayoutError
 from shapewright.core.units import format_bytes
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Choice, Findings
-from shapewright.optimize.plan.notes import PLANS_WITH_IMAGES, describe_choice, plan_notes, refuse_if_none_fits
+from shapewright.optimize.plan.notes import describe_choice, plan_notes, refuse_if_none_fits
 from shapewright.optimize.plan.request import PlanJob
 from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_loss
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SECONDS_PER_HOUR = 3600.0
 _SAME_STEP = 1e-8  # rounding of sums of the same terms in another order is smaller
+_TOWER_BATCH = 10  # plans that are predicted with the vision tower between checks whether others can be better
 
 
 def plan_job(
@@ -68,56 +69,80 @@ def plan_job(
         tally=findings.tally,
         elapsed_s=time.perf_counter() - started_s,
         is_complete=findings.is_complete,
-        notes=(*(scenario.notes if notes is None else notes), *plan_notes(job, plans)),
+        notes=(*(scenario.notes if notes is None else notes), *plan_notes(job, plans, findings.num_predicted)),
     )
 
 
 def _add_tower(job: PlanJob, findings: Findings) -> Findings:
-    """Predict the best plans of the language model again, with the vision tower on their first stage.
+    """Predict plans of the language model again, with the vision tower on their first stage, until no other can win.
+
+    The tower only adds time and memory. So plans are tried in the order of the language model, and the rest is left out
+    once it cannot be better than those found even without the tower.
 
     Raises:
         LayoutError: none of them fits.
     """
     found = Findings(job.request, roomy_bytes=findings.roomy_bytes)
-    rows: list[dict[str, float]] = []
     smallest: tuple[float, Choice] | None = None
     refused: LayoutError | None = None
-    for choice, _ in _list_choices(findings, max(PLANS_WITH_IMAGES, job.request.top)):
-        try:
-            prediction = _predict(job, choice)
-        except LayoutError as error:  # the tower does not divide by the tensor axis
-            refused = error
-            continue
-        needed = prediction.memory.total_bytes
-        if smallest is None or needed < smallest[0]:
-            smallest = needed, choice
-        if needed > job.limit_bytes:
-            continue
-        rows.append(
-            {
-                "step_s": prediction.step_time_s,
-                "bytes": needed,
-                "split": len(rows),
-                "policy": list_activation_policies(job.request).index(choice.policy),
-                "sharding": list_shardings(job.request).index(choice.sharding),
-                "schedule": len(rows),
-                "devices": choice.num_devices,
-            }
-        )
-        found.splits.append(choice.split)
-        found.schedules.append(choice.schedule)
+    tried: set[Choice] = set()
+    for table in (findings.best, findings.front):  # the front has plans that need less memory than the best
+        for choice, _, row in _list_rows(findings, table, inf):
+            if choice in tried:
+                continue
+            if len(tried) % _TOWER_BATCH == 0 and _is_settled(job, found, table, row):
+                break
+            tried.add(choice)
+            try:
+                prediction = _predict(job, choice)
+            except LayoutError as error:  # the tower does not divide by the tensor axis
+                refused = error
+                continue
+            needed = prediction.memory.total_bytes
+            if smallest is None or needed < smallest[0]:
+                smallest = needed, choice
+            if needed <= job.limit_bytes:
+                _add_plan(found, choice, prediction)
     if refused is not None and smallest is None:
         raise refused
-    if smallest is not None and not rows:
+    if smallest is not None and not found.best:
         raise LayoutError(
             f"none of the best plans of the language model fits with the vision tower: the smallest needs "
             f"{format_bytes(smallest[0])} of {format_bytes(job.limit_bytes)} ({describe_choice(smallest[1])}); give "
             f"more devices, or fewer images"
         )
-    if rows:
-        found.add({name: np.array([row[name] for row in rows]) for name in rows[0]})
-    found.tally, found.is_complete = findings.tally, findings.is_complete
+    found.tally, found.is_complete, found.num_predicted = findings.tally, findings.is_complete, len(tried)
     return found
+
+
+def _is_settled(job: PlanJob, found: Findings, table: Table, row: int) -> bool:
+    """Whether as many plans as wanted are found that no plan from a row on can beat, even without the tower."""
+    listed = [each for _, _, each in _list_rows(found, found.best, job.request.top)]
+    if len(listed) < job.request.top:
+        return False
+    return _cost_of(job, table, row) >= _cost_of(job, found.best, listed[-1])
+
+
+def _cost_of(job: PlanJob, table: Table, row: int) -> float:
+    """What the objective minimizes."""
+    needed, step_s, devices = (float(table[name][row]) for name in ("bytes", "step_s", "devices"))
+    return {"memory": needed, "time": step_s}.get(job.request.objective, step_s * devices)
+
+
+def _add_plan(found: Findings, choice: Choice, prediction: Prediction) -> None:
+    """Add one predicted plan to findings."""
+    row = {
+        "step_s": prediction.step_time_s,
+        "bytes": prediction.memory.total_bytes,
+        "split": len(found.splits),
+        "policy": list_activation_policies(found.request).index(choice.policy),
+        "sharding": list_shardings(found.request).index(choice.sharding),
+        "schedule": len(found.schedules),
+        "devices": choice.num_devices,
+    }
+    found.splits.append(choice.split)
+    found.schedules.append(choice.schedule)
+    found.add({name: np.array([value]) for name, value in row.items()})
 
 
 def _predict(job: PlanJob, choice: Choice) -> Prediction:
@@ -128,7 +153,7 @@ def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     """Predict the best plans one by one."""
     request = job.request
     plans: list[Plan] = []
-    for choice, total_bytes in _list_choices(findings, request.top):
+    for choice, total_bytes, _ in _list_rows(findings, findings.best, request.top):
         prediction = _predict(job, choice)
         breakdown = break_down(prediction)
         cost = None
@@ -149,12 +174,11 @@ def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def _list_choices(findings: Findings, top: int) -> Iterator[tuple[Choice, float]]:
-    """Yield the best plans with their bytes.
+def _list_rows(findings: Findings, table: Table, top: float) -> Iterator[tuple[Choice, float, int]]:
+    """Yield the first plans of a table with their bytes and rows.
 
     Variants of a listed plan that need no less memory, or take as long with less, are left out.
     """
-    table = findings.best
     least_bytes: dict[object, float] = {}
     listed_s: dict[object, float] = {}
     num_listed = 0
@@ -167,7 +191,7 @@ def _list_choices(findings: Findings, top: int) -> Iterator[tuple[Choice, float]
         if isclose(step_s, listed_s.get(split, inf), rel_tol=_SAME_STEP):
             continue
         listed_s[split] = step_s
-        yield choice, needed
+        yield choice, needed, row
         num_listed += 1
         if num_listed == top:
             return
