@@ -35,12 +35,17 @@ def texts_name_fields_by_type() -> Iterator[None]:
     """Errors and notes name fields that have a flag by ``with_fields``, so that the command line can write the flag."""
     flags = flags_by_field()
     in_plain_text = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/([])|\bset [a-z_]+='[a-z0-9-]+'")
+    choices = re.compile(r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are) [^;]*")  # to type
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 
     def check(text: str) -> None:
         parts = text.parts if isinstance(text, Text) else (text,)
         plain = "".join("FIELD" if isinstance(part, FieldName) else part for part in parts)
-        named = [found[0] for found in in_plain_text.finditer(plain) if found[1] is None or found[1] in flags]
+        named = [
+            found[0]
+            for found in in_plain_text.finditer(choices.sub("", plain))
+            if found[1] is None or found[1] in flags
+        ]
         assert not named, f"{named} in {plain!r}: name fields by with_fields"
 
     def checked_error(self: ShapewrightError, *arguments: Any, **keywords: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from string import Formatter
 from typing import Self
 
@@ -74,7 +75,7 @@ def with_fields(template: str, /, **values: object) -> Text:
     'give --num_devices of at least 8, or set --recompute full'
     """
     parts: list[str] = []
-    for literal, name, spec, _ in Formatter().parse(template):
+    for literal, name, spec in _parsed(template):
         if literal:
             parts.append(literal)
         if name in values:
@@ -83,6 +84,12 @@ def with_fields(template: str, /, **values: object) -> Text:
         elif name is not None:
             parts.append(FieldName(name, spec or ""))
     return Text(*parts)
+
+
+@cache
+def _parsed(template: str) -> tuple[tuple[str, str | None, str | None], ...]:
+    """Return the plain texts, names and format of a template."""
+    return tuple((literal, name, spec) for literal, name, spec, _ in Formatter().parse(template))
 
 
 def joined(texts: Iterable[str], separator: str = " and ") -> Text:

@@ -192,8 +192,7 @@ def _check_field_names(given: Mapping[str, Any], cls: type, error: type[Shapewri
         if name not in known:
             hint = close_names(str(name), known)
             raise error(
-                f"{cls.__name__} has no field {str(name)!r}; {hint + ' ' if hint else ''}it has "
-                + joined(map(FieldName, known), ", ")
+                f"{cls.__name__} has no field {str(name)!r}; {hint + ' ' if hint else ''}it has {', '.join(known)}"
             )
 
 

@@ -13,7 +13,6 @@ from shapewright.core.fields import documented_fields
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
 from shapewright.core.records import dataclass
-from shapewright.core.texts import FieldName, joined
 from shapewright.models import with_changes
 from shapewright.prediction.predict import predict
 from shapewright.workload import ParallelLayout, Workload
@@ -165,6 +164,4 @@ def _check_swept_field(name: str) -> None:
     known += SWEPT_SIZES
     if name not in known:
         hint = close_names(name, known)
-        raise WorkloadError(
-            f"cannot sweep {name!r}; {hint + ' ' if hint else ''}sweep one of " + joined(map(FieldName, known), ", ")
-        )
+        raise WorkloadError(f"cannot sweep {name!r}; {hint + ' ' if hint else ''}sweep one of {', '.join(known)}")

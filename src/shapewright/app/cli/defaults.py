@@ -19,7 +19,6 @@ import click
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError, short_path
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
-from shapewright.core.texts import FieldName, joined
 
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
 _NOTES = "shapewright.notes"
@@ -115,9 +114,7 @@ def _check_layout(layout: Any, where: str) -> Mapping[str, Any]:
     fields: dict[str, Any] = {field_named(str(name)): value for name, value in layout.items()}
     for name in fields:
         if name not in known:
-            raise ShapewrightError(
-                f"{where}: layout has no field {name!r}; it has " + joined(map(FieldName, known), ", ")
-            )
+            raise ShapewrightError(f"{where}: layout has no field {name!r}; it has {', '.join(known)}")
     return fields
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.numeric import divisors
 from shapewright.core.records import dataclass
-from shapewright.core.texts import FieldName, joined, with_fields
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.lowering import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.models import with_changes
@@ -118,9 +118,7 @@ def sweep_field(scenario: Scenario, field: str, *, values: Sequence[int] | None 
         ConfigError: the field cannot be swept, or none of the values can run.
     """
     if field not in SWEPT_FIELDS:
-        raise ConfigError(
-            f"{field[:60]!r} cannot be swept; choose one of " + joined(map(FieldName, SWEPT_FIELDS), ", ")
-        )
+        raise ConfigError(f"{field[:60]!r} cannot be swept; choose one of {', '.join(SWEPT_FIELDS)}")
     config, workload, layout = scenario.config, scenario.workload, scenario.layout
     owner = {"model": config, "workload": workload, "layout": layout}[SWEPT_FIELDS[field]]
     current = int(getattr(owner, field))

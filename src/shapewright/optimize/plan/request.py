@@ -95,7 +95,7 @@ class PlanRequest:
                 hint = close_names(name, SEARCHED)
                 raise LayoutError(
                     f"kept={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses "
-                    + joined(map(FieldName, SEARCHED), ", "),
+                    f"{', '.join(SEARCHED)}",
                     field="kept",
                 )
 
@@ -121,8 +121,7 @@ def read_kept(name: str, values: str) -> tuple[str, tuple[Any, ...]]:
         known = (*SHORT_NAMES, "recompute", *OFFLOADS)
         hint = close_names(name, known)
         raise LayoutError(
-            f"keep={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses "
-            + joined(map(FieldName, known), ", "),
+            f"keep={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses {', '.join(known)}",
             field="keep",
         )
     return field_name, tuple(_read_value(field_name, part.strip()) for part in values.split(",") if part.strip())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
-from shapewright.core.texts import FieldName, joined, with_fields
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.models import to_config_json
 from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
 from shapewright.optimize.search.objective import Goal
@@ -128,8 +128,7 @@ def field_of(name: str) -> str:
     if name in VARIED_IN_BRANCHES:
         raise ConfigError(f"keep={name} takes no value: leave {name} out of vary to keep the model's own")
     raise ConfigError(
-        f"keep={name!r} is not a field of a model; {_hint(name)}choose among "
-        + joined(map(FieldName, VARIED.values()), ", ")
+        f"keep={name!r} is not a field of a model; {_hint(name)}choose among {', '.join(VARIED.values())}"
     )
 
 
