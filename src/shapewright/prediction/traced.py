@@ -276,7 +276,7 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
         runtime_bytes=CUDA_CONTEXT_BYTES,
         total_bytes=total_bytes,
         calibration=sources,
-        warnings=(*_warn(trace, device, total_bytes), *warn_of_calibration(device, sources)),
+        warnings=(*_warnings_of(trace, device, total_bytes), *warn_of_calibration(device, sources)),
     )
 
 
@@ -287,8 +287,8 @@ def _on_device(operation: Operation, device: Device) -> Operation:
     return operation.changed(ranks_per_node=min(int(operation.num_ranks), device.node_size))
 
 
-def _warn(trace: Trace, device: Device, total_bytes: float) -> list[Note]:
-    """Memory that does not fit, and unknown operators."""
+def _warnings_of(trace: Trace, device: Device, total_bytes: float) -> list[Note]:
+    """Return the notes of a trace, and warnings of memory that does not fit and of unknown operators."""
     notes = [Note(text, "trace") for text in trace.notes]
     if total_bytes > device.memory_bytes:
         notes.append(

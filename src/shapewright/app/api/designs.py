@@ -160,7 +160,7 @@ def _keep_expressible(
 
 
 def _refusal_of(formats: Sequence[str]) -> Callable[[Plan], str]:
-    """Function that returns why a plan cannot be written in one of the formats, or an empty string."""
+    """Make the check of plans against formats: it returns why a plan cannot be written in one, or an empty string."""
     from shapewright.app.formats import write_format
 
     def refusal(plan: Plan) -> str:
@@ -177,7 +177,7 @@ def _refusal_of(formats: Sequence[str]) -> Callable[[Plan], str]:
 def _family(
     source: ModelLike, family: str | None, overrides: Mapping[str, object], *, tensor_parallel: int
 ) -> Callable[[int], Model]:
-    """Function that returns the shape of a family, or of a model that is scaled, at a number of parameters.
+    """Make the function that returns the shape of a family, or of a scaled model, for a number of parameters.
 
     The tensor degree divides its heads, so that plans can split them.
     """
@@ -195,7 +195,7 @@ def _family(
 
 
 def _batch_size(global_batch_tokens: int | None, base: Scenario) -> int | None:
-    """Sequences of a step: those of the tokens of a step, or those given; None to choose them."""
+    """Sequences of a step, as given or from its tokens; None where neither is given and the design chooses."""
     seq_len, given = base.workload.seq_len, base.workload.global_batch_size
     if global_batch_tokens is None:
         return given

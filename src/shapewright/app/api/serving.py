@@ -116,7 +116,7 @@ def serve_plan(
 
 
 def build_served(config: ScenarioLike, parts: ScenarioParts, server: Server = CURRENT_SERVER) -> Scenario:
-    """Build the scenario of a served model: of the workload, formats and kinds of kernels count.
+    """Build the scenario of a served model; the workload sets its formats and kinds of kernels alone.
 
     On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. A named
     server has expert kernels of its own, whose differences from the 16-bit kernels of the records are fitted.

@@ -278,7 +278,7 @@ def mfu(
 
 
 def _given_layout(config: ScenarioLike, layout: ParallelLayout | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of the layout that were chosen: those of a Scenario that differ from the default, and those given."""
+    """Fields of the layout that the user chose: given ones, and those of a given Scenario that are not the default."""
     chosen: dict[str, Any] = {}
     if isinstance(config, Scenario):
         chosen = {

@@ -342,7 +342,7 @@ def _rows(count: int) -> str:
 
 
 def separating_words(evaluation: Evaluation) -> tuple[str, ...]:
-    """Fields that separate rows: part and decade where used, and file where a table comes from several."""
+    """Columns that tell apart rows of one table: part and decade where used, and the file where there are several."""
     separating = [key for key in ("part", "decade") if any(getattr(row, key) != "all" for row in evaluation.rows)]
     files = {(row.table, row.file) for row in evaluation.rows}
     return (*separating, *(["file"] if len(files) > len({table for table, _ in files}) else []))

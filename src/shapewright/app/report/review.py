@@ -260,7 +260,7 @@ def _search_shapes(scenario: Scenario, prediction: Prediction | None) -> tuple[S
 
 
 def explain_prediction(prediction: Prediction) -> Utilization:
-    """Attribute the time of a predicted training step as that of a measured one.
+    """Break a predicted training step down into the waterfall of a measured one.
 
     Raises:
         WorkloadError: the step is not a training step.

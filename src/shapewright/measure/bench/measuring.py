@@ -187,11 +187,11 @@ def now_utc() -> str:
 
 
 def list_kernels(backend: Backend, run: Callable[[], object]) -> list[str]:
-    """Kernels that some calls launch, each with its grid; empty if the graph does not list them.
+    """Names and grids of the kernels that a function launches; empty if a captured graph does not list them.
 
     Args:
         backend: A GPU; it records an error if the capture fails.
-        run: Makes the calls, all of them warmed up and captured before without an error.
+        run: The function; it has been warmed up and captured before without an error.
     """
     import torch
 

@@ -76,7 +76,7 @@ class Outcome:
         return 60.0 * len(self.measured) / self.wall_s if self.measured else None
 
     def followed_by(self, later: Outcome) -> Outcome:
-        """Combine this outcome with a later one; the cases that are left are those of the later one."""
+        """Add a later outcome to this one; the cases that are left are the later one's."""
         return Outcome(
             measured=self.measured + later.measured,
             num_unstored=self.num_unstored + later.num_unstored,

@@ -95,7 +95,7 @@ class ProxyOutcome:
 
 
 def train_proxies(request: ProxyRequest, store_path: str | Path) -> ProxyOutcome:
-    """Train what the store does not contain yet.
+    """Train the runs that the store does not contain yet.
 
     Each loss is committed to the store when it is measured, and then the training state is written to a checkpoint in
     the folder ``STORE.proxy``: a killed process loses at most the steps since the last checkpoint, and the next call

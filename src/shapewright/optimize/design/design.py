@@ -24,14 +24,18 @@ from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models import Model, TransformerConfig
     from shapewright.optimize.design.request import DesignRequest
     from shapewright.optimize.plan import Plan, PlanResult
+    from shapewright.optimize.search.result import Verdict
     from shapewright.prediction.scenario import Scenario
     from shapewright.workload import ParallelLayout
 
     Progress = Callable[[int, int], None]
 
+_SECONDS_PER_HOUR = 3600.0
+_SAME_HOURS_FRACTION = 0.01
+_SHAPE_FIELDS = (*VARIED.values(), "moe_intermediate_size")
 _MOST_ROUNDS = 3
 _PLANNED_EACH_ROUND = 8
 # Plans of the family's shape in whose layouts the first searches are made: those within 2 % of the best step.
@@ -176,27 +180,13 @@ def _degrees(layout: ParallelLayout) -> tuple[int, ...]:
 
 
 def _place(plan: Plan) -> tuple[Any, ...]:
-    """Return what a search for shapes takes from a plan."""
+    """Return the layout and the chosen workload fields of a plan, which a search for shapes keeps."""
     return plan.layout, *(getattr(plan.workload, name) for name in _CHOSEN_FIELDS)
 
 
 def _skeleton(config: TransformerConfig) -> tuple[int, ...]:
     """Return the sizes that tell shapes apart: others differ only by a little more or less MLP or vocabulary."""
     return config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim
-
-
-if TYPE_CHECKING:
-    from shapewright.models import Model
-    from shapewright.optimize.design.request import DesignRequest
-    from shapewright.optimize.plan import Plan
-    from shapewright.optimize.search.result import Verdict
-    from shapewright.prediction.scenario import Scenario
-
-    Progress = Callable[[int, int], None]
-
-_SECONDS_PER_HOUR = 3600.0
-_SAME_HOURS_FRACTION = 0.01
-_SHAPE_FIELDS = (*VARIED.values(), "moe_intermediate_size")
 
 
 def design_model(
@@ -334,7 +324,7 @@ def _verdict_words(answer: Design, code: str, lacks: Sequence[str]) -> str:
 
 
 def _design(plan: Plan, own: Plan, request: DesignRequest, run_tokens: int) -> Design:
-    """Compare a plan with that of the shape of the family.
+    """Make a design of a plan, compared with the plan of the family's shape.
 
     Args:
         own: The plan of the shape of the family.

@@ -124,11 +124,11 @@ class FamilySizes:
         return replace(self.base, model=model).replace(global_batch_size=batch)
 
     def loss_nats(self, sized: SizedPlan, train_tokens: float) -> float:
-        """Return the expected loss of a shape after a run, of the law's own recipe. [nat]"""
+        """Return the loss that the law expects of a shape after a number of tokens, in the law's own recipe. [nat]"""
         return float(self.law.loss_nats(ShapeForLoss.of(sized.scenario.config), train_tokens))
 
     def _half_interval_nats(self, sized: SizedPlan, train_tokens: float) -> float:
-        """Return the distance of that loss from the ends of its 90 % interval. [nat]"""
+        """Return half the width of the 90 % interval of ``loss_nats``. [nat]"""
         return Z_90 * float(self.law.standard_deviation_nats(ShapeForLoss.of(sized.scenario.config), train_tokens))
 
     def choose(self) -> tuple[int, int]:

@@ -136,7 +136,7 @@ class DeviceSearch:
 
     @property
     def own_cost(self) -> float:
-        """The baseline's cost: time per token (or step) and parameter that a token uses, or that of its ranking."""
+        """The baseline's cost: in the ranking of the objective, else time per token (or step) and active parameter."""
         return self.cost_of(self.own)
 
     def cost_of(self, prediction: Prediction) -> float:

@@ -322,7 +322,7 @@ class _Evaluation:
         self._findings.add(table)
 
     def _columns(self, index: Index) -> Table:
-        """Return what the costs of the shapes at an index need beside their times.
+        """Return the columns, beside times, that the costs of the shapes at an index are computed from.
 
         The loss depends on neither vocabulary nor micro-batch: it is computed once for shapes that differ in them only.
         """
@@ -341,7 +341,7 @@ class _Evaluation:
         return columns
 
     def _loss_columns(self, read: Callable[[Sum], Any]) -> Table:
-        """Return what the ranking by loss needs of some shapes, whose fields are read from sums over the grid."""
+        """Return the columns that a ranking by loss is computed from, read from sums over the grid."""
         assert self._limits.ranking is not None
         shapes = {
             name: read(number) if isinstance(number, Sum) else number for name, number in self._loss_fields.items()

@@ -231,7 +231,7 @@ class LossRanking:
     served_share: float = 0.0
 
     def columns(self, shapes: ShapeForLoss, num_compared: Any) -> Table:
-        """Return what the costs of some shapes need, one row per shape.
+        """Return the columns that the costs of shapes are computed from, one row per shape.
 
         Args:
             num_compared: Their parameters, as prediction.loss counts them to compare sizes.

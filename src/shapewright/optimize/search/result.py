@@ -63,7 +63,7 @@ def _by_module(prediction: Prediction) -> dict[str, list[PricedOperation]]:
 
 
 def _reason(old: list[PricedOperation], new: list[PricedOperation], work: float) -> str:
-    """Return what differs: arithmetic, bytes, alignment, and tile and wave efficiency."""
+    """Return why one operation is faster: less arithmetic, fewer bytes, alignment, or tile and wave efficiency."""
     if not old or not new:
         return "not in the baseline" if new else "not in this shape"
     reasons = []

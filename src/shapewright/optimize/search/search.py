@@ -216,7 +216,7 @@ def _lifetime_usd(goal: Goal, search: DeviceSearch) -> float | None:
 
 
 def _leave_images(scenario: Scenario, others: Sequence[Scenario]) -> tuple[Scenario, list[Scenario], tuple[str, ...]]:
-    """Return the scenarios without images, and what their tower adds: it is the same beside every language model."""
+    """Return the scenarios without images, and the time of their vision tower, the same beside every language model."""
     if not scenario.workload.images:
         return scenario, list(others), ()
     alone, *rest = (place.replace(images=0, image_size=None, vision=None) for place in (scenario, *others))

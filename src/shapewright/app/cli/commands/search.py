@@ -86,7 +86,7 @@ def show_result(result: SearchResult, found: SearchOutput, *, explain: int | Non
 
 
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
-    """Write the shape of a rank in a format, and report what the format cannot express."""
+    """Write the shape at a rank to a file of a format, and print changes that the format cannot express."""
     candidate = _ranked(result, rank, "--pick")
     prediction = candidate.prediction
     if format_name == "hf":

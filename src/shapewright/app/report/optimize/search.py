@@ -182,7 +182,7 @@ def _cost_words(cost: RunCost) -> str:
 
 
 def describe_space(found: SearchOutput) -> str:
-    """Number of shapes, in one line."""
+    """How many shapes were searched, excluded by each limit, priced, and faster, in one line."""
     space = found.space
     refused = sum(space.refused.values())
     parts = [

@@ -185,7 +185,7 @@ def experiments_output(plan: ExperimentPlan, path: str) -> ExperimentsOutput:
 
 
 def runs_file(plan: ExperimentPlan) -> str:
-    """Content of the file of runs, csv."""
+    """CSV file of the runs that ``shapewright proxy`` is to train."""
     rows = [run.run_columns() for run in plan.experiments]
     names = list(dict.fromkeys(name for row in rows for name in row)) or ["hidden_size", "num_layers", "num_heads"]
     text = io.StringIO()

@@ -69,7 +69,7 @@ _CSV_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values of one field."""
+    """Old and new value of a changed field."""
 
     old: Any = described("value of the baseline", key="from")
     new: Any = described("value of this shape", key="to")
@@ -406,7 +406,7 @@ def describe_changes(candidate: ChangedShape) -> str:
 
 
 def describe_gain(candidate: CandidateOutput) -> str:
-    """Speed-up, and what it is to the same loss: ``1.121x, 1.064x to the same loss``."""
+    """Speed-up per step and to the same loss: ``1.121x, 1.064x to the same loss``."""
     words, net = f"{candidate.speedup:.3f}x", candidate.effect.net_speedup
     if candidate.effect.is_free:
         return f"{words}, free"

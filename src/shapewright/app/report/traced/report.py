@@ -195,7 +195,7 @@ def part_columns(output: TracedMfuOutput) -> list[Column]:
 
 
 def timeline_chart(output: TracedMemoryOutput) -> XYChart:
-    """Tensors that exist over the step."""
+    """Chart of the memory of tensors over a traced step."""
     marks = [Mark(axis="x", value=float(output.backward_start), text="backward pass")] if output.backward_start else []
     return XYChart(
         title="Memory over the step",

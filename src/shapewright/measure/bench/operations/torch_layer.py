@@ -132,7 +132,7 @@ def make_norm(config: TransformerConfig, name: str, width: int, make: MakeTensor
 
 
 def make_pass_context(config: TransformerConfig, workload: Workload, like: Any, *, num_tokens: int = 0) -> PassContext:
-    """Make what the layers of a pass share.
+    """Make what all layers of a pass share: rotary angles, causal mask, and the length of the cache.
 
     Args:
         like: A tensor with the device and format of the activations.

@@ -311,7 +311,7 @@ def shape_case(shape: Sequence[int] | Int[np.ndarray, " 3"], dtype: str) -> Case
 def _log_wave_fill(
     sizes: Float[np.ndarray, "count 3"], tile: tuple[int, int], num_sms: int
 ) -> Float[np.ndarray, " count"]:
-    """Logarithm of the output elements over the elements of all tiles of all waves."""
+    """Logarithm of the share of a GEMM's waves that is output: its elements over those of full waves of tiles."""
     num_tiles = np.ceil(sizes[:, 0] / tile[0]) * np.ceil(sizes[:, 1] / tile[1])
     slots = np.ceil(num_tiles / num_sms) * num_sms * tile[0] * tile[1]
     fill: Float[np.ndarray, " count"] = np.log(sizes[:, 0] * sizes[:, 1] / slots)

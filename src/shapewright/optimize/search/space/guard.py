@@ -108,21 +108,21 @@ def measure_presets() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _measured() -> dict[str, Any]:
-    """Read what ``scripts/write_preset_measures.py`` wrote of ``measure_presets``."""
+def _read_preset_measures() -> dict[str, Any]:
+    """Read the file that ``scripts/write_preset_measures.py`` writes."""
     read: dict[str, Any] = json.loads(PRESET_MEASURES.read_text(encoding="utf-8"))
     return read
 
 
 def preset_measures() -> Mapping[str, Sequence[float]]:
     """Return the sorted measures of all presets that are decoders."""
-    measures: Mapping[str, Sequence[float]] = _measured()["measures"]
+    measures: Mapping[str, Sequence[float]] = _read_preset_measures()["measures"]
     return measures
 
 
 def has_grouped_heads(model_type: str) -> bool:
     """Return whether public models of a type have grouped key-value heads; others may not support them."""
-    return model_type in _measured()["types_with_grouped_heads"]
+    return model_type in _read_preset_measures()["types_with_grouped_heads"]
 
 
 def percentile_of(measure: str, value: float) -> float:

@@ -77,7 +77,10 @@ def quantity_of(times: LoadTimes, quantity: str, output_len: int) -> float:
 
 
 def _interval(server: Server, kind: str, quantity: str) -> tuple[float, float] | None:
-    """Return the ends of the interval over the prediction: those of held-out rows; times scatter against throughput."""
+    """Return the ends of a 90 % interval relative to the prediction, from errors on held-out rows.
+
+    A time without an interval of its own takes the inverse of the throughput's.
+    """
     if quantity == "output_tokens_per_s" or f"{kind}.{quantity}" in server.interval:
         return server.interval.get(kind if quantity == "output_tokens_per_s" else f"{kind}.{quantity}")
     ends = server.interval.get(kind)
