@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shapewright.app.cli.console import write_text_file
 from shapewright.app.cli.defaults import add_note, read_settings, take_notes
 from shapewright.app.cli.device_options import (
+    Command,
     calibration_option,
     device_option,
     named_device,
@@ -25,7 +26,7 @@ from shapewright.app.cli.device_options import (
 from shapewright.app.cli.help_pages import FINER, GroupedOption
 from shapewright.app.cli.names import STANDARD_INPUT, complete, complete_config, read_standard_input
 from shapewright.app.cli.param_types import FLAGS, INTEGERS, NAMES
-from shapewright.app.report.flags import SHORT_FLAGS
+from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
 from shapewright.models.transformer import TransformerConfig
@@ -139,8 +140,6 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     return reading
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 # Fields with aliases, whose own errors suggest close names.
 _NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
@@ -240,7 +239,7 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
             if spec.name not in wanted.get(group, (spec.name,)) or _has_flag(command, spec.name):
                 continue
             word = str(spec.type).removesuffix(" | None")
-            flag = "--" + spec.name.replace("_", "-")
+            flag = flag_of(spec.name)
             symbol = f" [{note.symbol}]" if note.symbol else ""
             shown = f" (default: {spec.default})" if group == "layout" and spec.default is not None else ""
             keywords: dict[str, Any] = {"default": None, "help": f"{note.help}{symbol}{shown}"}
@@ -262,7 +261,7 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
 
 def _has_flag(command: Command, name: str) -> bool:
     """Whether a command defines this option itself."""
-    flag = "--" + name.replace("_", "-")
+    flag = flag_of(name)
     return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.device_options import Command, named_device
 from shapewright.app.cli.help_pages import GroupedOption
-from shapewright.app.cli.options import Command, group_options
-from shapewright.app.report.flags import SHORT_FLAGS
+from shapewright.app.cli.options import group_options
+from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.errors import TraceError
 from shapewright.core.records import dataclass
 from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, is_target
@@ -122,7 +122,7 @@ def pop_traced_job(config: str | None, device: str, given: dict[str, Any], **idl
     chosen = _chosen_fields(given, _OF_FILE if is_target(config) else _OF_CONFIG)
     for flag, value in idle.items():
         if value:
-            raise click.UsageError(f"--{flag.replace('_', '-')} has no effect on a traced module")
+            raise click.UsageError(f"{flag_of(flag)} has no effect on a traced module")
     # An unknown device is said before anything is run.
     found = named_device(device)
     optimizer = chosen.pop("optimizer", None)
@@ -177,10 +177,10 @@ def _chosen_fields(given: dict[str, Any], allowed: tuple[str, ...]) -> dict[str,
     for group, fields in groups.items():
         for name in fields:
             if group != "workload" or name not in allowed:
-                flag = SHORT_FLAGS.get(name, "--" + name.replace("_", "-"))
+                flag = SHORT_FLAGS.get(name, flag_of(name))
                 raise click.UsageError(
                     f"{flag} has no effect on a traced module, which is run as it is on one device; a trace takes "
-                    + ", ".join("--" + one.replace("_", "-") for one in allowed)
+                    + ", ".join(map(flag_of, allowed))
                 )
     return groups["workload"]
 

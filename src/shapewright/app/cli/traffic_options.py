@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from shapewright.app.cli.console import print_output
-from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.device_options import Command, named_device
 from shapewright.app.cli.help_pages import GroupedOption
 from shapewright.app.cli.param_types import SECONDS, AnyParam
+from shapewright.app.report.flags import flag_of
 from shapewright.core.ray_cluster import ENGINES
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 TRAFFIC = "traffic"
 _PREFIX = f"{TRAFFIC}__"
@@ -96,7 +94,7 @@ def take_traffic(given: dict[str, Any]) -> dict[str, Any] | None:
     named = {name.removeprefix(_PREFIX): value for name, value in taken.items() if value is not None}
     if "arrivals" not in named and "trace" not in named:
         if named:
-            flag = "--" + next(iter(named)).replace("_", "-")
+            flag = flag_of(next(iter(named)))
             raise click.UsageError(f"{flag} needs --arrivals, such as --arrivals 12/s, or --trace FILE")
         return None
     return {_FIELDS.get(name, name): value for name, value in named.items()}

@@ -54,6 +54,11 @@ def with_flags(text: str) -> str:
     return text.spelled(_spell) if isinstance(text, Text) else text
 
 
+def flag_of(name: str) -> str:
+    """Return the flag that is spelled like a field or an argument."""
+    return "--" + name.replace("_", "-")
+
+
 def field_named(word: str) -> str:
     """Return the field that a word names: the field with hyphens or underscores, or a flag that is spelled otherwise.
 
@@ -81,5 +86,5 @@ def flags_by_field() -> dict[str, str]:
     from shapewright.workload import ParallelLayout, Workload
 
     names = [spec.name for cls in (Workload, ParallelLayout, TransformerConfig) for spec, _ in documented_fields(cls)]
-    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, *_OTHER_FIELDS) if name != "model_type"}
+    flags = {name: flag_of(name) for name in (*names, *_OTHER_FIELDS) if name != "model_type"}
     return flags | _OTHER_FLAGS

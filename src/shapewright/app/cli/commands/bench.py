@@ -15,6 +15,7 @@ from shapewright.app.cli.console import make_console, print_json
 from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
+from shapewright.app.report.flags import flag_of
 from shapewright.core.ray_cluster import ENGINES
 from shapewright.workload.workload import PHASES
 
@@ -178,7 +179,7 @@ def _read_suites(suite: str | None, shapes_from: str | None, given: Mapping[str,
     for name in suites:
         get_suite(name)
     if suites and given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        flags = ", ".join(map(flag_of, given))
         raise click.UsageError(f"{flags} has no effect on a suite; use it with --shapes-from")
     return suites
 
