@@ -35,7 +35,9 @@ def texts_name_fields_by_type() -> Iterator[None]:
     """Errors and notes name fields that have a flag by ``with_fields``, so that the command line can write the flag."""
     flags = flags_by_field()
     in_plain_text = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/([])|\bset [a-z_]+='[a-z0-9-]+'")
-    choices = re.compile(r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are) [^;]*")  # to type
+    choices = re.compile(
+        r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are|its columns:) [^;]*"
+    )
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 
     def check(text: str) -> None:

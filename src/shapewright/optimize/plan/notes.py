@@ -231,12 +231,10 @@ def _note_memory(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
     device, best = job.scenario.device, plans[0]
     if best.is_tight:
         roomy = next((plan.rank for plan in plans if not plan.is_tight), None)
-        other = with_fields("set {headroom_fraction} {band:g} for plans that leave them", band=ALLOCATOR_BAND_FRACTION)
-        if roomy:
-            other = f"rank {roomy} leaves them"
+        advice = with_fields("set {headroom_fraction} {band:g} for plans that leave them", band=ALLOCATOR_BAND_FRACTION)
         yield (
             f"rank 1 is tight: allocator and buffers may take {100.0 * ALLOCATOR_BAND_FRACTION:.0f} % in addition, "
-            f"more than {device.name} has left; " + other
+            f"more than {device.name} has left; " + (f"rank {roomy} leaves them" if roomy else advice)
         )
     host_bytes = best.prediction.memory.host_bytes
     if host_bytes:

@@ -1,5 +1,6 @@
 """Step composition: from priced operations to a step time with overlap, pipeline stages, bubble and interval."""
 
+from shapewright.lowering.operations.base import STAGES as STAGES
 from shapewright.prediction.composition.stages import COLLECTIVE_POOLS as COLLECTIVE_POOLS
 from shapewright.prediction.composition.stages import COMPUTE_POOLS as COMPUTE_POOLS
 from shapewright.prediction.composition.stages import EXPERT_EXCHANGES as EXPERT_EXCHANGES
@@ -15,7 +16,6 @@ from shapewright.prediction.composition.stages import pool_compute_s as pool_com
 from shapewright.prediction.composition.stages import rebalance_ends as rebalance_ends
 from shapewright.prediction.composition.stages import rebalance_priced_ends as rebalance_priced_ends
 from shapewright.prediction.composition.step import ERROR_CORRELATION as ERROR_CORRELATION
-from shapewright.prediction.composition.step import STAGES as STAGES
 from shapewright.prediction.composition.step import STEP_PARTS as STEP_PARTS
 from shapewright.prediction.composition.step import StepTimes as StepTimes
 from shapewright.prediction.composition.step import add_exposed_communication as add_exposed_communication

@@ -236,15 +236,13 @@ def _measurement_notes(
     """Return notes where a measurement is implausible or outside the predicted interval."""
     notes = []
     if chosen.mfu > 1.0:
-        text = (
-            f"MFU of {format_percent(chosen.mfu)} by convention {chosen.name} exceeds the peak of the device; check "
-            + with_fields(
-                "{given} ({scope}?), {num_devices}, {global_batch_size} and dtype",
-                given=FieldName(given),
-                scope=MEASUREMENT_SCOPES[given],
-            )
+        problem = f"MFU of {format_percent(chosen.mfu)} by convention {chosen.name} exceeds the peak of the device"
+        advice = with_fields(
+            "check {given} ({scope}?), {num_devices}, {global_batch_size} and dtype",
+            given=FieldName(given),
+            scope=MEASUREMENT_SCOPES[given],
         )
-        notes.append(Note(text, "implausible", given))
+        notes.append(Note(f"{problem}; " + advice, "implausible", given))
     if prediction is None:
         return notes
     low_s, high_s = prediction.step_time_low_s, prediction.step_time_high_s
