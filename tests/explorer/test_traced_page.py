@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from shapewright.app.explorer.app import create_app
 from shapewright.app.explorer.serve import page_address, serve
-from shapewright.app.explorer.views.traced import TracedModule
+from shapewright.app.explorer.views.answers import TracedModule
 from shapewright.app.report.traced.outputs import traced_check_output, traced_predict_output
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device

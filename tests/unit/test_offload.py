@@ -15,7 +15,7 @@ from shapewright.hardware import load_device
 from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory, list_saved_tensors
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.capacity.offload import LINK_FRACTION
+from shapewright.prediction.capacity.fit_options import LINK_FRACTION
 from shapewright.prediction.predict import Prediction, predict
 from shapewright.pricing.host import HOST_OPTIMIZER_BYTES_PER_S
 from shapewright.pricing.software import OVERLAP_SHARE

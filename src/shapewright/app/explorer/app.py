@@ -51,8 +51,7 @@ from shapewright.app.explorer.requests import (
 )
 from shapewright.app.explorer.search_jobs import MAX_RUN_S, PUBLIC_RUN_S, SearchQueue, SearchRun
 from shapewright.app.explorer.views import answers, catalogue, figures
-from shapewright.app.explorer.views.answers import Answer
-from shapewright.app.explorer.views.traced import TracedModule, answer_trace
+from shapewright.app.explorer.views.answers import Answer, TracedModule, answer_trace
 
 API = "/api/v1"
 # The report has inline scripts, so the browser must save it rather than show it under this origin.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-    from shapewright.app.explorer.views.traced import TracedModule
+    from shapewright.app.explorer.views.answers import TracedModule
 
 _BACKLOG = 512  # pending connections
 _STOP_LIMIT_S = 6.0

@@ -301,7 +301,7 @@ def _notes_on_candidates(
     candidates: Sequence[Candidate], findings: Findings, search: DeviceSearch, request: SearchRequest
 ) -> tuple[str, ...]:
     """Return notes on the listed shapes, and on faster ones that do not fit."""
-    notes = []
+    notes: list[str] = []
     config, device = search.own.config, search.scenario.device
     if not candidates:
         experts = "experts, " if config.is_moe and "experts" not in request.vary else ""

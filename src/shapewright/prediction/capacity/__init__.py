@@ -5,4 +5,4 @@ from shapewright.prediction.capacity.fit import Capacity as Capacity
 from shapewright.prediction.capacity.fit import estimate_capacity as estimate_capacity
 from shapewright.prediction.capacity.fit import is_tight as is_tight
 from shapewright.prediction.capacity.fit_options import FitOption as FitOption
-from shapewright.prediction.capacity.offload import Offload as Offload
+from shapewright.prediction.capacity.fit_options import Offload as Offload

@@ -14,8 +14,13 @@ from shapewright.core.texts import with_fields
 from shapewright.lowering import describe_long_sequence, max_sequence_length, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT
-from shapewright.prediction.capacity.fit_options import MOST_DEVICES, FitOption, find_fit_options
-from shapewright.prediction.capacity.offload import Offload, estimate_offload
+from shapewright.prediction.capacity.fit_options import (
+    MOST_DEVICES,
+    FitOption,
+    Offload,
+    estimate_offload,
+    find_fit_options,
+)
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.software import TUNED
 from shapewright.workload.projection import training_recipe

@@ -74,7 +74,7 @@ def command(config: str | None, device: str, no_browser: bool, **given: Any) -> 
             "the explorer needs FastAPI and uvicorn, which are not installed; pip install 'shapewright[serve]'"
         ) from None
     from shapewright.app.explorer.serve import serve
-    from shapewright.app.explorer.views.traced import TracedModule
+    from shapewright.app.explorer.views.answers import TracedModule
 
     server = {name: given.pop(name) for name in _SERVER}
     job = pop_traced_job(config, device, given)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.app.api.steps import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
+from shapewright.app.explorer.views.outputs import figure
 from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
@@ -25,8 +26,17 @@ from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
 from shapewright.app.report.outputs.predict import operation_output, predict_output
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.app.report.review import gather_review, review_page
+from shapewright.app.report.traced.outputs import traced_check_output
+from shapewright.app.report.traced.report import (
+    component_facts,
+    describe_trace,
+    memory_columns,
+    prediction_facts,
+    timeline_chart,
+)
 from shapewright.core.units import format_percent
 from shapewright.lint.check import check_scenario
+from shapewright.lint.traced import check_trace
 from shapewright.lowering.operations import Gemm
 from shapewright.models import to_config_json
 from shapewright.prediction.capacity import estimate_capacity
@@ -36,7 +46,10 @@ if TYPE_CHECKING:
     from shapewright.app.explorer.requests import Job
     from shapewright.app.report.columns import Column
     from shapewright.app.report.outputs.predict import PredictOutput
+    from shapewright.hardware import Device
+    from shapewright.lowering.torch_trace.trace import Trace
     from shapewright.prediction.scenario import Scenario
+
 
 Answer = dict[str, Any]
 
@@ -204,3 +217,29 @@ def answer_csv(scenario: Scenario) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+class TracedModule(NamedTuple):
+    """A traced module, and the optimizer of its training step; None for the default."""
+
+    trace: Trace
+    optimizer: str | None = None
+
+
+def answer_trace(trace: Trace, device: Device, optimizer: str | None) -> Answer:
+    """JSON output of ``check`` for a trace, with ``predict`` under ``step`` and ``memory`` under ``by_module``."""
+    output = traced_check_output(check_trace(trace, device, optimizer=optimizer))
+    return {
+        **output.to_json(),
+        "step": output.step.to_json(),
+        "by_module": output.memory.to_json(),
+        "text": {
+            "title": describe_trace(output),
+            "verdict": prediction_facts(output.step),
+            "findings": [finding_words(finding) for finding in output.findings],
+            "operations": columns_to_json(operation_columns(output.step)),
+            "components": component_facts(output.memory),
+            "modules": columns_to_json(memory_columns(output.memory)),
+        },
+        "figure": plain(figure(timeline_chart(output.memory))),
+    }
