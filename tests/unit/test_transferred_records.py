@@ -121,7 +121,7 @@ def test_a_bridge_joins_a_pair() -> None:
 
 
 def test_beyond_a_bridge_cards_talk_as_those_without_one() -> None:
-    """Four A40 share PCIe as four L40S do, whose record prices them then; a pair has A100's protocols."""
+    """Four A40 share PCIe as four L40S do, whose protocols price them then; a pair has A100's."""
     card = load_device("a40")
     calls = [
         Collective(name="x", op_name="all_reduce", axis="tensor", message_bytes=1e8, num_ranks=n, ranks_per_node=n)
@@ -129,7 +129,7 @@ def test_beyond_a_bridge_cards_talk_as_those_without_one() -> None:
     ]
     record = load_record("collectives", card)
     pair, four = price_collectives(calls, card, record)
-    own = price_collective(calls[1], L40S, load_record("collectives", L40S))
+    own = price_collective(calls[1], L40S, load_record("collectives", L40S.with_pricing(physics_only=True)))
     both = price_collective(
         replace(calls[0], num_ranks=np.array([2, 4]), ranks_per_node=np.array([2, 4])), card, record
     )

@@ -149,11 +149,11 @@ def learn_corrections(rows: pd.DataFrame, operations: dict[str, Any], link: floa
     first, last = np.floor(doublings.min()) - DOUBLINGS_BEYOND, np.ceil(doublings.max()) + DOUBLINGS_BEYOND
     knots = np.linspace(first, last, int(last - first) * KNOTS_PER_DOUBLING + 1)
 
-    def steps(op_name: str, size: str) -> list[int]:
-        found: list[int] = np.rint(covariance(knots, int(size), op_name) @ weights / LOG_STEP).astype(int).tolist()
+    def steps(op_name: str, num_gpus: str) -> list[int]:
+        found: list[int] = np.rint(covariance(knots, int(num_gpus), op_name) @ weights / LOG_STEP).astype(int).tolist()
         return found
 
-    tables = {op_name: {size: steps(op_name, size) for size in groups} for op_name, groups in operations.items()}
+    tables = {op_name: {each: steps(op_name, each) for each in groups} for op_name, groups in operations.items()}
     return {"log2_bytes": knots.tolist(), "log_step": LOG_STEP, "operations": tables}
 
 
