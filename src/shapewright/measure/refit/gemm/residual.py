@@ -223,8 +223,10 @@ def write_record(name: str, axes: Mapping[str, Array], learners: Sequence[Learne
     intervals = content.get("residual", {}).get("interval", {"dtypes": {}, "libraries": {}})
     for (learner, library), (found, report) in zip(sections, reports, strict=True):
         section = section_name(learner.dtype, library)
-        for prefix, steps in zip((TABLE_PREFIX, LEFT_OUT_PREFIX), learner.tables(name, library), strict=True):
-            tables[prefix + section] = steps.reshape([len(axis) for axis in axes.values()])
+        shape = [len(axis) for axis in axes.values()]
+        steps, left_out = learner.tables(name, library)
+        tables[TABLE_PREFIX + section] = steps.reshape(shape)
+        tables[LEFT_OUT_PREFIX + section] = left_out.reshape(shape)
         print(name, section, json.dumps(report), flush=True)
         origin = content["provenance"]["sections"][learner.dtype]
         if library:
