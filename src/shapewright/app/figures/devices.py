@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import BarChart, BarPart
+from shapewright.core.units import format_amount
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.compare import ComparedDeviceOutput, CompareOutput
@@ -54,11 +56,18 @@ def worth_charts(output: CompareOutput) -> list[BarChart]:
                 title=title,
                 value_label="tokens",
                 categories=[_label(row) for row, _ in known],
-                parts=[BarPart(title.lower(), [value for _, value in known])],
+                parts=[_tokens_part(title.lower(), [value for _, value in known])],
+                texts_inside=False,
                 alt=f"{best[0].name} has most of those it fits on." if best is not None else "It fits on none.",
             )
         )
     return charts
+
+
+def _tokens_part(name: str, values: Sequence[float | None], color: str | None = None) -> BarPart:
+    """Bars with their values beside them; none where there is no value."""
+    texts = ["" if value is None else format_amount(value) for value in values]
+    return BarPart(name, [value or 0.0 for value in values], color=color, texts=texts)
 
 
 def throughput_chart(output: CompareOutput) -> BarChart:
@@ -69,8 +78,9 @@ def throughput_chart(output: CompareOutput) -> BarChart:
         value_label="tokens/s of the whole job",
         categories=[row.name for row in rows],
         parts=[
-            BarPart("fits", [(row.tokens_per_s or 0.0) if row.fits else 0.0 for row in rows], color="#0072b2"),
-            BarPart("does not fit", [0.0 if row.fits else row.tokens_per_s or 0.0 for row in rows], color="#cc79a7"),
+            _tokens_part("fits", [row.tokens_per_s if row.fits else None for row in rows], "#0072b2"),
+            _tokens_part("does not fit", [None if row.fits else row.tokens_per_s for row in rows], "#cc79a7"),
         ],
+        texts_inside=False,
         alt="Tokens per second of the same job on each device.",
     )

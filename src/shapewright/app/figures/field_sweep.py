@@ -82,9 +82,9 @@ def field_sweep_chart(
         series.append(Line(name, [point.value for point in chosen], rates, color=color))
     by_value = {point.value: point for point in sweep.points}
     maxima = [by_value[value] for value in sweep.local_maxima]
-    series.append(_points("local maxima", maxima, metric, color="#009e73"))
+    series.append(_points("local maxima", maxima, metric, color="#7f7f7f"))
     current = [point for point in sweep.points if point.value == sweep.current]
-    series.append(_points("this shape", current, metric, color="#d55e00"))
+    series.append(_points("this shape", current, metric, color="#333333"))
     if measured:
         series.append(
             Points(

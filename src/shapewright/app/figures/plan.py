@@ -25,7 +25,10 @@ def plan_steps_chart(output: PlansOutput) -> BarChart:
     """Step times of the best plans, stacked by part."""
     plans = output.plans[:_MAX_PLANS]
     names = list(dict.fromkeys(name for plan in plans for name in plan.breakdown_s))
-    parts = [BarPart(name, [plan.breakdown_s.get(name, 0.0) for plan in plans]) for name in names]
+    parts = []
+    for name in names:
+        times_s = [plan.breakdown_s.get(name, 0.0) for plan in plans]
+        parts.append(BarPart(name, times_s, texts=[format_seconds(time_s) if time_s else "" for time_s in times_s]))
     return BarChart(
         title="Where the steps go",
         value_label="seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, floor, log2
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,17 @@ def layer_chart(prediction: Prediction) -> BarChart:
         if entry.operation.pass_name in passes:
             by_pass = sums.setdefault(_operation_label(entry), dict.fromkeys(passes, 0.0))
             by_pass[entry.operation.pass_name] += entry.total_time_s
+    parts = fold_small_parts(
+        [BarPart(name, [by_pass[each] / _MILLISECOND_S for each in passes]) for name, by_pass in sums.items()]
+    )
     return BarChart(
         title="Layers",
         value_label="ms a step, all layers of one device",
         categories=passes,
-        parts=fold_small_parts(
-            [BarPart(name, [1e3 * by_pass[each] for each in passes]) for name, by_pass in sums.items()]
-        ),
+        parts=[
+            replace(part, texts=[format_seconds(value * _MILLISECOND_S) if value else "" for value in part.values])
+            for part in parts
+        ],
         alt="Time of all layers of one device in one step by operation, one bar for each pass.",
     )
 
