@@ -328,7 +328,7 @@ def test_command_knows_every_objective() -> None:
         (["--gpu-hours", "5", "--train-tokens", "1b"], "each fix the length"),
         (["--objective", "cost"], "give --usd-per-hour"),
         (["--serve-tokens", "1t"], "no effect without objective='cost'"),
-        (["--train-tokens", "1e30"], "'1e30' is no number of tokens from 0 to 1e18"),
+        (["--train-tokens", "1e30"], "'1e30' is no number of tokens from 0 to less than 1e18"),
         (["--serve-tokens", "many"], "'many' is no number of tokens"),
         (["--phase", "decode", "--train-tokens", "1b"], "no effect in decode"),
         (["--phase", "prefill", "--objective", "time-to-loss"], "measured in phase=train"),

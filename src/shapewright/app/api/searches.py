@@ -216,7 +216,9 @@ def _vary_defaults(request: SearchRequest, scenario: Scenario) -> tuple[SearchRe
     if "micro_batch" not in request.free_fields():
         return request, ()
     return request, (
-        "micro_batch is varied too, because it determines the pipeline bubble; keep micro_batch=N to fix it",
+        with_fields(
+            "micro_batch is varied too, because it determines the pipeline bubble; {keep} micro_batch=N to fix it"
+        ),
     )
 
 

@@ -336,5 +336,5 @@ def write_experiments(result: SearchResult | DesignResult, path: str) -> Experim
 
     plan = experiments_of(result)
     write_text_file(path, runs_file(plan))
-    click.echo(f"wrote {path}", err=True)
+    click.echo(f"wrote {path}{'' if plan.experiments else ', a heading alone: no run is proposed'}", err=True)
     return experiments_output(plan, path)

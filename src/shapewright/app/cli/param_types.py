@@ -40,7 +40,7 @@ class Parsed(AnyParam):
 
 def count_of(things: str) -> Parsed:
     """Type of a count such as ``2.7b`` or ``300000000``."""
-    return Parsed("count", parse_count, f"no number of {things} from 0 to 1e18, such as 2.7b")
+    return Parsed("count", parse_count, f"no number of {things} from 0 to less than 1e18, such as 2.7b")
 
 
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

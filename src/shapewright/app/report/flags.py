@@ -38,7 +38,7 @@ _OTHER_FLAGS = {
 # Fields besides those of model, workload and layout whose flags are spelled like them.
 _OTHER_FIELDS = (
     "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
-    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens",
+    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep",
 )  # fmt: skip
 
 
@@ -50,6 +50,8 @@ def with_flags(text: str) -> str:
     'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'
     >>> with_flags(with_fields("does not fit; set {recompute:full}"))
     'does not fit; set --recompute full'
+    >>> with_flags(with_fields("set {software} for another stack; {keep} zero_stage=0,1 to reduce gradients once"))
+    'set --software for another stack; --keep zero_stage=0,1 to reduce gradients once'
     """
     return text.spelled(_spell) if isinstance(text, Text) else text
 

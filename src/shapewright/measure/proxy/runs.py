@@ -165,8 +165,8 @@ def read_runs(path: str | Path) -> list[ProxySpec]:
             raise type(error)(f"{short_path(where)}, line {number}: " + error.text) from None
     if not specs:
         raise BenchError(
-            f"{short_path(where)} has no runs; write one line per run, such as "
-            + with_fields("{hidden_size},{num_layers},...")
+            f"{short_path(where)} has no runs; write a line of field names and a line for each run, as 'search "
+            f"--experiments' does"
         )
     _require_distinct(specs, where)
     return specs

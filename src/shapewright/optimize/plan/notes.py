@@ -211,7 +211,7 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan], num_with_tower: int) -> Iter
     if "zero_stage" not in request.kept and any(plan.layout.pipeline_parallel > 1 for plan in plans):
         yield (
             f"under a pipeline, ZeRO stages up to {MAX_ZERO_STAGE_IN_PIPELINES} are tried: DeepSpeed and "
-            f"Megatron-LM shard no weights there; keep zero_stage=0,1,2,3 to try stage 3 too"
+            "Megatron-LM shard no weights there; " + with_fields("{keep} zero_stage=0,1,2,3 to try stage 3 too")
         )
         yield from _note_gradient_reduction(predictions)
     if best.layout.pipeline_schedule == "dualpipe":
@@ -222,7 +222,7 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan], num_with_tower: int) -> Iter
     if best.layout.pipeline_schedule == "zero-bubble":
         yield (
             "zero-bubble is ZB-H1 (arXiv 2401.10241), which upstream Megatron-LM, torchtitan and DeepSpeed do not "
-            "have; keep pipeline_schedule=1f1b to leave it out"
+            "have; " + with_fields("{keep} pipeline_schedule=1f1b to leave it out")
         )
 
 
@@ -253,7 +253,7 @@ def _note_software(plans: Sequence[Prediction], software: str) -> Iterator[str]:
     if best.layout.zero_stage < 3:
         yield (
             "steps are those of a tuned stack of today; PyTorch FSDP of 2023 and 2024 took 1.1 to 1.7 times as long, "
-            "which the interval includes; set software for another stack"
+            "which the interval includes; " + with_fields("set {software} for another stack")
         )
         return
     measured = predict(
@@ -267,7 +267,7 @@ def _note_software(plans: Sequence[Prediction], software: str) -> Iterator[str]:
     yield (
         f"steps are those of a tuned stack of today, which overlaps the gathers of rank 1's sharded weights; "
         f"{_SHARDING_SOFTWARE_TITLE}, which does not, takes {format_seconds(measured.step_time_s)} for rank 1; "
-        f"set software={_SHARDING_SOFTWARE} to plan for it"
+        + with_fields("set {software} {sharding} to plan for it", sharding=_SHARDING_SOFTWARE)
         + ("" if unsharded is None else f"; rank {unsharded} gathers no weights")
     )
 
@@ -280,7 +280,8 @@ def _note_gradient_reduction(plans: Sequence[Prediction]) -> Iterator[str]:
     once = next((rank for rank, plan in enumerate(plans, 1) if plan.layout.zero_stage < _SHARDS_GRADIENTS), None)
     yield (
         "rank 1 shards gradients (ZeRO 2) and so reduces them in each micro-batch, as torchtitan does under a "
-        "pipeline; keep zero_stage=0,1 to reduce them once per step, as Megatron-LM does"
+        "pipeline; "
+        + with_fields("{keep} zero_stage=0,1 to reduce them once per step, as Megatron-LM does")
         + ("" if once is None else f"; so does rank {once}")
     )
 

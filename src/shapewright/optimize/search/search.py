@@ -339,7 +339,8 @@ def _notes_on_cache(candidates: Sequence[Candidate], search: DeviceSearch) -> li
     which = f"ranks {', '.join(map(str, worse))} have" if len(worse) > 1 else f"rank {worse[0]} has"
     return [
         f"{which} up to {max(growth.values()):.1f} times the KV cache per token, which training "
-        f"does not pay for and serving does; keep num_kv_heads={config.num_kv_heads} to avoid it"
+        "does not pay for and serving does; "
+        + with_fields("{keep} num_kv_heads={heads} to avoid it", heads=config.num_kv_heads)
     ]
 
 

@@ -141,8 +141,8 @@ def plan_serving(
     kept = _list_usable(formats, device, found_notes)
     if request.server == CURRENT_SERVER:
         found_notes.append(
-            "no server is named: fused projections, CUDA graphs, chunked prefill, no time of the host; server (such as "
-            "trtllm-1.0, vllm-0.19, sglang-0.5) sets those of an engine"
+            "no server is named: fused projections, CUDA graphs, chunked prefill, no time of the host; "
+            + with_fields("set {server}, such as trtllm-1.0, vllm-0.19 or sglang-0.5, for those of an engine")
         )
     search = InstanceSearch(scenario=scenario, request=request, given=given)
     instances, capacities = search.find(kept, found_notes)
