@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import shapewright
 from command_line import run
 from shapewright.models import count_parameters, read_model, to_config_json
 from shapewright.optimize.design import DesignResult, FrontRun, usual_batch_size
+from shapewright.optimize.search import usual_model
 from shapewright.prediction.loss import judge_change
 from shapewright.prediction.speedup import compare_times
 
@@ -341,3 +343,46 @@ def test_answer_has_the_values_that_are_kept() -> None:
         device="h100-sxm-80gb", num_devices=8, num_parameters=300_000_000, train_tokens=6 * 10**9, keep={"depth": 60}
     )
     assert "lacks num_layers=60" in alone.verdict.text
+
+
+def test_reasons_explain_the_net_speedup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Speed, size and tokens of a reason multiply to the ratio of net speed-ups, to the digits that are printed."""
+    _, out, _ = run(["design", *SMALL, "--json"], capsys)
+    best, *others = json.loads(out)["designs"]
+
+    def ratio(why: str, more: str, less: str) -> float:
+        found = re.search(rf"([\d.]+) % (?:({more})|{less})", why)
+        if found is None:
+            return 1.0
+        return 1.0 + (1.0 if found[2] else -1.0) * float(found[1]) / 100.0
+
+    for one in others:
+        why = one["why"].replace("needs ", "")
+        speed, size = ratio(why, "faster", "slower"), ratio(why, "larger", "smaller")
+        explained = speed * size / ratio(why, "more tokens", "fewer tokens")
+        assert explained == pytest.approx(one["net_speedup"]["mean"] / best["net_speedup"]["mean"], rel=2e-3)
+
+
+def test_a_family_is_designed_as_it_is_first_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Positions are not stretched, the context window holds the sequence, and a model of one is left as it is."""
+    folder = tmp_path / "design"
+    assert run(["design", *SMALL, "--format", "megatron-args", "-o", str(folder)], capsys)[0] == 0
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert "rope_scaling" not in written
+    assert written["max_position_embeddings"] == 8192
+    assert "rope-scaling" not in (folder / "megatron.args").read_text(encoding="utf-8")
+
+    long = shapewright.design(
+        **{**ASKED, "workload": {"seq_len": 16384}}, num_parameters=300_000_000, train_tokens=10**9
+    )
+    assert long.baseline.config.max_position_embeddings == 16384
+    own = design("llama-3.2-1b", num_parameters=400_000_000, train_tokens=10**9)
+    assert own.baseline.config.max_position_embeddings == 131072
+
+
+def test_models_of_a_short_context_are_no_family_of_longer_sequences() -> None:
+    """Near 33 B the nearest Llama has 2048 positions: with sequences of 4096 a later one is scaled."""
+    short, enough = (usual_model(33 * 10**9, "llama", least_positions=length) for length in (2048, 4096))
+
+    assert short.config.max_position_embeddings == 2048
+    assert enough.config.max_position_embeddings >= 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,31 @@ def untimed_values(model: Model) -> dict[str, float]:
     if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) == "llama3":
         found["rope_scaling_factor"] = scaling.get("factor")
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def without_position_scaling(model: Model, least_positions: int) -> Model:
+    """Return a model as it is first trained: without the scaling that stretches rotary positions of a trained one.
+
+    Args:
+        model: The model as it was read; returned as it is without such a scaling.
+        least_positions: Context window that it needs at least.
+    """
+    raw = model.raw
+    if raw is None or read_hf_config(raw).text_path:
+        return model
+    scaling = raw.get("rope_scaling")
+    trained = scaling.get("original_max_position_embeddings") if isinstance(scaling, Mapping) else None
+    if not isinstance(trained, int) or trained < 1:
+        return model
+    positions = max(trained, least_positions)
+    note = f"rope_scaling of {model.config.title} is left out: it stretches the positions of a model that is trained"
+    return replace(
+        model,
+        raw={name: value for name, value in raw.items() if name != "rope_scaling"}
+        | {"max_position_embeddings": positions},
+        config=replace(model.config, max_position_embeddings=positions),
+        notes=(*model.notes, note),
+    )
 
 
 def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], *, only_present: bool) -> str:

@@ -112,7 +112,9 @@ def design(
     source = config.model if isinstance(config, Scenario) else config
     device = parts.get("device") or (config.device if isinstance(config, Scenario) else None)
     degree = 1 if device is None else min(_MOST_TENSOR_PARALLEL, find_device(device).node_size)
-    model_of = _family(source, family, overrides, tensor_parallel=degree)
+    seq_len = given.get("seq_len")
+    positions = seq_len if isinstance(seq_len, int) else _DEFAULT_SEQ_LEN
+    model_of = _family(source, family, overrides, tensor_parallel=degree, least_positions=positions)
     start = model_of(num_parameters or _ANY_SIZE)
     if not isinstance(config, Scenario):
         given.setdefault("seq_len", min(_DEFAULT_SEQ_LEN, start.config.max_position_embeddings))
@@ -175,18 +177,31 @@ def _refusal_of(formats: Sequence[str]) -> Callable[[Plan], str]:
 
 
 def _family(
-    source: ModelLike, family: str | None, overrides: Mapping[str, object], *, tensor_parallel: int
+    source: ModelLike,
+    family: str | None,
+    overrides: Mapping[str, object],
+    *,
+    tensor_parallel: int,
+    least_positions: int,
 ) -> Callable[[int], Model]:
     """Make the function that returns the shape of a family, or of a scaled model, for a number of parameters.
 
-    The tensor degree divides its heads, so that plans can split them.
+    The tensor degree divides its heads, so that plans can split them. A model of a family has the context window of
+    its first training.
     """
-    from shapewright.models import read_model
+    from shapewright.models import read_model, without_position_scaling
     from shapewright.optimize.search import scale_model, usual_model
 
     if source is None:
-        return lambda num_parameters: usual_model(
-            num_parameters, family or _DEFAULT_FAMILY, tensor_parallel, overrides=overrides
+        return lambda num_parameters: without_position_scaling(
+            usual_model(
+                num_parameters,
+                family or _DEFAULT_FAMILY,
+                tensor_parallel,
+                overrides=overrides,
+                least_positions=least_positions,
+            ),
+            least_positions,
         )
     if family is not None:
         raise ConfigError("family has no effect with a model; omit one of them")

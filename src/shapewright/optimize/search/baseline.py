@@ -27,7 +27,12 @@ _FAMILY_ALIASES = {"gpt": "gpt3"}
 
 
 def usual_model(
-    num_parameters: int, family: str, tensor_parallel: int = 1, *, overrides: Mapping[str, object] | None = None
+    num_parameters: int,
+    family: str,
+    tensor_parallel: int = 1,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    least_positions: int = 0,
 ) -> Model:
     """Return a model of a family, scaled to a number of parameters.
 
@@ -35,6 +40,8 @@ def usual_model(
         family: Prefix of preset names, such as ``llama``; ``gpt`` stands for GPT-3.
         tensor_parallel: Tensor degree that should divide its heads.
         overrides: TransformerConfig fields to change before it is scaled.
+        least_positions: Context window that its sequences need; models of shorter ones are passed over, where the
+            family has others.
 
     Raises:
         ConfigError: there is no such family, or no model of that size.
@@ -49,6 +56,7 @@ def usual_model(
         families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})
         hint = close_names(prefix, families) or "see 'shapewright models'"
         raise ConfigError(f"family={family!r}: no dense decoder preset begins with it; {hint}")
+    models = [model for model in models if model.config.max_position_embeddings >= least_positions] or models
     nearest = min(models, key=lambda model: abs(log(count_parameters(model.config).total / num_parameters)))
     return scale_model(nearest, num_parameters, tensor_parallel)
 

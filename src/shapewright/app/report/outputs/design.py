@@ -148,6 +148,9 @@ def _why(design: Design, best: Design) -> str:
         if speed < 0.0 and design.difference is not None and design.difference.part != "memory":
             part = f" ({design.difference.part})"
         parts.append(f"{format_percent(abs(speed))} {'faster' if speed > 0.0 else 'slower'} per token{part}")
+    size = design.effect.size_ratio / best.effect.size_ratio - 1.0
+    if abs(size) > _SAME_FRACTION:
+        parts.append(f"{format_percent(abs(size))} {'larger' if size > 0.0 else 'smaller'}")
     needed, answer = (1.0 if one.is_free else one.effect.tokens_ratio for one in (design, best))
     if not isfinite(needed):
         parts.append("never reaches the loss of the family's shape")
