@@ -51,6 +51,17 @@ def test_limits_are_kept_together() -> None:
         assert point.meets(replace(request, ttft_limit_s=ttft_s, tpot_limit_s=tpot_s)) == is_met
 
 
+@pytest.mark.parametrize(("pass_s", "batch_size"), [(0.196, 1), (0.185, 2)])
+def test_first_tokens_do_not_wait_for_other_prompts(pass_s: float, batch_size: int) -> None:
+    """Two prompts at once, in nearly twice the time of one, are worth it only if they serve some percent more."""
+    instance = make_instance(request=ServingRequest(prompt_len=1000, output_len=101))
+    single = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
+    double = Prefiller(instance, 2, Span(pass_s, 0.9 * pass_s, 1.2 * pass_s))
+    (point,) = pair_up([single, double], [Decoder(instance, 40, Span(0.02, 0.018, 0.024))])
+
+    assert point.prefill_tokens == 1000 * batch_size
+
+
 def test_front_drops_dominated_points() -> None:
     """Of three points, one worse in both is not on the front."""
     points = plan().points

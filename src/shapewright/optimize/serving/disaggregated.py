@@ -34,6 +34,8 @@ _MOST_PREFILL_TOKENS = 32768
 _MOST_INSTANCES = 8
 """Most instances of either kind in a unit."""
 _MOST_PREFILLERS = 4
+# A first token waits for all prompts of its pass: larger batches of prompts have to serve more than this share more.
+_WORTH_WAITING_FRACTION = 0.03
 _LEAST_LOAD_FRACTION = 0.05
 
 
@@ -135,7 +137,8 @@ def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Ite
         load = _load_within(prefiller.service, transfer, request.ttft_limit_s)
         if load >= _LEAST_LOAD_FRACTION:
             chosen.append((prefiller, load, transfer))
-    chosen.sort(key=lambda one: -one[1] * one[0].requests_per_s / one[0].instance.layout.num_devices)
+    chosen = _without_waiting(chosen)
+    chosen.sort(key=lambda one: -_served_per_device(one))
     for decoder in decoders:
         points = [
             point
@@ -144,6 +147,26 @@ def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Ite
         ]
         if points:
             yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
+
+
+def _served_per_device(chosen: tuple[Prefiller, float, Span]) -> float:
+    """Return the prompts per second of a device at the load that is allowed."""
+    prefiller, load, _ = chosen
+    return load * prefiller.requests_per_s / prefiller.instance.layout.num_devices
+
+
+def _without_waiting(chosen: Sequence[tuple[Prefiller, float, Span]]) -> list[tuple[Prefiller, float, Span]]:
+    """Return for each instance the smallest batch of prompts that serves nearly as many as the best."""
+    by_instance: dict[int, list[tuple[Prefiller, float, Span]]] = {}
+    for one in chosen:
+        by_instance.setdefault(id(one[0].instance), []).append(one)
+    kept = []
+    for batches in by_instance.values():
+        least = (1.0 - _WORTH_WAITING_FRACTION) * max(map(_served_per_device, batches))
+        kept.append(
+            min((one for one in batches if _served_per_device(one) >= least), key=lambda one: one[0].batch_size)
+        )
+    return kept
 
 
 def transfer_span(instance: Instance, num_devices: int | None, prompt_len: int | None = None) -> Span | None:
