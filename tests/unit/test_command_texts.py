@@ -233,3 +233,21 @@ def test_utilizations_above_one_are_explained(capsys: pytest.CaptureFixture[str]
     found = json.loads(out)
     assert found["hfu"] > 1.0
     assert any(f"HFU is {found['hfu']:.0%}, above 1: it counts" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("plan", "--objective [time|cost|memory]  time: shortest step"),
+        ("search", "--objective                   time-to-loss, loss-at-budget, time, ..."),
+        ("check", "--fail-on [info|warning|error|never]  lowest severity"),
+    ],
+)
+def test_short_help_shows_what_to_choose_from(
+    command: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of an option stand beside it, or in place of its meaning, also on one screen of help."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run([command, "--help"], capsys)
+
+    assert any(shown.strip().startswith(line) for shown in out.splitlines())

@@ -149,12 +149,19 @@ def _name_lines(names: list[str], width: int) -> list[str]:
 
 
 def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
-    """Return flags and meaning of an option in one line; a meaning that is too long ends with a clause of it."""
+    """Return flags and meaning of an option in one line; a meaning that is too long ends with a clause of it.
+
+    Values to choose from are shown: beside the flag where the line has room for them, else in place of the meaning.
+    """
     flags, meaning = option.get_help_record(ctx) or ("", "")
-    if len(flags) > _FLAGS_WIDTH:
+    choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+    if len(flags) > _FLAGS_WIDTH and not (choices and len(flags) <= width // 2):
         flags = ", ".join(option.opts)
-    meaning, room = " ".join(meaning.split()), max(width - _FLAGS_WIDTH - 4, 20)
-    if len(meaning) > room:
+        meaning = ", ".join(choices) or meaning
+    meaning, room = " ".join(meaning.split()), max(width - max(_FLAGS_WIDTH, len(flags)) - 4, 20)
+    if len(meaning) > room and meaning == ", ".join(choices):
+        meaning = textwrap.shorten(meaning, room, placeholder=" ...", break_on_hyphens=False)
+    elif len(meaning) > room:
         clauses = [match.start() for match in _CLAUSE_END.finditer(meaning) if match.start() <= room]
         last = max(clauses, default=0)
         meaning = meaning[:last] if last >= room // 3 else textwrap.shorten(meaning, room, placeholder=" ...")
