@@ -92,6 +92,8 @@ def test_compiled_modules_are_run_as_they_are() -> None:
 
     assert compiled.operations == plain.operations
     assert compiled.module_type == "Gpt"
+    assert any("torch.compile" in note for note in compiled.notes)
+    assert not any("torch.compile" in note for note in plain.notes)
 
 
 def test_operations_name_their_module_and_gradient() -> None:
@@ -106,6 +108,7 @@ def test_operations_name_their_module_and_gradient() -> None:
     ]
     assert wgrad.is_weight_gradient
     assert found["layers.0-3.scaled_dot_product_attention.backward"].is_backward
+    assert not any("_backward" in name for name in found)
     assert "layers.0-3.ln_1.native_layer_norm" in found
 
 

@@ -89,6 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(FILE, encoding="utf-8")
     Path("missing.py").write_text("import no_such_module\n", encoding="utf-8")
+    Path("arrays.py").write_text("import numpy as np\n\n\ndef build():\n    np.ones(2**42)\n", encoding="utf-8")
     Path("wrong.py").write_text("def build(:\n", encoding="utf-8")
     return tmp_path
 
@@ -112,6 +113,7 @@ def predict(*arguments: str) -> list[str]:
         ("model.py:absent", "model.py has no 'absent'; it has "),
         ("model.py:heavy", "allocates real memory: 'weight' of Linear has [8192, 8192] elements on cpu"),
         ("model.py:Large", "model.py:31: RuntimeError: allocates real memory"),
+        ("arrays.py:build", "arrays.py:5: "),
         ("model.py:OnDevice", "model.py:26: "),
         ("model.py:build", "model.py:13: control flow depends on the value of a tensor"),
     ],
@@ -144,6 +146,28 @@ def test_an_endless_loop_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert code == 2
     assert "did not finish within 40 s; it was at model.py:2" in err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_limit_that_ends_before_the_file_runs_is_not_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit too short to import PyTorch says so, instead of naming no line."""
+    code, _, err = run(predict("model.py:build", "--inputs", "x=float32[8,64]", "--time-limit", "0.01"), capsys)
+
+    assert code == 2
+    assert "within 0.01 s, in which PyTorch was not imported yet" in err
+
+
+@pytest.mark.usefixtures("folder")
+def test_samples_are_no_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows without a size of tokens are samples, in rates and as a measured rate."""
+    given = ["model.py:build", "--inputs", "x=float32[8,64]", "--value", "model.py:13=0", "--device", "h100-sxm-80gb"]
+    _, out, _ = run(["predict", *given], capsys)
+    assert " samples/s " in out
+    assert " tokens/s " not in out
+
+    code, out, _ = run(["mfu", *given, "--images-per-s", "80", "--json"], capsys)
+    assert code == 0
+    assert json.loads(out)["measured_time_s"] == pytest.approx(8 / 80)
 
 
 @pytest.mark.usefixtures("folder")

@@ -168,8 +168,9 @@ def test_inputs_are_read_and_written() -> None:
     inputs = parse_inputs("images=bf16[8, 3,32,32] , tokens=long[4,128],n=3, flag=true, scale=0.5")
 
     assert describe_inputs(inputs) == "images=bfloat16[8,3,32,32], tokens=int64[4,128], n=3, flag=True, scale=0.5"
-    assert count_tokens(inputs) == 512
-    assert count_tokens(parse_inputs("float32[8,3]")) == 8
+    assert count_tokens(inputs) == (512, False)
+    assert count_tokens(parse_inputs("float32[8,3]")) == (8, True)
+    assert count_tokens(parse_inputs("float32[8,3,16]")) == (24, False)
 
 
 @pytest.mark.parametrize(

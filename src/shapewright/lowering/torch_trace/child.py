@@ -28,6 +28,7 @@ from shapewright.lowering.torch_trace.trace import Trace
 # Address space of the child; importing torch takes about 3 GB of it.
 MEMORY_LIMIT_BYTES = 12 * 2**30
 _SECONDS_TO_DUMP = 0.5
+_STARTED = "PyTorch imported"
 
 
 def trace_target(
@@ -109,7 +110,7 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
                 raise TraceError(
                     f"the trace did not finish within {time_limit_s:g} s{_place_of(text, request)}",
                     advice="look for a loop that does not end, or give more time with --time-limit S",
-                    user_traceback=text,
+                    user_traceback=text.removeprefix(_STARTED).lstrip(),
                 ) from None
             finally:
                 # The child may have children of its own, and an interrupt must not leave it behind.
@@ -134,6 +135,8 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
 
 def _place_of(text: str, request: Mapping[str, Any]) -> str:
     """Line of the user's file that the child was at, from the dump of its stack."""
+    if not text.startswith(_STARTED):
+        return ", in which PyTorch was not imported yet"
     file = request.get("file")
     for name, line in re.findall(r'File "([^"]+)", line (\d+)', text):
         if name == file:
@@ -143,12 +146,16 @@ def _place_of(text: str, request: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Read a request from standard input, and write the result to the file that it names."""
+    from shapewright.lowering.torch_trace.run import require_torch
+
     request = json.loads(sys.stdin.buffer.read())
     _limit_memory()
     with Path(request["place"]).open("w", encoding="utf-8") as place:
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, file=place, all_threads=False)
         try:
+            require_torch()
+            print(_STARTED, file=place, flush=True)
             answer: dict[str, Any] = {"trace": _answer(request).to_json()}
         except ShapewrightError as error:
             text = getattr(error, "user_traceback", "")
@@ -170,9 +177,8 @@ def _limit_memory() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> Trace:
-    from shapewright.lowering.torch_trace.run import require_torch, trace_module
+    from shapewright.lowering.torch_trace.run import trace_module
 
-    require_torch()
     options = request["options"]
     if request["kind"] == "file":
         module, given = _build(request["file"], request["name"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from shapewright.core.errors import ShapewrightError, TraceError, first_line
 
 _OWN_FOLDER = str(Path(__file__).parent)
-_LIBRARY_PARTS = ("/contextlib.py", "/functools.py", "/importlib/", "<frozen")
+_LIBRARY_PARTS = ("/contextlib.py", "/functools.py", "/importlib/", "/numpy/", "<frozen")
 
 
 def is_user_frame(filename: str) -> bool:

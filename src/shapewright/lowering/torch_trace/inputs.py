@@ -125,17 +125,23 @@ def describe_inputs(inputs: Mapping[str, Any]) -> str:
     return ", ".join(str(value) if name.isdigit() else f"{name}={value}" for name, value in inputs.items())
 
 
-def count_tokens(inputs: Mapping[str, Any]) -> int:
+def count_tokens(inputs: Mapping[str, Any]) -> tuple[int, bool]:
     """Tokens of a step: elements of the first integer tensor, otherwise the first size of the first tensor.
 
     Three sizes are sequences, tokens and width, so that the first two count.
+
+    Returns:
+        The number, and whether it is one of samples, such as images, since no input has a size of tokens.
+
+    >>> count_tokens(parse_inputs("tokens=int64[4,2048]")), count_tokens(parse_inputs("image=bf16[8,3,224,224]"))
+    ((8192, False), (8, True))
     """
     specs = [value for value in inputs.values() if isinstance(value, TensorSpec)]
     whole = [spec for spec in specs if spec.dtype in ("int64", "int32") and len(spec.shape) > 1]
     if whole:
-        return whole[0].num_elements
+        return whole[0].num_elements, False
     sizes = specs[0].shape if specs else ()
-    return prod(sizes[:2] if len(sizes) == 3 else sizes[:1])
+    return prod(sizes[:2] if len(sizes) == 3 else sizes[:1]), len(sizes) != 3
 
 
 def check_signature(forward: Any, inputs: Mapping[str, Any], type_name: str) -> None:

@@ -197,6 +197,11 @@ def _trace(
     return _summarize(module, recorder, tensors, shards, specs, is_training=is_training, fused=fused, source=source)
 
 
+def _is_compiled(module: Any) -> bool:
+    """Whether torch.compile wraps a module, or module.compile() was called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def _clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
@@ -291,7 +296,10 @@ def _summarize(
     for call in calls:
         flops[call.work.dtype] += int(call.work.flops)
     parameter_dtype = most_common(parameter_counts, "fp32")
+    num_tokens, counts_samples = count_tokens(specs)
     notes = dict(recorder.notes)
+    if not fused and any(_is_compiled(each) for each in module.modules()):
+        notes["what torch.compile wraps ran operator by operator; --fused merges pointwise chains as it does"] = None
     if is_training and any(call.pass_name == "recompute" for call in calls):
         notes["activation checkpointing: parts of the forward pass run again in the backward pass"] = None
     if any("float64" in str(one.dtype) for one in tensors.values()):
@@ -309,7 +317,8 @@ def _summarize(
         num_parameters=total,
         num_trainable=trainable,
         num_updated=updated if shards.groups else None,
-        num_tokens=count_tokens(specs),
+        num_tokens=num_tokens,
+        counts_samples=counts_samples,
         operations=list_operations(fuse_calls(calls) if fused else calls),
         linears=list_linears(calls),
         modules=list_modules(rows),

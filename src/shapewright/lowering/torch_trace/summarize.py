@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -17,6 +18,8 @@ from shapewright.lowering.torch_trace.trace import (
     merge_paths,
     path_pattern,
 )
+
+_OF_BACKWARD = re.compile(r"_backward(_data)?(?=\+|$)")
 
 # Kind of a merged chain: the first of these that it contains. A norm's row is read twice, so it decides first.
 _CHAIN_KINDS = ("layernorm", "norm", "softmax", "cross_entropy", "embedding", "dropout", "activation", "rotary", "bias")
@@ -109,7 +112,8 @@ def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, 
 def name_of(call: Call) -> str:
     """Name of an operation: path of its module, and its operator unless it is the module's GEMM with a weight."""
     is_own_gemm = call.has_weight and isinstance(call.work, Gemm)
-    name = call.path if is_own_gemm and call.path else ".".join(filter(None, (call.path, call.operator)))
+    operator = _OF_BACKWARD.sub("", call.operator) if call.gradient else call.operator  # named by its gradient below
+    name = call.path if is_own_gemm and call.path else ".".join(filter(None, (call.path, operator)))
     return f"{name}.{call.gradient}" if call.gradient else name
 
 

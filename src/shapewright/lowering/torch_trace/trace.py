@@ -147,6 +147,7 @@ class Trace(NotebookDisplay):
         unknown_operators: Operators without a model, those with most bytes first.
         notes: How the module was run, one line each.
         num_updated: Trainable parameters that the optimizer of one rank updates, where FSDP shards them; None for all.
+        counts_samples: Whether ``num_tokens`` counts samples, such as images: no input has a size of tokens.
     """
 
     source: str
@@ -166,6 +167,7 @@ class Trace(NotebookDisplay):
     unknown_operators: tuple[UnknownOperator, ...] = ()
     notes: tuple[str, ...] = field(default=())
     num_updated: int | None = None
+    counts_samples: bool = False
 
     @property
     def is_training(self) -> bool:

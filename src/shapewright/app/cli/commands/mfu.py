@@ -90,13 +90,15 @@ def command(
     if num_given > 1 or (num_given == 0 and trace is None):
         others = ", ".join(f"--{name}" for name in rates)
         raise click.UsageError(f"give what was measured as one of --seconds, {others}")
-    idle = {"images-per-s": images_per_s, "html": html}
-    job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, **idle)
+    job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, html=html)
     if job is not None:
         if num_devices not in (None, 1):
             raise click.UsageError(f"--gpus {num_devices}: a traced module runs on one device; leave --gpus out")
         tokens_per_s = tokens_per_s_per_device if tokens_per_s is None else tokens_per_s
-        for work, rate in ((1, steps_per_s), (job.trace.num_tokens, tokens_per_s)):
+        if images_per_s is not None and not job.trace.counts_samples:
+            raise click.UsageError("--images-per-s has no effect on a module whose inputs are tokens")
+        count = job.trace.num_tokens
+        for work, rate in ((1, steps_per_s), (count, tokens_per_s), (count, images_per_s)):
             if rate is not None:
                 seconds = work / rate if rate else 0.0
         from shapewright.app.report.traced.outputs import traced_mfu_output

@@ -33,6 +33,7 @@ class TraceSummary:
     num_tokens: int = described(
         "tokens of a step: elements of the first integer input, else its first size, of three sizes the first two"
     )
+    counts_samples: bool = described("whether `num_tokens` and rates count samples, such as images, instead of tokens")
     title: str = text_only()
 
 

@@ -79,7 +79,7 @@ def prediction_facts(output: TracedPredictOutput) -> dict[str, str]:
     """Main results as texts by name."""
     facts = {
         "step" if output.trace.phase == "train" else "forward pass": fill(_INTERVAL, output),
-        "tokens/s": f"{output.tokens_per_s:,.0f}",
+        "samples/s" if output.trace.counts_samples else "tokens/s": f"{output.tokens_per_s:,.0f}",
         "model rate": format_rate(output.model_flops / output.step_time_s if output.step_time_s else 0.0),
         "MFU": format_percent(output.mfu),
     }
