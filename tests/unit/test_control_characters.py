@@ -67,3 +67,22 @@ def test_titles_of_devices_are_printable(tmp_path: Path) -> None:
 
     with pytest.raises(ShapewrightError, match=r"title=.* has control characters"):
         load_device(str(file))
+
+
+def test_paths_and_keys_of_files_are_printed_without_controls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paths that a command has written to, and unknown keys of a trainer's file, do not reach the terminal raw."""
+    folder = tmp_path / HOSTILE.replace("/", "")
+    folder.mkdir()
+    (folder / "ds.json").write_text(json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, HOSTILE: 1}), "utf-8")
+    code, out, err = run(
+        ["report", "gpt2", "--device", "h100-sxm-80gb", "--no-search", "-o", str(folder / "x.html"),
+         "--layout-from", str(folder / "ds.json")],
+        capsys,
+    )  # fmt: skip
+
+    assert code == 0
+    assert "wrote " in err
+    assert "without " in err
+    assert controls(out + err) == []

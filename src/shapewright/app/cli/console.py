@@ -58,9 +58,9 @@ def make_console() -> Console:
     return PipeConsole(width=width, color_system=colors, emoji=False, markup=False, highlight=False)
 
 
-def echo(text: str) -> None:
-    """Print one line, control characters of names in it escaped."""
-    click.echo(plain_text(text))
+def echo(text: str, *, err: bool = False) -> None:
+    """Print one line, control characters of names in it escaped; on standard error with ``err``."""
+    click.echo(plain_text(text), err=err)
 
 
 def _without_controls(text: str) -> str:
@@ -85,7 +85,7 @@ def print_output(
     """Print an output as JSON or as text, after its page is written where a file is named."""
     if html is not None and page is not None:
         write_text_file(html, page(output))
-        click.echo(f"wrote {html}", err=True)
+        echo(f"wrote {html}", err=True)
     if as_json:
         print_json(output.to_json())
     else:

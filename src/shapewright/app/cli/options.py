@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import write_text_file
+from shapewright.app.cli.console import echo, write_text_file
 from shapewright.app.cli.defaults import add_note, read_settings, take_notes
 from shapewright.app.cli.device_options import (
     Command,
@@ -136,7 +136,7 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     if reading.unread:
         shown = ", ".join(reading.unread[:_MOST_NAMED])
         more = f" and {len(reading.unread) - _MOST_NAMED} more" if len(reading.unread) > _MOST_NAMED else ""
-        click.echo(f"note: read {path} as {reading.format}, without {shown}{more}", err=True)
+        echo(f"note: read {path} as {reading.format}, without {shown}{more}", err=True)
     return reading
 
 
@@ -336,5 +336,5 @@ def write_experiments(result: SearchResult | DesignResult, path: str) -> Experim
 
     plan = experiments_of(result)
     write_text_file(path, runs_file(plan))
-    click.echo(f"wrote {path}{'' if plan.experiments else ', a heading alone: no run is proposed'}", err=True)
+    echo(f"wrote {path}{'' if plan.experiments else ', a heading alone: no run is proposed'}", err=True)
     return experiments_output(plan, path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console
+from shapewright.app.cli.console import echo, make_console
 from shapewright.app.cli.help_pages import GroupedCommand
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(folder: str, by: str, regret: bool, as_json: bool, **given: Any) -> 
         rows = accuracy_output(evaluation, separating_words(evaluation), regret=regret)
         click.echo(json.dumps(plain(rows), indent=2, allow_nan=False))
         for line in remark_lines(evaluation):
-            click.echo(line, err=True)
+            echo(line, err=True)
     else:
         print_accuracy(evaluation, make_console(), regret=regret)
     return 1 if evaluation.unreadable else 0

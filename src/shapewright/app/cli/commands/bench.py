@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.console import echo, make_console, print_json
 from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
@@ -157,7 +157,7 @@ def command(
         try:
             results = run_bench(request, store_path)
         except KeyboardInterrupt:
-            click.echo(f"every finished row is in {store_path}; the same command resumes from there", err=True)
+            echo(f"every finished row is in {store_path}; the same command resumes from there", err=True)
             raise
     predicted_for = _device_of(results[0].facts, predicted_for, is_named=device is not None)
     _show(results, [_rows(result, predicted_for) for result in results], suite, store_path, as_json=as_json)
@@ -265,7 +265,7 @@ def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bo
     if predicted_for is not None and (is_named or predicted_for.name == facts.name):
         return predicted_for
     if predicted_for is not None:
-        click.echo(
+        echo(
             f"--calibration is of {predicted_for.name}, and {facts.name} was measured: its records are not used; "
             f"--device {predicted_for.name} predicts for it anyway",
             err=True,

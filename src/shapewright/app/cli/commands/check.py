@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shapewright.app.cli.console import print_json, print_output, write_json_file
+from shapewright.app.cli.console import echo, print_json, print_output, write_json_file
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
@@ -129,7 +129,7 @@ def command(
         fixed = fix_config(scenario.config, report)
         write_json_file(output, to_config_json(scenario.model, fixed))
         nothing = " (no exact suggestion to apply)" if fixed == scenario.config else ""
-        click.echo(f"wrote {output}{nothing}", err=True)
+        echo(f"wrote {output}{nothing}", err=True)
     if form == "sarif":
         from shapewright.app.integrations.sarif import to_sarif
         from shapewright.models import locate_fields

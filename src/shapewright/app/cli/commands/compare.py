@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import print_output, write_chart
+from shapewright.app.cli.console import echo, print_output, write_chart
 from shapewright.app.cli.device_options import calibration_option, compared_devices, given_nodes, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import api_keywords, job_options, software_option
@@ -70,7 +70,7 @@ def _draw(report: CompareOutput, output: str) -> None:
     if Path(output).suffix not in FORMATS:
         raise click.UsageError(f"-o {output!r} does not end in {', '.join(FORMATS)}; --html writes a page")
     write_chart(comparison_chart(report), output)
-    click.echo(f"wrote {output}", err=True)
+    echo(f"wrote {output}", err=True)
 
 
 def _read_names(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import counting_line, print_output, refuse_unwritable, write_text_file
+from shapewright.app.cli.console import counting_line, echo, print_output, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import api_keywords, has_files, question_options, software_option
@@ -211,7 +211,7 @@ def _write_files(
     if output is None:
         return text
     write_text_file(output, text)
-    click.echo(f"wrote {output} (rank {pick})", err=True)
+    echo(f"wrote {output} (rank {pick})", err=True)
     return ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shapewright.app.cli.console import write_chart, write_text_file
+from shapewright.app.cli.console import echo, write_chart, write_text_file
 from shapewright.app.cli.defaults import add_note, default_device
 from shapewright.app.cli.device_options import calibration_option, named_device, uncalibrated_option
 from shapewright.app.cli.help_pages import GroupedCommand
@@ -77,7 +77,7 @@ def command(what: str, output: str, store_path: str, device_name: str, dtype: st
     )
     written = _write(charts, Path(output), f"{what} on {device.title}", has_store=bool(store_path))
     for path in written:
-        click.echo(f"wrote {path}")
+        echo(f"wrote {path}")
     return 0
 
 

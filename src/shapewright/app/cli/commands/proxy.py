@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.commands.bench import DEFAULT_STORE
-from shapewright.app.cli.console import print_output
+from shapewright.app.cli.console import echo, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
 
@@ -94,7 +94,7 @@ def command(
         if sys.stderr is not None and sys.stderr.isatty():
             click.echo("\r\033[K", nl=False, err=True)
     except KeyboardInterrupt:
-        click.echo(f"every recorded loss is in {store_path}; the same command goes on from there", err=True)
+        echo(f"every recorded loss is in {store_path}; the same command goes on from there", err=True)
         raise
     output = proxy_output(outcome, request.text, store_path)
     print_output(output, print_proxies, as_json=as_json)

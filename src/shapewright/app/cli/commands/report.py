@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shapewright.app.cli.console import refuse_unwritable, write_text_file
+from shapewright.app.cli.console import echo, refuse_unwritable, write_text_file
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
@@ -57,18 +57,18 @@ def command(
 
         traced = traced_check_output(check_trace(job.trace, job.device, optimizer=job.optimizer))
         write_text_file(output, review_page_of_trace(traced))
-        click.echo(describe_trace(traced))
-        click.echo(f"wrote {output}", err=True)
+        echo(describe_trace(traced))
+        echo(f"wrote {output}", err=True)
         return 0
     scenario = scenario_from_options(config, device, given, software=software)
     review = gather_review(scenario, no_search=no_search)
     page = review_page(review)
     write_text_file(output, page)
-    click.echo(review_subtitle(review))
-    click.echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)
+    echo(review_subtitle(review))
+    echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)
     if pdf:
         from shapewright.app.report.page import print_to_pdf
 
         print_to_pdf(Path(output), Path(pdf))
-        click.echo(f"wrote {pdf}", err=True)
+        echo(f"wrote {pdf}", err=True)
     return 0

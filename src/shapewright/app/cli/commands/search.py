@@ -11,6 +11,7 @@ import click
 
 from shapewright.app.cli.console import (
     counting_line,
+    echo,
     make_console,
     print_output,
     refuse_unwritable,
@@ -108,7 +109,7 @@ def write_shape(result: SearchResult, rank: int, output: str, format_name: str) 
     words = f"wrote {output} (rank {candidate.rank})"
     if format_name == "hf":
         words += _flags_beside(candidate)
-    click.echo(words, err=True)
+    echo(words, err=True)
 
 
 def _flags_beside(candidate: Candidate) -> str:
@@ -334,7 +335,7 @@ def command(
         from shapewright.app.report.optimize.search import search_page
 
         write_text_file(html, search_page(found))
-        click.echo(f"wrote {html}", err=True)
+        echo(f"wrote {html}", err=True)
     if verify is not None:
         measured = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S)
         found = replace(found, verification=measured)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import print_output, refuse_unwritable
+from shapewright.app.cli.console import echo, print_output, refuse_unwritable
 from shapewright.app.cli.defaults import device_callback
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
@@ -205,7 +205,7 @@ def _print_launch(output: ServePlanOutput, _: Console) -> None:
     assert output.launch is not None
     click.echo(output.launch.text, nl=False)
     for words in output.launch.warnings:
-        click.echo(f"warning: {with_flags(words)}", err=True)
+        echo(f"warning: {with_flags(words)}", err=True)
 
 
 def _take_adapters(given: dict[str, Any]) -> dict[str, Any] | None:
