@@ -404,3 +404,12 @@ def test_the_next_command_of_a_check_keeps_given_weights(capsys: pytest.CaptureF
     _, out, _ = run(["check", "llama-3-8b", "--device", "rtx-4090", "--finetune", "qlora"], capsys)
 
     assert out.rstrip().endswith("next: shapewright memory llama-3-8b --device rtx-4090 --finetune qlora")
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "8x" + "9" * 5000, "9" * 5000 + "x8", "mean:" + "9" * 5000, "mean:\u00b2"]
+)
+def test_lengths_of_thousands_of_digits(text: str) -> None:
+    """Python refuses to read such integers, and the message says what is asked for."""
+    with pytest.raises(WorkloadError, match=r"packed=.*(such as 512,1536|give it as mean:700)"):
+        pack_sequence(text, 4096)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import ConfigError
-from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.ranges import check_integer, check_number, read_integer
 
 
 @pytest.mark.parametrize("value", [1, 4, np.int64(3)])
@@ -68,3 +68,16 @@ def test_excluded_bounds() -> None:
         check_number("x", 0, 0, 1, exclude_low=True, error=ConfigError)
     with pytest.raises(ConfigError, match="below 1"):
         check_number("x", 1, 0, 1, exclude_high=True, error=ConfigError)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.inf, math.nan])
+def test_numbers_without_an_upper_bound_still_fit_into_a_float(value: float) -> None:
+    """An integer that no float can hold would fail in the first division."""
+    with pytest.raises(ConfigError, match=r"must be a number"):
+        check_number("x", value, -math.inf, error=ConfigError)
+
+
+def test_texts_that_only_look_like_integers() -> None:
+    """Superscripts and digits of other scripts are no integers, nor is a number too long for Python to read."""
+    assert [read_integer(text) for text in ("8", " 08 ", "-8")] == [8, 8, -8]
+    assert [read_integer(text) for text in ("", "-", "--8", "8.0", "\u00b2", "\u0668", "9" * 5000)] == [None] * 7

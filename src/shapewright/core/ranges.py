@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 
 from shapewright.core.errors import ShapewrightError, short_repr
 from shapewright.core.texts import Text
 
 # Powers of two are printed as such from this exponent on.
 _MIN_PRINTED_EXPONENT = 30
+# Python refuses to read integers of more than 4300 digits; no size needs more than these.
+_MOST_DIGITS = 300
+_LARGEST_FLOAT = sys.float_info.max
+
+
+def read_integer(text: str) -> int | None:
+    """Return the integer that a text spells in ASCII digits; None if it is anything else, or has too many digits.
+
+    >>> read_integer(" 12 "), read_integer("-3"), read_integer("1_000"), read_integer("9" * 5000)
+    (12, -3, None, None)
+    """
+    digits = text.strip()
+    if len(digits) > _MOST_DIGITS or not digits.removeprefix("-").isdecimal() or not digits.isascii():
+        return None
+    return int(digits)
 
 
 def check_integer(
@@ -74,7 +90,8 @@ def check_number(
     Traceback (most recent call last):
     shapewright.core.errors.ShapewrightError: memory_fraction=0 must be a number above 0 and at most 1; 0.9 is usual
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf:
+    # Integers that no float can hold are not finite numbers either: dividing them fails.
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_FLOAT:
         is_above = value > low if exclude_low else value >= low
         if is_above and (value < high if exclude_high else value <= high):
             return value

@@ -12,6 +12,7 @@ from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
+from shapewright.core.ranges import read_integer
 from shapewright.core.records import dataclass
 from shapewright.models import with_changes
 from shapewright.prediction.predict import predict
@@ -135,7 +136,8 @@ def parse_values(text: str) -> tuple[Any, ...]:
         if ".." in part:
             values += _read_range(part)
         else:
-            values.append(int(part) if part.lstrip("-").isdigit() else part)
+            number = read_integer(part)
+            values.append(part if number is None else number)
     if not values:
         raise WorkloadError(f"{text!r} has no values; give some such as 1,2,4 or 1..64")
     return tuple(dict.fromkeys(values))

@@ -17,6 +17,7 @@ from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.ranges import read_integer
 from shapewright.core.texts import with_fields
 from shapewright.models.layers import ATTENTION, LINEAR_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
@@ -255,14 +256,15 @@ def read_documents(text: str) -> tuple[int, ...]:
     """
     lengths: list[int] = []
     for word in text.replace(",", " ").split():
-        count, _, length = word.rpartition("x")
-        if not (length.isdecimal() and (count or "1").isdecimal()) or not 0 < int(count or 1) <= _MOST_DOCUMENTS:
+        copies, _, tokens = word.rpartition("x")
+        count, length = read_integer(copies or "1"), read_integer(tokens)
+        if length is None or count is None or not 0 < count <= _MOST_DOCUMENTS:
             raise WorkloadError(
                 f"packed={word!r} is not a length; give the tokens of each document of a sequence, such as 512,1536 or "
                 f"8x256",
                 field="packed",
             )
-        lengths += [int(length)] * int(count or 1)
+        lengths += [length] * count
     if not lengths or min(lengths) < 1 or len(lengths) > _MOST_DOCUMENTS:
         raise WorkloadError(
             f"packed={text!r} must have 1 to {_MOST_DOCUMENTS} documents of at least 1 token", field="packed"
@@ -283,11 +285,12 @@ def pack_sequence(text: str, seq_len: int) -> tuple[int, ...]:
     >>> pack_sequence("512,1024", 2048), pack_sequence("mean:1024", 4096)
     ((1024, 512, 512), (2325, 1096, 526, 149))
     """
-    word, _, mean = text.strip().partition(":")
+    word, _, length = text.strip().partition(":")
     if word == "mean":
-        if not (mean.isdecimal() and int(mean) > 0):
+        mean = read_integer(length)
+        if mean is None or mean <= 0:
             raise WorkloadError(f"packed={text!r} has no mean length; give it as mean:700", field="packed")
-        count = min(max(1, round(seq_len / int(mean))), _MOST_DOCUMENTS)
+        count = min(max(1, round(seq_len / mean)), _MOST_DOCUMENTS)
         drawn = [-log(1.0 - (index + 0.5) / count) for index in reversed(range(count))]
         ends = [round(seq_len * part / sum(drawn)) for part in accumulate(drawn)]
         return tuple(sorted((end - start for start, end in pairwise([0, *ends]) if end > start), reverse=True))

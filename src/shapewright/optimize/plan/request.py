@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
-from shapewright.core.errors import LayoutError, WorkloadError, close_names
+from shapewright.core.errors import LayoutError, WorkloadError, close_names, short_repr
 from shapewright.core.fields import documented_fields
-from shapewright.core.ranges import check_integer, check_number
+from shapewright.core.ranges import check_integer, check_number, read_integer
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware.nodes import check_allocation
@@ -137,9 +137,10 @@ def _read_value(field_name: str, text: str) -> Any:
         if text.lower() not in _BOOLEANS:
             raise LayoutError(f"keep {field_name}={text!r} must be true or false, or both")
         return _BOOLEANS[text.lower()]
-    if not text.isascii() or not text.isdigit():
-        raise LayoutError(f"keep {field_name}={text!r} must be one or more integers, such as 4,8")
-    return int(text)
+    number = read_integer(text)
+    if number is None or number < 0:
+        raise LayoutError(f"keep {field_name}={short_repr(text)} must be one or more integers, such as 4,8")
+    return number
 
 
 def keep_given(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.core.ranges import read_integer
 from shapewright.pricing.gemm.kernels import count_k, feed_s_per_element, join_s, macs_per_s_per_sm, other_times_s
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ _FEWEST_BLOCKS_PER_THREAD = 8
 
 def count_threads() -> int:
     """Number of threads to use: OMP_NUM_THREADS, as numeric libraries read it, otherwise the cores of this process."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    asked = read_integer(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0])
+    if asked is not None and asked > 0:
+        return asked
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import counting_line, print_output, refuse_unwritable, write_json_file, write_text_file
+from shapewright.app.cli.console import (
+    counting_line,
+    echo,
+    print_output,
+    refuse_unwritable,
+    write_json_file,
+    write_text_file,
+)
 from shapewright.app.cli.device_options import (
     calibration_option,
     device_option,
@@ -26,7 +33,8 @@ from shapewright.app.cli.options import (
     write_experiments,
 )
 from shapewright.app.cli.param_types import SHARE, count_of
-from shapewright.core.errors import ConfigError, ShapewrightError, short_path
+from shapewright.core.errors import ConfigError, ShapewrightError, short_path, short_repr
+from shapewright.core.ranges import read_integer
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.design import DesignOutput
@@ -182,9 +190,11 @@ def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
             field_name, value = read_kept(name, text)
         else:
             field_name = field_of(name)
-            if not text.strip().isdecimal():
-                raise ConfigError(f"--keep {entry!r}: a field of the shape takes one whole number, such as heads=32")
-            value = int(text)
+            value = read_integer(text)
+            if value is None or value < 0:
+                raise ConfigError(
+                    f"--keep {short_repr(entry)}: a field of the shape takes one whole number, such as heads=32"
+                )
         if kept.setdefault(field_name, value) != value:
             raise ConfigError(f"--keep names {field_name} twice; give it once")
     return kept
@@ -231,10 +241,8 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
                 untimed={**untimed_values(result.model), **asdict(best.run.schedule)},
             )
         except ShapewrightError as error:
-            click.echo(
-                f"note: no {path.name}, as {error}; --format {name} finds a design that it can express", err=True
-            )
+            echo(f"note: no {path.name}, as {error}; --format {name} finds a design that it can express", err=True)
             continue
         write_text_file(str(path), text)
         written.append(path.name)
-    click.echo(f"wrote {', '.join(written)} into {folder}", err=True)
+    echo(f"wrote {', '.join(written)} into {folder}", err=True)
