@@ -19,6 +19,7 @@ import pytest
 from calibration_files import H100, write_late_calibration
 from command_line import COMMANDS, examples, run
 from shapewright.app.report.page import find_browser
+from shapewright.core.child_process import SOURCE_FOLDER
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
@@ -370,6 +371,43 @@ def test_full_disk_is_one_line() -> None:
     assert outcome.returncode == 2
     assert outcome.stderr.startswith("shapewright: cannot write the output")
     assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_message_that_cannot_be_written_keeps_its_exit_code() -> None:
+    """Where standard error is full as well, a usage error is still 2: 1 would mean findings."""
+    with Path("/dev/full").open("w") as full:
+        outcome = subprocess.run(python("devices", "nothing"), stdout=full, stderr=full, check=False)
+
+    assert outcome.returncode == 2
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", "9" * 5000, "\u00b2"])
+def test_width_that_is_no_number(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """COLUMNS without a usable width neither fails nor empties the output."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, usual, _ = run(["params", "gpt2"], capsys)
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run(["params", "gpt2"], capsys)
+
+    assert code == 0
+    assert " ".join(out.split()) == " ".join(usual.split())
+
+
+def test_deleted_working_directory(tmp_path: Path) -> None:
+    """A command that reads no file runs where the working directory is gone."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    lines = "import os, sys; os.rmdir(os.getcwd()); from shapewright.app.cli import main; main(sys.argv[1:])"
+    outcome = subprocess.run(
+        [sys.executable, "-P", "-c", lines, "check", "gpt2", "--device", "h100-sxm-80gb"],
+        cwd=gone, env={**os.environ, "PYTHONPATH": SOURCE_FOLDER}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert outcome.returncode in (0, 1), outcome.stderr
+    assert "gpt2" in outcome.stdout.lower()
 
 
 def test_interrupt_prints_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,3 +161,11 @@ def test_names_are_completed(words: list[str], expected: str) -> None:
     """A shell completes devices, presets, software and rules."""
     found = ShellComplete(cli, {}, "shapewright", "_SHAPEWRIGHT_COMPLETE").get_completions(words, expected[:3])
     assert expected in [item.value for item in found]
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
+def test_settings_that_cannot_be_parsed(value: str, tmp_path: Path) -> None:
+    """Nesting and digits beyond Python's limits are left to the tools that need the file, as other errors are."""
+    inner = _project(tmp_path, f"ignore = {value}")
+
+    assert read_settings(inner).where == ""

@@ -52,7 +52,10 @@ def read_settings(folder: Path | None = None) -> Settings:
     Raises:
         ShapewrightError: a setting is unknown or malformed.
     """
-    return _read_settings(Path.cwd() if folder is None else folder)
+    try:
+        return _read_settings(Path.cwd() if folder is None else folder)
+    except FileNotFoundError:  # the working directory was deleted
+        return Settings()
 
 
 @lru_cache(maxsize=1)
@@ -81,7 +84,7 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
 
     try:
         table = tomllib.loads(text).get("tool", {}).get("shapewright")
-    except (tomllib.TOMLDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):  # no TOML, digits or brackets by the thousand, or no tables
         return None  # tools that need the file report it
     return table if isinstance(table, dict) else None
 

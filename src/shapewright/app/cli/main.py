@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -15,6 +16,7 @@ import click
 from shapewright import __version__
 from shapewright.app.report.flags import with_flags
 from shapewright.core.errors import ShapewrightError, close_names, plain_text
+from shapewright.core.ranges import read_integer
 
 EXIT_FINE, EXIT_USAGE = 0, 2
 _NOTES = "shapewright.notes"  # key in the context of a command, as in defaults.py, which commands import
@@ -78,7 +80,7 @@ class LazyGroup(click.Group):
         try:
             code = super().invoke(ctx)
             for note in ctx.meta.get(_NOTES, ()):  # of commands whose output has no place for them
-                click.echo(f"note: {with_flags(note)}", err=True)
+                click.echo(plain_text(f"note: {with_flags(note)}"), err=True)
             return code
         except BrokenPipeError:
             _drop_output()
@@ -111,6 +113,7 @@ Any ./config.json takes the place of a preset.
 # Objects after which garbage is collected. Imports and tables make lasting objects, and looking through them after
 # every 700, as Python does, takes a twentieth of a command.
 _COLLECT_AFTER = 50_000
+_MOST_COLUMNS = 10_000
 
 
 @click.group(
@@ -130,6 +133,9 @@ def cli(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 fine, 1 findings, 2 usage or bad input."""
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+    for name in ("COLUMNS", "LINES"):
+        if not 0 < (read_integer(os.environ.get(name, "")) or 0) <= _MOST_COLUMNS:
+            os.environ.pop(name, None)  # libraries would fail on it, or print nothing
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names outside the terminal's encoding are not errors
@@ -173,7 +179,8 @@ def _drop_output() -> None:
 
 
 def _fail(message: str, *, details: str = "") -> None:
-    click.echo(f"shapewright: {plain_text(message)}", err=True)
-    for line in details.splitlines():
-        click.echo(f"{line[: len(line) - len(line.lstrip())]}{plain_text(line)}", err=True)
+    with suppress(OSError):  # standard error may be full or closed, too
+        click.echo(f"shapewright: {plain_text(message)}", err=True)
+        for line in details.splitlines():
+            click.echo(f"{line[: len(line) - len(line.lstrip())]}{plain_text(line)}", err=True)
     sys.exit(EXIT_USAGE)
