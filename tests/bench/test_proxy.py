@@ -279,3 +279,70 @@ def test_damaged_checkpoint_is_refused(text: ByteText, tmp_path: Path) -> None:
 
     with pytest.raises(BenchError, match="damaged"):
         Trainer(make_spec(SMALL), seed=0, text=text, backend=open_backend(cpu=True), dtype="fp32", checkpoint=path)
+
+
+def test_checkpoint_with_a_damaged_part_is_refused(text: ByteText, tmp_path: Path) -> None:
+    """Cut files, flipped bits, and arrays of another type, shape or range are all found before training goes on."""
+    path = tmp_path / "state.npz"
+
+    def trainer() -> Trainer:
+        return Trainer(
+            make_spec(SMALL), seed=0, text=text, backend=open_backend(cpu=True), dtype="fp32", checkpoint=path
+        )
+
+    list(trainer().train(iter((True, True, False)).__next__, lambda _step: None))
+    sound = path.read_bytes()
+    assert trainer().step == 2
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    flipped = bytearray(sound)
+    flipped[len(sound) // 2] ^= 1
+    for content in (sound[:-100], sound[: len(sound) // 2], bytes(flipped), b""):
+        path.write_bytes(content)
+        with pytest.raises(BenchError, match="is damaged"):
+            trainer()
+    for name, value in (
+        ("step", np.array(-1)), ("step", np.array(11)), ("step", np.array([1, 2])), ("step", np.array(2.0)),
+        ("losses", np.array("x")), ("losses", np.array(1.0)), ("steps_s", np.array([1.0])), ("elapsed_s", np.array(1j)),
+        ("0.weight", arrays["0.weight"][:1]), ("1.exp_avg", arrays["1.exp_avg"].astype(np.float64)),
+    ):  # fmt: skip
+        np.savez(path, **(arrays | {name: value}))  # type: ignore[arg-type]
+        with pytest.raises(BenchError, match="is damaged"):
+            trainer()
+
+
+def test_budget_that_ends_before_the_first_step(text: ByteText, tmp_path: Path) -> None:
+    """A run without a step has no state to write, and starts at its first step next time."""
+    path = tmp_path / "state.npz"
+    trainer = Trainer(
+        make_spec(SMALL), seed=0, text=text, backend=open_backend(cpu=True), dtype="fp32", checkpoint=path
+    )
+
+    assert list(trainer.train(lambda: False, lambda _step: None)) == []
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("tokens", ["1" + "0" * 400, "1e300", "NaN", "Infinity", "-1"])
+@pytest.mark.parametrize("column", ["train_tokens", "tokens_per_parameter"])
+def test_tokens_out_of_range(column: str, tokens: str, tmp_path: Path) -> None:
+    """Numbers of tokens that no training reaches are refused, before their steps are counted."""
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f'{{"hidden_size": 32, "num_layers": 1, "num_heads": 2, "{column}": {tokens}}}\n', encoding="utf-8")
+
+    with pytest.raises(BenchError, match=rf"line 1: {column}=.* must be a number above 0"):
+        read_runs(path)
+
+
+def test_runs_and_text_are_regular_files(tmp_path: Path) -> None:
+    """A pipe as runs or text is refused instead of waited for, an endless device too; long fields of csv are errors."""
+    pipe, long = tmp_path / "pipe.csv", tmp_path / "long.csv"
+    os.mkfifo(pipe)
+    long.write_text(f"hidden_size,num_layers\n{'x' * 140_000},2\n", encoding="utf-8")
+
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(BenchError, match="not a regular file"):
+            read_runs(path)
+        with pytest.raises(BenchError, match="not a regular file"):
+            read_text([path])
+    with pytest.raises(BenchError, match="line 2 is not csv"):
+        read_runs(long)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError, ShapewrightError, close_names, short_path, short_repr
+from shapewright.core.files import read_start
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
@@ -18,6 +19,7 @@ from shapewright.measure.proxy.text import VOCAB_SIZE
 from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.models.transformer import FIELD_NAMES
 from shapewright.prediction.model_runs import ProxyRun, proxy_run
+from shapewright.prediction.training_run import MOST_TOKENS
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -147,15 +149,15 @@ def read_runs(path: str | Path) -> list[ProxySpec]:
     """
     where = Path(path)
     try:
-        if where.stat().st_size > _MAX_FILE_BYTES:
-            raise BenchError(f"{short_path(where)} is larger than {_MAX_FILE_BYTES // 2**20} MiB; a run is one line")
-        text = where.read_text(encoding="utf-8-sig")
+        content = read_start(where, _MAX_FILE_BYTES + 1)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BenchError(f"{short_path(where)} is not UTF-8 text; give a csv or jsonl file") from error
-    except OSError as error:
-        raise BenchError(
-            f"cannot read {short_path(where)}: {error.strerror or error}; give a csv or jsonl file of runs"
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BenchError(f"cannot read {short_path(where)}: {reason}; give a csv or jsonl file of runs") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise BenchError(f"{short_path(where)} is larger than {_MAX_FILE_BYTES // 2**20} MiB; a run is one line")
     lines = _jsonl_lines(text, where) if where.suffix in (".jsonl", ".ndjson") else _csv_lines(text, where)
     specs: list[ProxySpec] = []
     for number, values in lines:
@@ -198,20 +200,24 @@ def make_spec(values: Mapping[str, Any]) -> ProxySpec:
     tokens = given.get("train_tokens")
     for name, value in (("train_tokens", tokens), ("tokens_per_parameter", ratio)):
         if value is not None:
-            check_number(name, value, 0.0, error=BenchError, exclude_low=True)
+            check_number(name, value, 0.0, MOST_TOKENS, error=BenchError, exclude_low=True)
     wanted = ratio * count_body_parameters(config) if tokens is None else tokens
+    check_number("train_tokens", wanted, 0.0, MOST_TOKENS, error=BenchError)
     return ProxySpec(config=config, num_steps=max(1, round(wanted / recipe.batch_tokens)), recipe=recipe)
 
 
 def _csv_lines(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(text.splitlines())
-    for values in reader:
-        if None in values or None in values.values():
-            raise BenchError(
-                f"{short_path(where)}, line {reader.line_num}: the header has {len(reader.fieldnames or ())} columns, "
-                "and this line has another number of them"
-            )
-        yield reader.line_num, {name.strip(): _parse(value.strip()) for name, value in values.items()}
+    try:
+        for values in reader:
+            if None in values or None in values.values():
+                raise BenchError(
+                    f"{short_path(where)}, line {reader.line_num}: the header has {len(reader.fieldnames or ())} "
+                    "columns, and this line has another number of them"
+                )
+            yield reader.line_num, {name.strip(): _parse(value.strip()) for name, value in values.items()}
+    except csv.Error as error:
+        raise BenchError(f"{short_path(where)}, line {reader.line_num + 1} is not csv ({error}); correct it") from None
 
 
 def _jsonl_lines(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:

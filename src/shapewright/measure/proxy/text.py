@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import BenchError, short_path
+from shapewright.core.files import open_file
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
@@ -100,11 +101,13 @@ def read_text(paths: Sequence[str | Path]) -> ByteText:
     try:
         for given in map(Path, paths):
             files = sorted(path for path in given.rglob("*") if path.is_file()) if given.is_dir() else [given]
-            parts += [np.fromfile(path, dtype=np.uint8) for path in files]
-    except OSError as error:
+            for path in files:
+                with open_file(path) as file:
+                    parts.append(np.frombuffer(file.read(), dtype=np.uint8))
+    except (OSError, ValueError) as error:
         raise BenchError(
-            f"cannot read text {short_path(error.filename or given)}: {error.strerror or error}; give text files or "
-            "folders of them"
+            f"cannot read text {short_path(getattr(error, 'filename', None) or given)}: "
+            f"{getattr(error, 'strerror', None) or error}; give text files or folders of them"
         ) from error
     tokens = np.concatenate(parts) if parts else np.empty(0, np.uint8)
     if not tokens.size:

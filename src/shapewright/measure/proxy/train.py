@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from shapewright.core.errors import BenchError
+from shapewright.core.errors import BenchError, first_line
+from shapewright.core.files import open_file
 from shapewright.core.records import dataclass
 from shapewright.measure.bench.operations.torch_model import Decoder
 
@@ -36,6 +39,8 @@ HELD_OUT_TOKENS = 2**17
 # Time between checkpoints: what a killed process loses at most. [s]
 _CHECKPOINT_EVERY_S = 60.0
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+# What reading a damaged checkpoint raises.
+_DAMAGES = (OSError, EOFError, KeyError, NotImplementedError, TypeError, ValueError, BadZipFile, zlib.error)
 
 
 class DivergedError(BenchError):
@@ -136,7 +141,8 @@ class Trainer:
         saved_s = time.monotonic()
         while self.step < num_steps:
             if not keep_going():
-                self._save()
+                if self.step:  # before the first step there is nothing to keep
+                    self._save()
                 return
             begin_s = time.monotonic()
             progress = self._train_step()
@@ -240,23 +246,49 @@ class Trainer:
     def _restore(self) -> None:
         import torch
 
+        weights = list(self._decoder.parameters())
         try:
-            with np.load(self.checkpoint, allow_pickle=False) as arrays:
-                step = int(arrays["step"])
-                for index, weight in enumerate(self._decoder.parameters()):
-                    with torch.no_grad():
-                        weight.copy_(torch.from_numpy(arrays[f"{index}.weight"]))
-                    state = {name: torch.from_numpy(arrays[f"{index}.{name}"]).to(weight.device) for name in _MOMENTS}
-                    self._optimizer.state[weight] = {
-                        "step": torch.tensor(float(step), device=weight.device), **state
-                    }  # fmt: skip
-                self._losses, self._steps_s = arrays["losses"].tolist(), arrays["steps_s"].tolist()
-                self._elapsed_s = float(arrays["elapsed_s"])
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            arrays = self._read_arrays(weights)
+        except _DAMAGES as error:
             raise BenchError(
-                f"the checkpoint {self.checkpoint} is damaged ({error}); delete it to train this model again"
+                f"the checkpoint {self.checkpoint} is damaged ({first_line(error)}); delete it to train this model "
+                "again"
             ) from error
-        self.step = step
+        self.step = int(arrays["step"])
+        for index, weight in enumerate(weights):
+            with torch.no_grad():
+                weight.copy_(torch.from_numpy(arrays[f"{index}.weight"]))
+            state = {name: torch.from_numpy(arrays[f"{index}.{name}"]).to(weight.device) for name in _MOMENTS}
+            self._optimizer.state[weight] = {"step": torch.tensor(float(self.step), device=weight.device), **state}
+        self._losses, self._steps_s = arrays["losses"].tolist(), arrays["steps_s"].tolist()
+        self._elapsed_s = float(arrays["elapsed_s"])
+
+    def _read_arrays(self, weights: Sequence[Any]) -> dict[str, Any]:
+        """Read the checkpoint.
+
+        Raises:
+            Exception: of _DAMAGES: an array is missing, or is not of the kind or shape that _save writes.
+        """
+        with open_file(self.checkpoint) as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        wanted: dict[str, tuple[type, tuple[int, ...]]] = {
+            f"{index}.{name}": (np.float32, tuple(weight.shape))
+            for index, weight in enumerate(weights)
+            for name in ("weight", *_MOMENTS)
+        }
+        since_record = (np.float64, (arrays["losses"].size,))
+        wanted |= {
+            "losses": since_record,
+            "steps_s": since_record,
+            "elapsed_s": (np.float64, ()),
+            "step": (np.int64, ()),
+        }
+        for name, (dtype, shape) in wanted.items():
+            if arrays[name].dtype != dtype or arrays[name].shape != shape:
+                raise ValueError(f"array {name} has another type or shape")
+        if not 0 < arrays["step"] <= self.spec.num_steps:
+            raise ValueError(f"it ends at step {arrays['step']} of {self.spec.num_steps}")
+        return arrays
 
     def forget(self) -> None:
         """Delete the checkpoint of a finished run."""
