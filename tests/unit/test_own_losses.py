@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,12 @@ def test_fit_finds_another_floor(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert np.array_equal(law.covariance, calibrate_losses(path).law.covariance)
 
 
+def law_with(name: str, value: float) -> dict[str, Any]:
+    """The reference law with another coefficient."""
+    law: dict[str, Any] = law_file_content(load_loss_law())["law"]
+    return law | {"coefficients": law["coefficients"] | {name: value}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -168,6 +175,13 @@ def test_fit_finds_another_floor(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"schema_version": 99}, "schema version 99"),
         ({"law": {}}, "is malformed"),
         ({"law": law_file_content(load_loss_law())["law"] | {"scatter_nats": -1.0}}, "out of range"),
+        ({"law": law_file_content(load_loss_law())["law"] | {"scatter_length": 1e-300}}, "out of range"),
+        ({"law": law_file_content(load_loss_law())["law"] | {"scatter_nats": 10**400}}, "is malformed"),
+        ({"law": law_file_content(load_loss_law())["law"] | {"tokens_range": ["1", None]}}, "is malformed"),
+        ({"law": law_file_content(load_loss_law())["law"] | {"tokens_range": [1.0, math.inf]}}, "out of range"),
+        ({"law": law_with("token_exponent", 0.0)}, "out of range"),
+        ({"law": law_with("log_capacity_nats", 1e3)}, "out of range"),
+        ({"schema_version": "9" * 5000}, r"schema version '9{30,40}\.\.\."),
     ],
 )
 def test_bad_law_files_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

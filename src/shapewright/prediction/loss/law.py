@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError, close_names
+from shapewright.core.errors import CalibrationError, close_names, first_line, short_repr
 from shapewright.core.files import read_start
 from shapewright.core.records import dataclass
 from shapewright.prediction.loss.terms import COEFFICIENTS, REFERENCE_TOKENS, derivatives, evaluate_terms
@@ -278,17 +278,26 @@ def parse_law(name: str, raw: Mapping[str, Any], provenance: Mapping[str, Any]) 
             covariance=np.array(raw["covariance"], dtype=float).reshape(len(COEFFICIENTS), len(COEFFICIENTS)),
             scatter_nats=float(raw["scatter_nats"]),
             scatter_length=float(raw["scatter_length"]),
-            parameters_range=tuple(raw["parameters_range"]),
-            tokens_range=tuple(raw["tokens_range"]),
+            parameters_range=_read_range(raw["parameters_range"]),
+            tokens_range=_read_range(raw["tokens_range"]),
             provenance={**provenance, **raw.get("provenance", {})},
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CalibrationError(f"loss recipe {name!r} is malformed: {error!r}") from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CalibrationError(f"loss recipe {short_repr(name)} is malformed: {first_line(error)}") from error
+
+
+def _read_range(raw: Any) -> tuple[float, float]:
+    first, last = raw
+    return float(first), float(last)
 
 
 FILE_KIND = "shapewright loss law"
 FILE_SCHEMA_VERSION = 1
 _LARGEST_FILE_BYTES = 2**20
+# Limits far outside of every fit: exponents are 0.1 to 0.7, curvatures up to 0.5, logarithms up to 5, variances to 3.
+_EXPONENTS = ("capacity_exponent", "token_exponent")
+_SMALLEST_EXPONENT, _LARGEST_SLOPE, _LARGEST_COEFFICIENT = 0.01, 1.5, 10.0
+_LARGEST_COVARIANCE, _LARGEST_NUMBER = 1e4, 1e20
 
 
 def law_file_content(law: LossLaw) -> dict[str, Any]:
@@ -326,15 +335,29 @@ def read_loss_law(path: str | Path) -> LossLaw:
         raise CalibrationError(f"{path} is not a loss law; {hint}")
     if raw.get("schema_version") != FILE_SCHEMA_VERSION:
         raise CalibrationError(
-            f"loss law {path} has schema version {raw.get('schema_version')!r}, known here is {FILE_SCHEMA_VERSION}; "
-            "fit it again with 'shapewright calibrate --losses'"
+            f"loss law {path} has schema version {short_repr(raw.get('schema_version'))}, known here is "
+            f"{FILE_SCHEMA_VERSION}; fit it again with 'shapewright calibrate --losses'"
         )
     provenance = raw.get("provenance")
     law = parse_law(str(raw.get("recipe", "")), raw["law"], provenance if isinstance(provenance, dict) else {})
-    numbers = [*law.coefficients.values(), *law.covariance.flat, law.scatter_nats, law.scatter_length]
-    if not np.all(np.isfinite(numbers)) or law.scatter_nats < 0.0 or law.scatter_length <= 0.0:
+    if not _is_in_range(law):
         raise CalibrationError(f"loss law {path} has numbers out of range; {hint}")
     return law
+
+
+def _is_in_range(law: LossLaw) -> bool:
+    """Whether no loss of a model of any size overflows."""
+    high = {
+        name: _LARGEST_COEFFICIENT if name.startswith(("log_", "floor_")) else _LARGEST_SLOPE for name in COEFFICIENTS
+    }
+    low = {name: -most for name, most in high.items()} | dict.fromkeys(_EXPONENTS, _SMALLEST_EXPONENT)
+    numbers = [*law.covariance.flat, *law.parameters_range, *law.tokens_range]
+    return (
+        all(low[name] <= value <= high[name] for name, value in law.coefficients.items())
+        and bool(np.all(np.abs(numbers) <= _LARGEST_NUMBER) and np.all(np.abs(law.covariance) <= _LARGEST_COVARIANCE))
+        and 0.0 <= law.scatter_nats <= _LARGEST_COEFFICIENT
+        and _SMALLEST_EXPONENT <= law.scatter_length <= _LARGEST_COEFFICIENT
+    )
 
 
 @contextmanager
