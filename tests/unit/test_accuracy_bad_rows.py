@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,11 @@ def test_published_rows_with_impossible_numbers_are_named(tmp_path: Path) -> Non
         "seq_len=inf is not an integer from 1 to 1e+09": 1,
         "micro_batch=1.5 is not an integer from 1 to 1e+09": 1,
     }
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    """A pipe with the name of a table is a broken file, not one to wait for."""
+    os.mkfifo(tmp_path / "gemm.csv")
+
+    with pytest.raises(MeasuredFileError, match=r"gemm\.csv cannot be read as csv .*not a regular file"):
+        evaluate_folder(tmp_path)

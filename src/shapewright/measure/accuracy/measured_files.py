@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, MissingExtraError, first_line
+from shapewright.core.files import open_file
 from shapewright.core.records import dataclass
 from shapewright.core.units import find_time_columns
 from shapewright.measure.accuracy.chunk import Columns, Labels
@@ -38,7 +40,7 @@ def read_csv(
     names = tuple(dict.fromkeys((*label_names, *number_names)))
     try:
         # Skip the byte order mark that spreadsheets write.
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = next(reader, [])
             columns_of_times = find_time_columns(names, header)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import MeasuredFileError, close_names
+from shapewright.core.files import open_file
 from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables import (
@@ -124,7 +126,7 @@ def _table_of(path: Path) -> str:
         return path.stem
     header: set[str] = set()
     if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace") as file:
             names = file.readline(_LONGEST_HEADER).strip().split(",")
         header = {"latency_s" if name.startswith("latency_") else name for name in names}
     formats = {name: table.columns for name, table in TABLES.items()}
