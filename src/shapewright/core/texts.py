@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from string import Formatter
 from typing import Self
 
 
@@ -89,6 +88,8 @@ def with_fields(template: str, /, **values: object) -> Text:
 @cache
 def _parsed(template: str) -> tuple[tuple[str, str | None, str | None], ...]:
     """Return the plain texts, names and format of a template."""
+    from string import Formatter  # not needed to start a command
+
     return tuple((literal, name, spec) for literal, name, spec, _ in Formatter().parse(template))
 
 
