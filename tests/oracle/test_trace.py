@@ -383,6 +383,41 @@ def test_wrong_inputs_are_refused(inputs: str, words: str) -> None:
         shapewright.trace(build(Gpt), inputs)
 
 
+def test_a_square_mask_of_a_transformer_is_causal() -> None:
+    """torch.nn.Transformer compares the values of its mask: a square one is causal, one of another form is not."""
+
+    class Translator(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Transformer(64, 4, 1, 1, 128, batch_first=True)
+
+        def forward(self, source: Any, target: Any) -> Any:
+            mask = torch.nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            return self.body(source, target, tgt_mask=mask)
+
+    found = shapewright.trace(build(Translator), "source=float32[2,32,64], target=float32[2,16,64]")
+    calls = [one for one in found.operations if isinstance(one, Attention) and not one.is_backward]
+
+    assert sorted((one.query_len, one.kv_len, one.causal) for one in calls) == [
+        (16, 16, True),
+        (16, 32, False),
+        (32, 32, False),
+    ]
+    assert any("taken as causal" in note for note in found.notes)
+
+
+def test_padded_encoders_run_in_eval_mode_too() -> None:
+    """The forward pass of torch.nn.TransformerEncoder has all tokens, as in training; its setting is restored."""
+    body = build(lambda: torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(64, 4, batch_first=True), 2))
+    inputs = "src=float32[2,32,64], src_key_padding_mask=bool[2,32]"
+    forward = shapewright.trace(body.eval(), inputs, phase="prefill")
+    training = shapewright.trace(body, inputs)
+
+    assert gemms_of(forward) <= gemms_of(training)
+    assert sum(one.repeats for one in forward.operations if isinstance(one, Attention)) == 2
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_whole_numbers_are_no_input_of_a_linear_layer() -> None:
     """The meta device multiplies integers by floating weights; other devices do not."""
     with pytest.raises(TraceError, match=r"own_models.py:\d+: a GEMM of int64 and float32"):

@@ -269,6 +269,7 @@ def replaced_kernels(recorder: Any) -> Iterator[None]:
     """Replace the attention and dropout of PyTorch on meta tensors while a recorder records."""
     import torch
     from torch.nn.attention import flex_attention as flex
+    from torch.nn.modules import transformer
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradMeta")
@@ -279,13 +280,29 @@ def replaced_kernels(recorder: Any) -> Iterator[None]:
     function, code, defaults = flex.flex_attention, flex.flex_attention.__code__, flex.flex_attention.__defaults__
     function.__code__, function.__defaults__ = _flex.__code__, _flex.__defaults__
     keywords, function.__kwdefaults__ = function.__kwdefaults__, _flex.__kwdefaults__
+    detect, transformer._detect_is_causal_mask = transformer._detect_is_causal_mask, _is_causal_by_size
+    # In eval mode torch.nn.TransformerEncoder would pack padded sequences by the values of their mask.
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
     _recorders.append(recorder)
     try:
         yield
     finally:
         _recorders.pop()
+        transformer._detect_is_causal_mask = detect
+        torch.backends.mha.set_fastpath_enabled(value=is_fast)
         function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, keywords
         library._destroy()
+
+
+def _is_causal_by_size(mask: Any, is_causal: Any = None, size: int | None = None) -> bool:
+    """Whether a mask of torch.nn.Transformer is causal, which it decides by the mask's values."""
+    if is_causal is not None or mask is None:
+        return is_causal is True
+    found = mask.dim() == 2 and mask.shape[0] == mask.shape[1] == (size or mask.shape[0])
+    if found:
+        _recorders[-1].notes["a square mask of torch.nn.Transformer is taken as causal: its values are unknown"] = None
+    return found
 
 
 def _dropout(source: Any, p: float, train: bool) -> Any:  # noqa: FBT001  (the signature is PyTorch's)
