@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -94,3 +95,59 @@ def test_an_instance_that_holds_itself_has_a_text() -> None:
     node.children.append(node)
 
     assert repr(node).endswith("Node(children=[...])")
+
+
+@pytest.mark.parametrize("kw_only", [True, False])
+def test_arguments_are_those_of_the_standard_library(kw_only: bool) -> None:
+    """Names, order, kinds, annotations and errors are the same, and factories are called for each instance."""
+
+    def make(dataclass: Callable[..., Any]) -> Any:
+        @dataclass(kw_only=kw_only, frozen=True)
+        class Base:
+            """A base."""
+
+            first: int
+            names: list[str] = field(default_factory=list)
+
+        @dataclass(kw_only=True, frozen=True)
+        class Derived(Base):
+            """Adds fields that only a keyword gives, or nothing."""
+
+            second: int
+            cache: dict[str, int] = field(default_factory=dict, init=False)
+            constant: int = field(default=3, init=False)
+
+            def __post_init__(self) -> None:
+                self.cache["first"] = self.first
+
+        return Derived
+
+    own, standard = make(records.dataclass), make(dataclasses.dataclass)
+
+    assert str(inspect.signature(own)) == str(inspect.signature(standard))
+    one, other = own(first=1, second=2), own(first=1, second=2)
+    assert vars(one) == vars(standard(first=1, second=2)) | vars(one)
+    assert (one.names, one.cache, one.constant) == ([], {"first": 1}, 3)
+    assert one.names is not other.names
+    assert dataclasses.asdict(dataclasses.replace(one, names=["a"])) == {**dataclasses.asdict(one), "names": ["a"]}
+    with pytest.raises(TypeError) as own_error:
+        own()
+    with pytest.raises(TypeError) as standard_error:
+        standard()
+    assert str(own_error.value) == str(standard_error.value)
+
+
+def test_a_plain_subclass_of_a_frozen_class_has_attributes_of_its_own() -> None:
+    """Only the fields are frozen then; deletion is refused as assignment is. As in the standard library."""
+    for dataclass in (records.dataclass, dataclasses.dataclass):
+
+        class Named(pair_of(dataclass, frozen=True)):  # type: ignore[misc]
+            """Adds an attribute that is no field."""
+
+        one = Named(1)
+        one.name = "a"
+        del one.name
+        with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'first'"):
+            one.first = 2
+        with pytest.raises(dataclasses.FrozenInstanceError, match="cannot delete field 'first'"):
+            del one.first

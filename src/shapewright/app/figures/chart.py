@@ -18,7 +18,7 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7
 _LOG_SPAN = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """A curve through (x, y); the curve is interrupted at values of None."""
 
@@ -29,7 +29,7 @@ class Line:
     color: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Points:
     """Separate points with optional labels, which a reader points at, and short names, which are drawn."""
 
@@ -41,7 +41,7 @@ class Points:
     drawn: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Band:
     """The area between two curves over the same x, such as a 90 % interval."""
 
@@ -52,7 +52,7 @@ class Band:
     color: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mark:
     """A straight line across the chart at one value of an axis, with a label."""
 
@@ -61,7 +61,7 @@ class Mark:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class XYChart:
     """Curves, points and bands over two numeric axes.
 
@@ -92,7 +92,7 @@ class XYChart:
         return self.y_log and max(known, default=1.0) >= _LOG_SPAN * min(known, default=1.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BarPart:
     """One colour of a stacked bar chart: a value for each category, with a text to draw on it.
 
@@ -105,7 +105,7 @@ class BarPart:
     texts: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BarChart:
     """Horizontal stacked bars by category."""
 
@@ -118,7 +118,7 @@ class BarChart:
     texts_inside: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeatMap:
     """A value for each pair of categories; ``values[row][column]`` belongs to ``y_values[row]``, ``x_values[column]``.
 
@@ -136,7 +136,7 @@ class HeatMap:
     outlined: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Span:
     """A time span on a row of a timeline; spans of one kind share a colour."""
 
@@ -147,7 +147,7 @@ class Span:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """Time spans by row, such as the passes of pipeline stages."""
 

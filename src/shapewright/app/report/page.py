@@ -27,7 +27,7 @@ DEFAULT_CHART_HEIGHT_PX = 360
 _LONGEST_UNWRAPPED = 36
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Words:
     """Paragraphs under a heading, followed by preformatted ``code``."""
 
@@ -36,7 +36,7 @@ class Words:
     code: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """Rows of text under a heading; columns named in ``words`` are left-aligned, the others right-aligned."""
 
@@ -47,7 +47,7 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figure:
     """A chart with its caption, which screen readers read too."""
 

@@ -25,7 +25,7 @@ from shapewright.lowering.torch_trace.operators import (
 )
 
 
-@dataclass(slots=True)
+@dataclass
 class Operator:
     """Facts about an operator that do not depend on its arguments."""
 

@@ -26,7 +26,7 @@ from shapewright.lowering.torch_trace.storages import ACTIVATIONS, INPUTS, WEIGH
 from shapewright.lowering.torch_trace.values import READS_VALUE, SIZED_BY_VALUES, Values
 
 
-@dataclass(slots=True)
+@dataclass
 class Call:
     """One dispatched operator.
 
