@@ -134,7 +134,7 @@ class JointSearch:
         try:
             result = search_shapes(place, request, notes=())
         except ShapewrightError as error:
-            self.notes[f"no other shape was searched in the layout {describe_plan(plan)}: {error}"] = None
+            self.notes[f"no other shape was searched in the layout {describe_plan(plan)}: " + error.text] = None
             return
         self.num_shapes += result.tally.num_shapes
         self.is_complete = self.is_complete and result.is_complete
