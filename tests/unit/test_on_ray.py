@@ -127,7 +127,7 @@ def test_an_address_that_does_not_answer_is_one_line() -> None:
 def test_rows_of_a_cluster_go_to_one_store(cluster: Any, tmp_path: Path) -> None:
     """Two processes measure concurrently; a lost one is restarted and repeats its row."""
     pytest.importorskip("torch", reason="needs the bench extra")
-    from shapewright.measure.bench.measuring import ClusterMeasurer
+    from shapewright.measure.bench.ray_measurer import ClusterMeasurer
     from shapewright.measure.bench.run import make_run
     from shapewright.measure.bench.suites.registry import make_suite
     from shapewright.measure.bench.worker import WorkerOptions
@@ -155,7 +155,7 @@ def test_rows_of_a_cluster_go_to_one_store(cluster: Any, tmp_path: Path) -> None
 
 def test_collectives_stay_on_one_node() -> None:
     """The collectives suite is rejected on a cluster."""
-    from shapewright.measure.bench.measuring import open_cluster_measurer
+    from shapewright.measure.bench.ray_measurer import open_cluster_measurer
     from shapewright.measure.bench.worker import WorkerOptions
 
     with (

@@ -142,7 +142,7 @@ def _open(options: WorkerOptions, request: BenchRequest) -> Any:
     """Open a measurer, as a context manager."""
     if request.engine == "local":
         return open_measurer(options)
-    from shapewright.measure.bench.measuring import open_cluster_measurer
+    from shapewright.measure.bench.ray_measurer import open_cluster_measurer
 
     return open_cluster_measurer(options, request.address)
 

@@ -35,6 +35,7 @@ from shapewright.app.cli.options import (
 from shapewright.app.cli.param_types import SHARE, count_of
 from shapewright.core.errors import ConfigError, ShapewrightError, short_path, short_repr
 from shapewright.core.ranges import read_integer
+from shapewright.core.texts import FieldName, with_fields
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.design import DesignOutput
@@ -196,7 +197,9 @@ def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
                     f"--keep {short_repr(entry)}: a field of the shape takes one whole number, such as heads=32"
                 )
         if kept.setdefault(field_name, value) != value:
-            raise ConfigError(f"--keep names {field_name} twice; give it once")
+            raise ConfigError(
+                with_fields("--keep names {field} twice", field=FieldName(field_name)), advice="give it once"
+            )
     return kept
 
 

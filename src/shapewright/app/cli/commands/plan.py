@@ -14,6 +14,7 @@ from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import api_keywords, has_files, question_options, software_option
 from shapewright.app.cli.param_types import SHARE
 from shapewright.core.errors import ConfigError
+from shapewright.core.texts import FieldName, with_fields
 
 if TYPE_CHECKING:
     from shapewright.app.formats import OutputFormat
@@ -173,7 +174,10 @@ def _read_keep(entries: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE,VALUE such as tp=4,8; give a field and its values")
         field_name, allowed = read_kept(name.strip(), values)
         if field_name in kept:
-            raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
+            raise ConfigError(
+                with_fields("--keep names {field} twice", field=FieldName(field_name)),
+                advice=f"give all its values in one, such as {name}=1,2",
+            )
         kept[field_name] = allowed
     return kept
 

@@ -1,0 +1,176 @@
+"""Measuring on a Ray cluster: one worker process per device, and one store, which the driver writes.
+
+Every actor reserves one GPU (or one CPU) and owns a worker process, as on a single machine. The driver gives each case
+to the next free actor, in order, and commits every row as it arrives. An actor that is lost with its node is restarted
+on another one and repeats its case there; a case that loses its actor repeatedly becomes a failed row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from shapewright import __version__
+from shapewright.core.errors import BenchError, ClusterError
+from shapewright.core.ray_cluster import connect
+from shapewright.measure.bench.measuring import failed_row, now_utc, one_line
+from shapewright.measure.bench.run import MIN_ROW_S, Outcome, count_outcome, max_row_s, pending_cases
+from shapewright.measure.bench.worker import Worker, WorkerDiedError
+from shapewright.measure.store.record import FAILED, Row, row_facts
+
+if TYPE_CHECKING:
+    from shapewright.measure.bench.device.backend import DeviceFacts
+    from shapewright.measure.bench.worker import WorkerOptions
+    from shapewright.measure.store.database import Store
+    from shapewright.measure.store.record import Case, Run
+
+# Restarts of an actor, and retries of a case whose actor was lost.
+_MAX_RESTARTS, _MAX_RETRIES = 5, 2
+_POLL_INTERVAL_S = 0.5
+
+
+class ClusterMeasurer:
+    """Worker processes on the devices of a cluster, which must all be of one kind.
+
+    Args:
+        ray: The connected ray module.
+        options: The device that each worker opens.
+        num_actors: Number of workers; None for one per GPU of the cluster, or one per node with CPUs.
+
+    Raises:
+        BenchError: the cluster has no GPU, or devices of several kinds.
+    """
+
+    def __init__(self, ray: Any, options: WorkerOptions, num_actors: int | None = None) -> None:
+        self._ray = ray
+        count = num_actors or _count_devices(ray, options)
+        needs = {"num_cpus": 1} if options.cpu else {"num_gpus": 1, "num_cpus": 0}
+        remote = ray.remote(max_restarts=_MAX_RESTARTS, max_task_retries=_MAX_RETRIES, **needs)(_Actor)
+        self._actors = [remote.remote(options, __version__) for _ in range(count)]
+        try:
+            found = ray.get([actor.facts.remote() for actor in self._actors])
+        except ray.exceptions.RayError as error:
+            raise getattr(error, "cause", None) or ClusterError(
+                f"no measuring process could be started: {one_line(error)}"
+            ) from error
+        kinds = {(facts.name, facts.library) for facts in found}
+        if len(kinds) > 1:
+            listed = "; ".join(f"{name} ({library})" for name, library in sorted(kinds))
+            raise BenchError(f"the cluster's devices differ ({listed}); one run needs devices of one kind")
+        self.facts: DeviceFacts = found[0]
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that measure concurrently."""
+        return len(self._actors)
+
+    def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
+        """Measure one case on the first device."""
+        row: Row = self._ray.get(self._actors[0].measure.remote(case, run, budget_s, ci_fraction))
+        return row
+
+    def run_cases(
+        self,
+        cases: Sequence[Case],
+        store: Store,
+        run: Run,
+        *,
+        budget_s: float,
+        ci_fraction: float,
+        retry_failed: bool,
+        on_row: Callable[[Row], None],
+        on_start: Callable[[int], None],
+    ) -> Outcome:
+        """Measure cases on all devices concurrently; see run_cases for the arguments."""
+        begin = time.monotonic()
+        measurable, pending = pending_cases(cases, self.facts, store, run, retry_failed=retry_failed)
+        store.add_run(run)
+        on_start(len(pending))
+        idle, busy = list(self._actors), {}
+        measured: list[Row] = []
+        num_submitted = num_unstored = 0
+        while True:
+            while idle and num_submitted < len(pending) and (left_s := budget_s - (time.monotonic() - begin)) > 0.0:
+                case, actor = pending[num_submitted], idle.pop()
+                share_s = left_s * self.num_devices / (len(pending) - num_submitted)
+                row_s = min(max(share_s, MIN_ROW_S), max_row_s(case))
+                busy[actor.measure.remote(case, run, row_s, ci_fraction)] = (case, actor)
+                num_submitted += 1
+            if not busy:
+                break
+            for reference in self._ray.wait(list(busy), num_returns=1, timeout=_POLL_INTERVAL_S)[0]:
+                case, actor = busy.pop(reference)
+                row = self._fetch(reference, case, run)
+                num_unstored += not store.add(row)
+                measured.append(row)
+                on_row(row)
+                idle.append(actor)
+        wall_s = time.monotonic() - begin
+        return count_outcome(measured, num_unstored, cases, measurable, pending, wall_s=wall_s)
+
+    def close(self) -> None:
+        """Stop the processes."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+    def _fetch(self, reference: Any, case: Case, run: Run) -> Row:
+        try:
+            row: Row = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            reason = f"the measuring process was lost: {one_line(error)}"
+            return failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), reason)
+        return row
+
+
+class _Actor:
+    """A worker process on one node of the cluster."""
+
+    def __init__(self, options: WorkerOptions, version: str) -> None:
+        if version != __version__:
+            raise ClusterError(
+                f"a node has shapewright {__version__}, the driver has {version}; install the same version on all nodes"
+            )
+        self._worker = Worker(options)
+
+    def facts(self) -> DeviceFacts:
+        """Description of the device."""
+        return self._worker.facts
+
+    def measure(self, case: Case, run: Run, budget_s: float, ci_fraction: float) -> Row:
+        """Measure a case; if the worker dies, the row is marked as failed."""
+        try:
+            return self._worker.measure(case, run, budget_s=budget_s, ci_fraction=ci_fraction)
+        except WorkerDiedError as death:
+            return failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), str(death))
+
+
+@contextmanager
+def open_cluster_measurer(options: WorkerOptions, address: str | None) -> Iterator[ClusterMeasurer]:
+    """Connect to a Ray cluster, or start one on this host, and open its devices.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ClusterError: no cluster answers at the address.
+        BenchError: the cluster has no device to measure, or devices of several kinds.
+    """
+    if options.num_ranks > 1:
+        raise BenchError(
+            f"collectives run between processes of one node, got num_ranks={options.num_ranks}; use engine='local'"
+        )
+    with connect(address) as ray:
+        measurer = ClusterMeasurer(ray, options)
+        try:
+            yield measurer
+        finally:
+            measurer.close()
+
+
+def _count_devices(ray: Any, options: WorkerOptions) -> int:
+    if options.cpu:
+        return max(1, sum(1 for node in ray.nodes() if node["Alive"]))
+    count = int(ray.cluster_resources().get("GPU", 0))
+    if not count:
+        raise BenchError("the cluster has no GPU; start its nodes with GPUs, or measure its CPUs")
+    return count
