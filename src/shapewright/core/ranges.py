@@ -34,7 +34,7 @@ def check_integer(
     """Return a value as an int if it is an integer in a range.
 
     Args:
-        name: Name of the field, for the message.
+        name: Name of the field, for the message; a text of ``with_fields`` where it is not the name alone.
         value: The value; integers of NumPy are accepted, True and False are not.
         low: Lower bound, included.
         high: Upper bound, included.
@@ -56,7 +56,7 @@ def check_integer(
         number = None
     if number is None or not low <= number <= high:
         allowed = f"of at least {low}" if high == math.inf else f"from {low} to {_format_bound(high)}"
-        raise error(_message(name, value, f"an integer {allowed}", hint), field=name)
+        raise error(_message(name, value, f"an integer {allowed}", hint), field=str(name))
     return number
 
 
@@ -74,7 +74,7 @@ def check_number(
     """Return a value if it is a finite number in a range.
 
     Args:
-        name: Name of the field, for the message.
+        name: Name of the field, for the message; a text of ``with_fields`` where it is not the name alone.
         value: The value; True and False are not accepted.
         low: Lower bound.
         high: Upper bound; infinite for none.
@@ -103,7 +103,7 @@ def check_number(
         allowed = start if exclude_low else f"of at least {_format_bound(low)}"
     else:
         allowed = f"{start} {'and' if exclude_low else 'to'} {end}"
-    raise error(_message(name, value, f"a number {allowed}", hint), field=name)
+    raise error(_message(name, value, f"a number {allowed}", hint), field=str(name))
 
 
 def check_text(name: str, value: object, *, error: type[ShapewrightError]) -> str:
@@ -118,11 +118,11 @@ def check_text(name: str, value: object, *, error: type[ShapewrightError]) -> st
     """
     if isinstance(value, str):
         return value
-    raise error(_message(name, value, "text", ""), field=name)
+    raise error(_message(name, value, "text", ""), field=str(name))
 
 
 def _message(name: str, value: object, allowed: str, hint: str) -> str:
-    fact = f"{name}={short_repr(value)} must be {allowed}"
+    fact = Text(name, f"={short_repr(value)} must be {allowed}")
     return Text(fact, "; ", hint) if hint else fact
 
 

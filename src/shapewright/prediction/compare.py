@@ -131,7 +131,8 @@ def compare_outcomes(
                 with_fields("{usd_per_hour} names ") + f"{name!r}, which is not compared",
                 advice=f"give one of {', '.join(names)}",
             )
-        check_number(f"usd_per_hour of {name}", price, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR, error=WorkloadError)
+        named = with_fields("{usd_per_hour} of ") + name
+        check_number(named, price, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR, error=WorkloadError)
     rows = tuple(
         ComparedDevice(device, None, Refusal.of(outcome), prices.get(device.name))
         if isinstance(outcome, ShapewrightError)
