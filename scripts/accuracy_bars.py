@@ -118,7 +118,7 @@ def _kernel_bars(attention: list[dict[str, Any]]) -> list[Bar]:
             f"{attention_spans(attention, 'mean')} ({attention_spans(attention, 'in_turn')})",
         ),
         Bar(
-            "collectives", "held-out (operation, group size, message size)", "8 %", "6 %",
+            "collectives", "(operation, group size, message size) left out in turn", "8 %", "6 %",
             span(held_out("collectives").values()),
         ),
         Bar(

@@ -101,9 +101,10 @@ def _tables() -> list[str]:
     """Every measured table, all rows."""
     return [
         "## All rows of every measured table",
-        "Output of `shapewright accuracy DIR --regret`. **Most of these rows were used in fits**: most of the first "
-        "five tables (vLLM and SGLang, from ai-dynamo/aiconfigurator) and all of `linear_layers` (microsoft/vidur, "
-        "like `pointwise`). `linear_layers/scaled` predicts the same rows for current libraries times one factor. "
+        "Output of `shapewright accuracy DIR --regret`. **Most of these rows were used in fits**: all of `gemm`, `moe` "
+        "and `collectives`, most of attention (vLLM and SGLang, from ai-dynamo/aiconfigurator) and all of "
+        "`linear_layers` (microsoft/vidur, like `pointwise`); the errors above are of records without a row's shape. "
+        "`linear_layers/scaled` predicts the same rows for current libraries times one factor. "
         "*Roofline* is the mean error of max(FLOPs / peak, bytes / bandwidth). *Regret* is how much slower than the "
         "best shape of its size the predicted best is (p90 over sizes).",
         markdown_table(
