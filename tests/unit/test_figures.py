@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
+import shapewright
 from shapewright.app.cli.main import main
 from shapewright.app.figures.chart import Band, HeatMap, Line, Points, XYChart
+from shapewright.app.figures.devices import throughput_chart
 from shapewright.app.figures.echarts import chart_option
+from shapewright.app.figures.field_sweep import field_sweep_chart, pair_with_current
 from shapewright.app.figures.heat_maps import measured_layer_map
 from shapewright.app.figures.measured import Sample, samples_from_rows
 from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
 from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
 from shapewright.app.figures.step import step_roofline_chart
+from shapewright.app.figures.sweep_values import sweep_field
+from shapewright.app.report.outputs.compare import compare_output
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.lowering import lower
@@ -318,3 +323,26 @@ def test_roofline_counts_the_work_of_a_mask() -> None:
     rates = [rate for name, rate in drawn.items() if name.startswith("attention.fused (forward)")]
     assert rates == pytest.approx([float(fused.operation.executed_flops) / float(fused.price.time_s) / 1e12])
     assert rates[0] < 0.6 * prediction.device.peak_flops_per_s("bf16") / 1e12
+
+
+def test_colors_of_cliffs_have_one_meaning_each() -> None:
+    """No alignment class has the colour of the shape or of the local maxima."""
+    scenario = build_scenario("llama-3-8b", device="h100-sxm-80gb")
+    sweep = sweep_field(scenario, "hidden_size")
+    chart = field_sweep_chart(sweep, "step", pair_with_current(sweep))
+    colors = [series.color for series in chart.series if not isinstance(series, Band)]
+
+    assert {"this shape", "local maxima"} <= {series.name for series in chart.series}
+    assert len(colors) == len(set(colors))
+
+
+def test_bars_of_devices_have_their_values() -> None:
+    """A bar says its tokens per second, in the series of devices that the job fits on or of the others."""
+    output = compare_output(shapewright.compare("gpt3-2.7b", devices=["a100-sxm-80gb", "l40s"]))
+    chart = throughput_chart(output)
+
+    assert [part.texts for part in chart.parts] == [
+        [f"{output.devices[0].tokens_per_s:,.0f}", ""],
+        ["", f"{output.devices[1].tokens_per_s:,.0f}"],
+    ]
+    assert not chart.texts_inside

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.chart import Line, Mark, Points, XYChart
+from shapewright.app.figures.chart import PALETTE, Line, Mark, Points, XYChart
 from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.core.units import GIGA, format_count
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.design import DesignOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
     from shapewright.optimize.design import FrontRun
+
+_FRONTIER_COLOR = "#7f7f7f"
+_SIZE_COLORS = tuple(color for color in PALETTE if color != _FRONTIER_COLOR)
 
 
 def loss_against_time_chart(found: DesignOutput) -> XYChart:
@@ -30,11 +34,12 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
     )
     series: list[Line | Points] = [
         Line(
-            f"{format_count(size)} parameters",
+            format_count(size),
             [_rounded(one.hours) for one in points],
             [one.loss_nats for one in points],
+            color=color,
         )
-        for size, points in sorted(by_size.items())
+        for color, (size, points) in zip(cycle(_SIZE_COLORS), sorted(by_size.items()), strict=False)
     ]
     series += [
         Points(
@@ -46,7 +51,7 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
                 f"{one.loss_low_nats:.3f} to {one.loss_high_nats:.3f}"
                 for one in front
             ],
-            color="#7f7f7f",
+            color=_FRONTIER_COLOR,
         ),
         Points(
             "this design",

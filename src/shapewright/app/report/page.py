@@ -119,7 +119,7 @@ def _table(table: Table) -> str:
         f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, table.columns, strict=True)
     )
     rows = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in table.rows
     )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
@@ -127,6 +127,11 @@ def _table(table: Table) -> str:
         f'<section><h2>{escape(table.title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{note}</section>"
     )
+
+
+def _cell(text: str) -> str:
+    """Text of a cell, in which no line ends inside of an arrow."""
+    return escape(text).replace("-&gt;", '<span class="arrow">-&gt;</span>')
 
 
 def _cell_class(table: Table, index: int) -> str:
