@@ -186,5 +186,5 @@ def _list_usable(formats: Sequence[ServingFormat], device: Device, notes: list[s
             device.peak_flops_per_s(one.dtype)
             kept.setdefault(one.name, one)
         except UnknownRateError as error:
-            notes.append(f"{one.name} is left out: {error}")
+            notes.append(f"{one.name} is left out: " + error.text)
     return list(kept.values())

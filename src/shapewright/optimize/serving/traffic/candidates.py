@@ -135,7 +135,7 @@ def find_candidates(
         try:
             found.append(make_candidate(plan.scenario, request, scheduler, point, longest_len, tables))
         except WorkloadError as error:
-            refusals.append(str(error))
+            refusals.append(error.text)
     if not found:
         raise WorkloadError(refusals[0])
     return found

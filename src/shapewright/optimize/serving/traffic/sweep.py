@@ -153,7 +153,7 @@ def plan_traffic(
         except ShapewrightError as error:
             if len(scenarios) == 1:
                 raise
-            found_notes.append(Note(f"{scenario.device.name} is left out: {error}", "device-left-out", "device"))
+            found_notes.append(Note(f"{scenario.device.name} is left out: " + error.text, "device-left-out", "device"))
             refusals.append(error)
     if not candidates:
         raise refusals[0]
