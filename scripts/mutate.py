@@ -1,15 +1,18 @@
 """Change one token of the core at a time, and count the changes that no test notices: make mutation.
 
 A seeded sample of changes is drawn over the packages below: comparisons, arithmetic, truth values, numbers and swapped
-arguments. Pytest collects the tests once. A first run records which functions each test calls. Then a forked process
-for each change replaces the code of the changed function and runs the tests that call it, the quickest first, until one
-fails. A change outside functions (a default, a table) is made before anything is imported, in a process of its own.
+arguments. Pytest collects the tests once. A first run records which lines each test runs (much faster from Python 3.12
+on). Then a forked process for each change replaces the code of the changed function and runs the tests that reach the
+change until one fails: first those of the regression grid, then others, the quickest first, for --seconds. A change
+outside functions (a default, a table) is made before anything is imported, in a process of its own. With --seconds 0
+the grid alone is run.
 
 Results are kept in build/mutation, so that the same command continues where it was stopped; delete the folder after
 a change of the tests that are there already. A change that takes too long is counted apart: no test noticed it. Whether
 a change has no effect on behaviour is judged by a person: name such changes with --equivalent.
 
     python scripts/mutate.py --seed 1 --count 50
+    python scripts/mutate.py --seed 1 --count 200 --seconds 0
     python scripts/mutate.py --at src/shapewright/memory/estimate.py:170
 """
 
@@ -49,9 +52,11 @@ PACKAGES = (
 )  # fmt: skip
 # Modules are traced in a process of their own, where functions are not replaced.
 ELSEWHERE = SOURCE / "shapewright/lowering/torch_trace"
+GRID = "tests/regression"
 # Doctests and tests of parts, of whole steps by hand, of properties, and against other implementations,
 TESTS = (
-    "src/shapewright", "tests/unit", "tests/property", "tests/vectors", "tests/oracle", "tests/accuracy/test_drift.py",
+    GRID, "src/shapewright", "tests/unit", "tests/property", "tests/vectors", "tests/oracle",
+    "tests/accuracy/test_drift.py",
 )  # fmt: skip
 # without those of fits, searches, measurements, files and processes, which are slow and see little of the core.
 UNRELATED_UNITS = (
@@ -68,14 +73,15 @@ UNRELATED = (
     "tests/oracle/test_trace_diffusers.py", "tests/oracle/test_traced_families.py",
     "src/shapewright/app", "src/shapewright/measure",
 )  # fmt: skip
-# Loading calibration records is slow: while tests are recorded, these keep what they have read.
+# Loading calibration records is slow: these keep what they have read.
 KEPT_CACHES = ("shapewright.pricing.calibration", "shapewright.models.presets", "shapewright.hardware")
 LIMIT_BYTES = 16 << 30
-# A change may take this many times the recorded time of its tests, and its process this many times that by the clock.
-_MOST_SLOWDOWN, _MOST_WAITING = 3, 10
+# A change may take this many times the recorded processor time of its tests and of reading records anew, and its
+# process this many times that by the clock.
+_MOST_SLOWDOWN, _MOST_WAITING, _READING_S = 3, 10, 10
 TOO_LONG, FAILED, DIED, DONE = "too long", "error outside tests", "the process died", "done: "
-# Time of each test, and the functions that it calls.
-Records = dict[str, tuple[float, list[str]]]
+# Processor time of each test, and the lines that it runs by file. [s]
+Records = dict[str, tuple[float, dict[str, list[int]]]]
 OTHER: dict[type, Any] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -87,12 +93,14 @@ OTHER: dict[type, Any] = {
 class Mutant:
     """One change: the file, the place of the node in its walk, and what is done there.
 
-    ``function`` is the qualified name of the innermost function that holds it, empty outside functions.
+    ``function`` is the qualified name of the innermost function that holds it, empty outside functions; ``lines`` are
+    those of the node, and the first of its statement.
     """
 
     path: Path
     place: int
     line: int
+    lines: tuple[int, ...]
     function: str
     before: str
     after: str
@@ -149,7 +157,10 @@ def list_mutants(path: Path) -> Iterator[Mutant]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = name_functions(tree)
     quiet: set[int] = set()
+    first_lines: dict[int, int] = {}
     for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            first_lines[id(child)] = child.lineno if isinstance(child, ast.stmt) else first_lines.get(id(node), 0)
         annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
         messages = [node.exc] if isinstance(node, ast.Raise) else [node] if isinstance(node, ast.JoinedStr) else []
         checks = [node] if isinstance(node, ast.keyword) and node.arg == "strict" else []
@@ -160,7 +171,8 @@ def list_mutants(path: Path) -> Iterator[Mutant]:
             continue
         before = ast.unparse(node)
         if change(node):
-            yield Mutant(path, place, node.lineno, functions[id(node)], before[:80], ast.unparse(node)[:80])
+            lines = (first_lines[id(node)], *range(node.lineno, getattr(node, "end_lineno", node.lineno) + 1))
+            yield Mutant(path, place, node.lineno, lines, functions[id(node)], before[:80], ast.unparse(node)[:80])
 
 
 def compile_mutant(mutant: Mutant) -> CodeType:
@@ -178,13 +190,23 @@ def list_codes(code: CodeType) -> Iterator[CodeType]:
             yield from list_codes(part)
 
 
+def is_kept(cache: Any) -> bool:
+    """Whether a cache holds records and presets, which are slow to read, or is not of the package."""
+    return not cache.__module__.startswith("shapewright") or cache.__module__.startswith(KEPT_CACHES)
+
+
 def replace_functions(mutant: Mutant) -> None:
-    """Give the live functions of the module the code with the change, and forget what was computed before."""
+    """Give the live functions of the module the code with the change, and forget what was computed before.
+
+    Records that were read stay, unless the change is where they are read or used.
+    """
     codes = {(each.co_qualname, each.co_firstlineno): each for each in list_codes(compile_mutant(mutant))}
+    module = ".".join(mutant.path.relative_to(SOURCE).parts)
+    reads_records = module.startswith(("shapewright.pricing", "shapewright.models", "shapewright.hardware"))
     for live in gc.get_objects():
         if type(live) is FunctionType and live.__code__.co_filename == str(mutant.path):
             live.__code__ = codes[live.__code__.co_qualname, live.__code__.co_firstlineno]
-        elif type(live) is functools._lru_cache_wrapper:
+        elif type(live) is functools._lru_cache_wrapper and (reads_records or not is_kept(live)):
             live.cache_clear()
 
 
@@ -283,57 +305,77 @@ def collect_in_child(files: Sequence[str], work: Callable[[Collected], object]) 
         raise RuntimeError("the tests could not be collected")
 
 
+def watch_lines(note: Callable[[str, int], object]) -> Callable[[], None]:
+    """Call a function with the file and number of each line of the package that runs; return what starts it anew."""
+    source = str(SOURCE)
+    if sys.version_info < (3, 12):
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if not frame.f_code.co_filename.startswith(source):
+                return None
+            if event == "line":
+                note(frame.f_code.co_filename, frame.f_lineno)
+            return trace
+
+        return lambda: sys.settrace(trace)
+
+    watch, tool = sys.monitoring, sys.monitoring.COVERAGE_ID
+
+    def see(code: CodeType, line: int) -> object:
+        if code.co_filename.startswith(source):
+            note(code.co_filename, line)
+        return watch.DISABLE  # until it is started anew
+
+    watch.use_tool_id(tool, "mutate")
+    watch.register_callback(tool, watch.events.LINE, see)
+    watch.set_events(tool, watch.events.LINE)
+    return watch.restart_events
+
+
 def record(tests: Collected, file: Path) -> None:
-    """Run the tests that have no record; note the time of each, and the functions that it calls where it passes."""
+    """Run the tests that have no record; note the time of each, and the lines that it runs where it passes."""
     records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    caches = [
-        each
-        for each in gc.get_objects()
-        if type(each) is functools._lru_cache_wrapper  # isinstance reads __class__ of anything
-        and each.__module__.startswith("shapewright")
-        and not each.__module__.startswith(KEPT_CACHES)
-    ]
-    called: set[CodeType] = set()
-
-    def trace(frame: FrameType, *_: object) -> None:
-        called.add(frame.f_code)
-
-    start_s = time.perf_counter()
-    sys.settrace(trace)
+    lines: dict[str, set[int]] = {}
+    restart = watch_lines(lambda path, line: lines.setdefault(path, set()).add(line))
+    # Not isinstance, which reads __class__ of anything.
+    caches = [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper and not is_kept(each)]
+    start_s = time.process_time()
+    restart()
     for name in tests.run([name for name in tests.items if name not in records]):
-        sys.settrace(None)
-        own = {(code.co_filename, code.co_qualname) for code in called if code.co_filename.startswith(str(SOURCE))}
-        functions = sorted(f"{Path(path).relative_to(SOURCE)}:{function}" for path, function in own)
-        records[name] = (time.perf_counter() - start_s, [] if name in tests.failed else functions)
+        time_s = time.process_time() - start_s
+        reached = {str(Path(path).relative_to(SOURCE)): sorted(found) for path, found in [*lines.items()]}
+        records[name] = (time_s, {} if name in tests.failed else reached)
         if len(records) % 500 == 0:
             file.write_text(json.dumps(records), encoding="utf-8")
         for each in caches:
             each.cache_clear()
-        called.clear()
-        start_s = time.perf_counter()
-        sys.settrace(trace)
-    sys.settrace(None)
+        lines.clear()
+        start_s = time.process_time()
+        restart()
     file.write_text(json.dumps(records), encoding="utf-8")
 
 
 def choose_tests(mutant: Mutant, records: Records, limit_s: float) -> list[str]:
-    """Tests that call the changed function, the quickest first, as many as fit the limit.
+    """Tests that reach the change: all of the grid, then others as many as fit the limit, the quickest first.
 
-    For a change outside functions, those that call anything of its file, or of a file that imports it.
+    For a change outside functions, those that reach anything of its file, or of a file that imports it.
     """
     own = str(mutant.path.relative_to(SOURCE))
-    if mutant.function:
-        wanted = {f"{own}:{mutant.function}"}
-    else:
+    files, wanted = {own}, frozenset(mutant.lines)
+    if not mutant.function:
         module = own.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         package, _, name = module.rpartition(".")
         imported = re.compile(rf"from {module}[ .]|from {package} import [^#]*?\b{name}\b")
-        files = {str(each.relative_to(SOURCE)) for each in SOURCE.rglob("*.py") if imported.search(each.read_text())}
-        every = {each for _, called in records.values() for each in called}
-        wanted = {each for each in every if each.partition(":")[0] in files | {own}}
-    chosen = sorted((time_s, test) for test, (time_s, called) in records.items() if not wanted.isdisjoint(called))
-    ends_s = itertools.accumulate(time_s for time_s, _ in chosen)
-    return [test for (_, test), end_s in zip(chosen, ends_s, strict=True) if end_s <= limit_s]
+        files |= {str(each.relative_to(SOURCE)) for each in SOURCE.rglob("*.py") if imported.search(each.read_text())}
+    chosen = sorted(
+        (time_s, test)
+        for test, (time_s, reached) in records.items()
+        if (not wanted.isdisjoint(reached.get(own, ())) if mutant.function else not files.isdisjoint(reached))
+    )
+    grid = [test for _, test in chosen if test.startswith(GRID)]
+    others = [(time_s, test) for time_s, test in chosen if not test.startswith(GRID)]
+    ends_s = itertools.accumulate(time_s for time_s, _ in others)
+    return grid + [test for (_, test), end_s in zip(others, ends_s, strict=True) if end_s <= limit_s]
 
 
 def is_replaceable(mutant: Mutant) -> bool:
@@ -345,17 +387,22 @@ def is_replaceable(mutant: Mutant) -> bool:
 def run_mutants(mutants: Sequence[Mutant], records: Records, results: Path, limit_s: float) -> None:
     """Test the changes, and append each with the test that noticed it to the file of results."""
 
-    def run(tests: Collected, mutant: Mutant) -> str:
+    def run(tests: Collected, mutant: Mutant, names: Sequence[str]) -> str:
         if is_replaceable(mutant):
             replace_functions(mutant)
-        return tests.find_failure(choose_tests(mutant, records, limit_s))
+        return tests.find_failure(names)
 
-    def run_changed_module(mutant: Mutant) -> str:
+    def run_changed_module(mutant: Mutant, names: Sequence[str]) -> str:
         replace_module(mutant)
         found: list[str] = []
-        files = sorted({test.partition("::")[0] for test in choose_tests(mutant, records, limit_s)})
-        collect(files, lambda tests: found.append(run(tests, mutant)))
+        files = sorted({test.partition("::")[0] for test in names})
+        collect(files, lambda tests: found.append(run(tests, mutant, names)))
         return found[0]
+
+    def fork_with_tests(mutant: Mutant, work: Callable[[Mutant, Sequence[str]], str]) -> None:
+        names = choose_tests(mutant, records, limit_s)
+        most_s = _MOST_SLOWDOWN * (_READING_S + sum(records[name][0] for name in names))
+        note(mutant, fork(functools.partial(work, mutant, names), int(most_s)) if names else "")
 
     def note(mutant: Mutant, test: str) -> None:
         if test == FAILED:
@@ -365,12 +412,17 @@ def run_mutants(mutants: Sequence[Mutant], records: Records, results: Path, limi
         print(f"{'noticed' if test else 'ALIVE':8} {mutant}  {test.rpartition('/')[2]}", flush=True)
 
     def run_changed_functions(tests: Collected) -> None:
+        # One test of each table, so that modules are imported and records read once.
+        first = {
+            name.partition("[")[2].partition("-")[0]: name for name in reversed(tests.items) if name.startswith(GRID)
+        }
+        tests.find_failure([*first.values()])
         for mutant in filter(is_replaceable, mutants):
-            note(mutant, fork(functools.partial(run, tests, mutant), int(_MOST_SLOWDOWN * limit_s)))
+            fork_with_tests(mutant, functools.partial(run, tests))
 
-    collect_in_child(TESTS, run_changed_functions)
+    collect_in_child(TESTS if limit_s else (GRID,), run_changed_functions)
     for mutant in itertools.filterfalse(is_replaceable, mutants):
-        note(mutant, fork(functools.partial(run_changed_module, mutant), int(_MOST_SLOWDOWN * limit_s)))
+        fork_with_tests(mutant, run_changed_module)
 
 
 def main() -> int:
@@ -379,7 +431,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=40, help="changes of each package")
     parser.add_argument("--package", action="append", choices=PACKAGES, help="a package; default all")
-    parser.add_argument("--seconds", type=float, default=30.0, help="tests of a change, by their recorded time")
+    parser.add_argument("--seconds", type=float, default=30.0, help="tests beside the grid, by recorded time")
     parser.add_argument("--at", action="append", default=[], metavar="FILE:LINE", help="all changes of a line instead")
     parser.add_argument("--equivalent", action="append", default=[], metavar="TEXT", help="a change without effect")
     given = parser.parse_args()
@@ -394,7 +446,7 @@ def main() -> int:
             drawn[package] = Random(f"{given.seed} {package}").sample(found, min(given.count, len(found)))
     RESULTS.mkdir(parents=True, exist_ok=True)
     records, results = RESULTS / "records.json", RESULTS / "results.jsonl"
-    collect_in_child(TESTS, lambda tests: record(tests, records))
+    collect_in_child(TESTS if given.seconds else (GRID,), lambda tests: record(tests, records))
     results.touch()
     tested = read_results(results)
     new = [mutant for mutants in drawn.values() for mutant in mutants if (str(mutant), mutant.place) not in tested]
