@@ -146,7 +146,6 @@ ENCODER_PAIRS = ("clip", "siglip", "siglip2")
 """Model types of an image and a text encoder, of which the image encoder is read."""
 
 _NOT_READ = {
-    "mllama": "its images enter by layers of cross-attention in the language model",
     "llama4": "its tower has an adapter of its own kind",
 }
 
