@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="tracing configs needs the trace extr
 
 from hf_models import TINY_CONFIGS, model_type_of, tiny_config
 from traced_gemms import count_gemms, without_layout
+from transformers.models.gptj.modeling_gptj import GPTJPreTrainedModel
 
 import shapewright
 from shapewright.hardware import load_device
@@ -38,10 +39,11 @@ PASSES = ("forward", "backward")
 _OWN_EXPERTS = {"llama4", "llama4_text", "dbrx"}
 # It runs lightning attention in PyTorch, chunk by chunk; tables hold the fused kernel.
 _OWN_SCANS = {"minimax"}
-# These have attention of their own, without a fused kernel.
-_UNFUSED = {"bloom", "mpt", "gpt_neo", "gptj"}
+# These have attention of their own, without a fused kernel; GPT-J until transformers 5.23.
+_OWN_GPTJ = set() if getattr(GPTJPreTrainedModel, "_supports_sdpa", False) else {"gptj"}
+_UNFUSED = {"bloom", "mpt", "gpt_neo", *_OWN_GPTJ}
 # Of these the scores are multiplied in fp32, which tables have in the format of the model.
-_FP32_SCORES = {"gpt_neo", "gptj"}
+_FP32_SCORES = {"gpt_neo", *_OWN_GPTJ}
 
 
 def compute_s(operations: Iterable[PricedOperation]) -> float:
