@@ -53,6 +53,10 @@ def build():
     return Model()
 
 
+def pair():
+    return nn.Linear(64, 64), "float32[8,64]"
+
+
 def heavy():
     return nn.Linear(8192, 8192, device="cpu")
 
@@ -192,6 +196,9 @@ def test_the_next_command_keeps_the_trace(capsys: pytest.CaptureFixture[str]) ->
     _, out, _ = run(["check", "model.py:build", *inputs, "--device", "h100-sxm-80gb"], capsys)
     words = shlex.split(out.splitlines()[-1])
 
+    _, out, _ = run(["report", "model.py:pair", "--device", "h100-sxm-80gb", "-o", "review.html"], capsys)
+
+    assert out.splitlines()[-1].startswith("next: shapewright serve model.py:pair ")
     assert words[:4] == ["next:", "shapewright", "memory", "model.py:build"]
     assert sorted(words[4:]) == sorted([*inputs, "--device", "h100-sxm-80gb"])
 

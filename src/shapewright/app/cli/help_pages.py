@@ -261,7 +261,9 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
     command = context.command_path.removeprefix("shapewright ") + (" --losses" if given.get("losses_path") else "")
     if command == "design" and given["output"]:
         command = "design -o"
-    is_traced = bool(given.get("trace_inputs") or given.get("trace_config"))
+    from shapewright.lowering.torch_trace import is_target
+
+    is_traced = bool(given.get("trace_config")) or is_target(given.get("config"))
     template = context.meta.get(_NEXT_IN_CONTEXT) or (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
     if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
         return ""
