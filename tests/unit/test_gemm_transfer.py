@@ -365,3 +365,16 @@ def test_training_scales_tensors_where_serving_scales_blocks() -> None:
     assert 1.1 < gain("mi300x", "fp8") < 1.35
     assert gain("mi325x", "fp8") == pytest.approx(gain("mi300x", "fp8"), rel=0.05)
     assert gain("mi300x", "bf16") == gain("mi355x", "fp8") == gain("h100-sxm-80gb", "fp8") == 1.0
+
+
+@pytest.mark.parametrize("name", ["gaudi2", "trainium1", "tpu-v4"])
+def test_casts_do_not_scale_with_the_number_of_matrix_engines(name: str) -> None:
+    """Eight bits are not slower than 16 where a device has two matrix engines and no SMs: vector units cast."""
+    device = load_device(name)
+    narrow = "int8" if name.startswith("tpu") else "fp8"
+    times = [
+        price_gemm(Gemm(name="x", m=4096, n=16384, k=4096, dtype=dtype), device, load_record("gemm", device)).time_s
+        for dtype in ("bf16", narrow)
+    ]
+
+    assert times[1] < 1.05 * times[0]

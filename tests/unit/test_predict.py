@@ -443,3 +443,16 @@ def test_unaligned_caches_are_noted(attention: str, context_len: int, is_noted: 
     found = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=workload)
 
     assert any(note.code == "unaligned-cache" for note in found.warnings) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "is_slow"),
+    [("b300", "int8", True), ("b300", "fp8", False), ("mi210", "int8", True), ("h100", "int8", False)],
+)
+def test_narrow_formats_without_a_higher_rate_are_noted(device: str, dtype: str, is_slow: bool) -> None:
+    """B300 runs int8 at 7 % of the rate of fp16, and MI210 at the same rate."""
+    found = shapewright.predict("gpt2", device=device, workload={"phase": "prefill", "seq_len": 512, "dtype": dtype})
+    words = [str(note) for note in found.warnings if getattr(note, "code", "") == "slow-format"]
+
+    assert bool(words) is is_slow
+    assert all("of the matrix rate of" in each for each in words)

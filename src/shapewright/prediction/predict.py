@@ -29,6 +29,7 @@ from shapewright.prediction.warnings import (
     warn_of_host_link,
     warn_of_masked_scores,
     warn_of_scans,
+    warn_of_slow_format,
     warn_of_unaligned_cache,
     warn_of_utilization,
 )
@@ -208,6 +209,7 @@ def predict(
         *warn_if_too_large(device, workload, memory),
         *describe_long_sequence(config, workload),
         *warn_of_calibration(device, sources),
+        *warn_of_slow_format(device, workload),
         *warn_of_batch(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
         *warn_of_masked_scores(config, workload, mfu),
         *warn_of_host_link(device, priced, times.step_s),

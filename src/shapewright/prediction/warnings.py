@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
 from shapewright.core.units import format_bytes
@@ -28,6 +29,7 @@ _HIGH_MFU = 0.75
 _MUCH_COMMUNICATION = 0.3
 # Multiple of 16-bit keys at which GEMMs load 16 bytes at a time. Presentation only.
 _ALIGNED_KEYS = 8
+_WIDE_BITS = 16
 
 
 def warn_if_too_large(device: Device, workload: Workload, memory: MemoryEstimate) -> Iterator[Note]:
@@ -62,6 +64,23 @@ def warn_of_calibration(device: Device, sources: Mapping[str, CalibrationSource]
             f"{', '.join(bounds)} on {device.name}: roofline bounds from the data sheet, not predictions; "
             f"real steps take longer",
             "roofline-bound",
+        )
+
+
+def warn_of_slow_format(device: Device, workload: Workload) -> Iterator[Note]:
+    """Warn of a narrow format whose matrix rate is not above that of 16 bits, and whose casts cost time."""
+    rates = device.dense_flops_per_s
+    wide = {name: rates[name] for name in ("bf16", "fp16") if name in rates}
+    if workload.dtype not in rates or not wide or get_dtype(workload.dtype).bits >= _WIDE_BITS:
+        return
+    best = max(wide, key=lambda name: wide[name])
+    share = rates[workload.dtype] / wide[best]
+    if share <= 1.0:
+        yield Note(
+            f"{workload.dtype} has {100.0 * share:.0f} % of the matrix rate of {best} on {device.name}, by its data "
+            f"sheet: GEMMs bound by arithmetic are not faster than in {best}",
+            "slow-format",
+            "dtype",
         )
 
 

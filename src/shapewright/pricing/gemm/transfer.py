@@ -170,9 +170,22 @@ def _clock_ratio(donor: Device, device: Device) -> float:
     clocks = clock_hz_of(donor), comparable_clock_hz(device, donor)
     if clocks[0] is None or clocks[1] is None:
         return 1.0
-    if any(chip.architecture_facts.switching_energy is None for chip in (donor, device)):
+    return clocks[0] / clocks[1] if _are_gpus(donor, device) else 1.0
+
+
+def _are_gpus(*devices: Device) -> bool:
+    """Whether each has SMs or compute units; in others matrix engines of other clocks and sizes are counted."""
+    return all(each.architecture_facts.switching_energy is not None for each in devices)
+
+
+def _row_ratio(donor: Device, device: Device) -> float:
+    """Time of one row of a cast over the donor's: SMs work on a row each.
+
+    The vector units of other devices, which cast, are not those that num_sms counts: they take the donor's time.
+    """
+    if not _are_gpus(donor, device):
         return 1.0
-    return clocks[0] / clocks[1]
+    return _clock_ratio(donor, device) * (donor.num_sms or 1) / (device.num_sms or 1)
 
 
 def _scale_start(parameters: GemmParameters, raw: Mapping[str, Any], device: Device, donor: Device) -> GemmParameters:
@@ -181,12 +194,11 @@ def _scale_start(parameters: GemmParameters, raw: Mapping[str, Any], device: Dev
     kernel_s = parameters.start_s
     if parameters.cast_bytes_per_element > 0.0 and _WIDE_FORMAT in raw:
         kernel_s = min(kernel_s, float(raw[_WIDE_FORMAT]["start_s"]))
-    per_row = slower * (donor.num_sms or 1) / (device.num_sms or 1)
     return replace(
         parameters,
         start_s=parameters.start_s - kernel_s + kernel_s * slower,
         split_start_s=parameters.split_start_s * slower,
-        cast_row_s=parameters.cast_row_s * per_row,
+        cast_row_s=parameters.cast_row_s * _row_ratio(donor, device),
     )
 
 
@@ -196,14 +208,13 @@ def _add_cast_costs(parameters: GemmParameters, device: Device) -> GemmParameter
     if found is None:
         return parameters
     narrow, wide, donor = found
-    per_row = _clock_ratio(donor, device) * (donor.num_sms or 1) / (device.num_sms or 1)
     return replace(
         parameters,
         start_s=parameters.start_s + max(0.0, float(narrow["start_s"]) - float(wide["start_s"])),
         split_start_s=float(narrow["split_start_s"]),
         write_ratio=float(narrow["write_ratio"]),
         cast_bytes_per_element=float(narrow["cast_bytes_per_element"]),
-        cast_row_s=float(narrow["cast_row_s"]) * per_row,
+        cast_row_s=float(narrow["cast_row_s"]) * _row_ratio(donor, device),
     )
 
 
