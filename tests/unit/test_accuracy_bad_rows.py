@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from measured_tables import PUBLISHED_ROW, gemm_columns, paper_layer, write_csv, write_parquet
 from shapewright.core.errors import MeasuredFileError
 from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.fit.loss_rows import read_own_losses
 
 
 def test_bad_rows_are_counted_and_the_rest_evaluated(tmp_path: Path) -> None:
@@ -150,3 +152,10 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
 
     with pytest.raises(MeasuredFileError, match=r"gemm\.csv cannot be read as csv .*not a regular file"):
         evaluate_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["\ud800.csv", "a\0b.csv", "x" * 5000])
+def test_names_that_are_no_paths(name: str) -> None:
+    """Half of a surrogate pair, a zero byte and names that are too long are errors of the file, in words."""
+    with pytest.raises(MeasuredFileError, match=r"cannot be read|does not exist"):
+        read_own_losses(name, Counter())

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from shapewright.app.cli.console import refuse_unwritable, write_text_file
 from shapewright.core.child_process import SOURCE_FOLDER, child_environment, python_command
+from shapewright.measure.store.export import _write_csv
 
 # What workers import, from the standard library, from dependencies and from optional ones.
 PLANTED = ("json", "numpy", "torch", "rich", "click", "sqlite3", "socket", "sitecustomize", "shapewright", "lightgbm")
@@ -106,3 +108,21 @@ def test_an_empty_entry_of_the_path_is_dropped(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", "/some/folder", "")))
 
     assert child_environment()["PYTHONPATH"].split(os.pathsep)[1:] == ["/some/folder"]
+
+
+def test_planted_links_are_not_written_through(tmp_path: Path) -> None:
+    """A link with the name of a temporary file, in a folder that others may write to, does not reach its target."""
+    victim = tmp_path / "victim.txt"
+    victim.write_text("kept", encoding="utf-8")
+    for name in ("config.json", "rows.csv"):
+        for suffix in ("tmp", "draft"):
+            (tmp_path / f".{name}.{os.getpid()}.{suffix}").symlink_to(victim)
+
+    refuse_unwritable(str(tmp_path / "config.json"))
+    (tmp_path / f".config.json.{os.getpid()}.tmp").symlink_to(victim)
+    write_text_file(str(tmp_path / "config.json"), "{}")
+    _write_csv(tmp_path / "rows.csv", [{"m": 1}])
+
+    assert victim.read_text(encoding="utf-8") == "kept"
+    assert (tmp_path / "config.json").read_text(encoding="utf-8") == "{}"
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8") == "m\n1\n"

@@ -13,9 +13,11 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
     Raises:
         OSError: the file cannot be opened, or is a folder, pipe, socket or device.
-        ValueError: the path holds a zero byte.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a zero byte, or half of a surrogate pair
+        raise OSError(errno.EINVAL, "not a path") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
@@ -27,7 +29,6 @@ def read_start(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
     Raises:
         OSError: as of open_file.
-        ValueError: as of open_file.
     """
     with open_file(path) as file:
         return file.read(most_bytes) or b""

@@ -133,7 +133,8 @@ def refuse_unwritable(*paths: str | None) -> None:
             if target.exists() and not target.is_file():
                 continue  # a pipe waits for its reader
             draft = _draft_of(target)
-            draft.touch()
+            draft.unlink(missing_ok=True)
+            draft.touch(exist_ok=False)
             draft.unlink()
         except (OSError, ValueError) as error:
             raise _unwritable(path, error) from error
@@ -156,7 +157,10 @@ def write_text_file(path: str, text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # replacing it would turn it into a plain file
             return
-        draft.write_text(text, encoding="utf-8")
+        # Made anew: a link that someone else put there is not followed.
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
         draft.replace(target)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):

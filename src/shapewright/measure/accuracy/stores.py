@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, StoreError
+from shapewright.core.files import read_start
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
 from shapewright.measure.accuracy.chunk import Chunk, Labels, Prices, prices_of, split_chunks
 from shapewright.measure.accuracy.context import ROWS_AT_ONCE
@@ -107,8 +108,7 @@ def _skip_reason(row: Row) -> str:
 def is_store(path: Path) -> bool:
     """Return whether a file is an SQLite database, as stores are."""
     try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+        return read_start(path, len(_MAGIC)) == _MAGIC
     except OSError:
         return False
 

@@ -144,7 +144,7 @@ def read_own_losses(path: str | Path, skipped: Counter[str]) -> LossRows:
         StoreError: the store is damaged or newer than this program.
     """
     file = Path(path)
-    if file.is_file() and is_store(file):
+    if is_store(file):
         with Store(file, read_only=True) as store:
             records = loss_records([row for row in store.rows() if row.status == OK])
         columns = Columns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -200,6 +201,13 @@ def _run_facts(run: Any) -> Record:
     }
 
 
+def _new_draft(path: Path) -> Path:
+    """Temporary file beside the target, of this process alone; what has its name, such as a link, is removed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
+    return draft
+
+
 def _write_parquet(path: Path, records: Sequence[Record]) -> None:
     try:
         import pyarrow as pa
@@ -208,14 +216,14 @@ def _write_parquet(path: Path, records: Sequence[Record]) -> None:
         raise MissingExtraError(
             "writing parquet needs pyarrow, which is not installed; run: pip install 'shapewright[fit]', or write csv"
         ) from error
-    draft = path.with_name(f".{path.name}.draft")
+    draft = _new_draft(path)
     pq.write_table(pa.Table.from_pylist(list(records)), draft, compression="zstd")
     draft.replace(path)
 
 
 def _write_csv(path: Path, records: Sequence[Record]) -> None:
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", newline="", encoding="utf-8") as file:
+    draft = _new_draft(path)
+    with draft.open("x", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
         writer.writerows(records)
