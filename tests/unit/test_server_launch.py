@@ -335,3 +335,25 @@ def test_bad_launches_are_one_line(arguments: list[str], words: str, capsys: pyt
     code, out, err = run_command(job, capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("name", ["my model's", "--trust-remote-code", "-x; touch y"])
+def test_folders_reach_every_engine_as_one_argument(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell gives the engine the folder as it is named, once quoted, and not as an option."""
+    config = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(
+        json.dumps({**config, "intermediate_size": 4096, "vocab_size": 32000}), encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["serve-plan", f"./{name}", "--device", "h100-sxm-80gb", "--isl", "100", "--osl", "20"]
+    _, out, err = run_command([*arguments, "--format", engine], capsys)
+    before = {"vllm": "serve", "sglang": "--model-path", "trtllm": "trtllm-serve"}[engine]
+    lines = [shlex.split(line) for line in out.replace("\\\n", " ").splitlines() if before in line and line[0] != "#"]
+
+    assert lines, err
+    folder = f"./{name}" if name.startswith("-") else name
+    assert {words[words.index(before) + 1] for words in lines} - {"disaggregated"} == {folder}

@@ -7,6 +7,7 @@ Sources of the flags: see engines.toml; tests parse what is written here by the 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,7 +68,7 @@ def _cache_format(engine: Engine, one: LaunchedInstance) -> str:
 
 def vllm_command(engine: Engine, one: LaunchedInstance) -> Command:
     """Return the command of vLLM for an instance."""
-    return Command(f"vllm serve {one.model}", list(_vllm_flags(engine, one)), {})
+    return Command(f"vllm serve {shlex.quote(one.model)}", list(_vllm_flags(engine, one)), {})
 
 
 def _vllm_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
@@ -224,7 +225,7 @@ def trtllm_command(engine: Engine, one: LaunchedInstance) -> Command:
     launcher = ""
     if one.num_nodes > 1:
         launcher = f"mpirun -n {layout.num_devices} --npernode {one.node_size} --hostfile HOSTS trtllm-llmapi-launch "
-    return Command(f"{launcher}trtllm-serve {one.model}", flags, settings)
+    return Command(f"{launcher}trtllm-serve {shlex.quote(one.model)}", flags, settings)
 
 
 COMMANDS = {"vllm": vllm_command, "sglang": sglang_command, "trtllm": trtllm_command}

@@ -177,7 +177,8 @@ def _checkpoint_of(model: Model) -> tuple[str, str]:
             return found[1], ""
         return name, f"no checkpoint of {name} is known: replace {name} with its folder or hub id"
     path = Path(model.source)
-    return shlex.quote(str(path.parent if path.name == "config.json" else path)), ""
+    folder = str(path.parent if path.name == "config.json" else path)
+    return f"./{folder}" if folder.startswith("-") else folder, ""  # engines would take it for an option
 
 
 def _count_words(plan: ServingPlan, point: OperatingPoint, role: Role) -> tuple[str, str]:
