@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import cached_property
 from math import exp, hypot, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
@@ -34,13 +36,13 @@ from shapewright.prediction.warnings import (
     warn_of_utilization,
 )
 from shapewright.pricing.calibration.source import CalibrationSource
-from shapewright.pricing.operations import price_operations
+from shapewright.pricing.operations import price_key, price_operations
 from shapewright.pricing.software import TUNED, Software, software_of
 from shapewright.workload import ParallelLayout
 from shapewright.workload.images import count_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from shapewright.core.notes import Note
     from shapewright.hardware import Device
@@ -125,7 +127,7 @@ class Prediction(NotebookDisplay):
         sequences = self.tokens_per_step // self.workload.query_len
         return sequences * count_images(self.config, self.workload)
 
-    @property
+    @cached_property
     def busiest_operations(self) -> tuple[PricedOperation, ...]:
         """Operations of the busiest stage; their times and the bubble add up to the step.
 
@@ -155,6 +157,21 @@ class Prediction(NotebookDisplay):
             for entry in self.operations
             if entry.operation.stage != left_out or entry.operation.pass_name == "step"
         )
+
+    @cached_property
+    def log_half_widths(self) -> Mapping[tuple[Any, ...], float]:
+        """Logarithmic half-width of each distinct operation's interval, weighted by its share of the step."""
+        widths: dict[tuple[Any, ...], float] = defaultdict(float)
+        times_s = [entry.total_time_s for entry in self.busiest_operations]
+        total_s = sum(times_s)
+        for entry, time_s in zip(self.busiest_operations, times_s, strict=True):
+            if time_s > 0.0:
+                price: Any = entry.price
+                half = 0.5 * log(price.high_s / max(price.low_s, 1e-6 * price.time_s))
+                operation = entry.operation
+                # Training software prices the optimizer step differently.
+                widths[operation.pass_name == "step", *price_key(operation)] += half * time_s / total_s
+        return widths
 
 
 def predict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
@@ -91,18 +92,19 @@ class Scenario:
         for name in changes.keys() - parts.keys() - _CONFIG_FIELDS - _WORKLOAD_FIELDS - _LAYOUT_FIELDS:
             known = sorted(_CONFIG_FIELDS | _WORKLOAD_FIELDS | _LAYOUT_FIELDS)
             raise WorkloadError(f"unknown field {name!r} of a scenario; {close_names(name, known)}".rstrip("; "))
-        changed = replace(self, **parts)
         config = {name: value for name, value in changes.items() if name in _CONFIG_FIELDS}
         workload = {name: value for name, value in changes.items() if name in _WORKLOAD_FIELDS}
         layout = {name: value for name, value in changes.items() if name in _LAYOUT_FIELDS}
         if config:
-            changed = replace(changed, model=replace(changed.model, config=replace(changed.config, **config)))
+            model = parts.get("model", self.model)
+            parts["model"] = replace(model, config=replace(model.config, **config))
         if workload:
-            before = changed.workload
+            before = parts.get("workload", self.workload)
             mode = workload.get("recompute", before.recompute)
-            changed = replace(changed, workload=replace(before.with_recompute(mode), **workload))
+            parts["workload"] = replace(before.with_recompute(mode), **workload)
         if layout:
-            changed = replace(changed, layout=replace(changed.layout, **layout))
+            parts["layout"] = replace(parts.get("layout", self.layout), **layout)
+        changed = replace(self, **parts)
         if changed.device is self.device and changed.software is self.software:
             object.__setattr__(changed, "_outcomes", self._outcomes)
         return changed
@@ -125,22 +127,25 @@ class Scenario:
             raise outcome
         return outcome
 
-    @property
+    @cached_property
     def outcome(self) -> Prediction | ShapewrightError:
         """The prediction, or the error that predicting raises."""
         key = (self.config, self.workload, self.layout)
-        if key not in self._outcomes:
-            try:
-                self._outcomes[key] = predict(
-                    self.config,
-                    device=self.device,
-                    workload=self.workload,
-                    layout=self.layout,
-                    software=self.software,
-                )
-            except ShapewrightError as error:
-                self._outcomes[key] = error
-        return self._outcomes[key]
+        known = self._outcomes.get(key)
+        if known is not None:
+            return known
+        try:
+            outcome: Prediction | ShapewrightError = predict(
+                self.config,
+                device=self.device,
+                workload=self.workload,
+                layout=self.layout,
+                software=self.software,
+            )
+        except ShapewrightError as error:
+            outcome = error
+        self._outcomes[key] = outcome
+        return outcome
 
     @property
     def is_possible(self) -> bool:
@@ -156,7 +161,7 @@ class Scenario:
         """Estimate the memory of one device of the fullest pipeline stage."""
         return estimate_memory(self.config, self.workload, self.layout)
 
-    @property
+    @cached_property
     def fits(self) -> bool:
         """Whether the step can run and its memory is within the device's."""
         if (self.config, self.workload, self.layout) not in self._outcomes:  # memory takes a fraction of a prediction

@@ -13,13 +13,11 @@ What both shapes share cancels, the cost of software outside the kernels include
 
 from __future__ import annotations
 
-from collections import defaultdict
 from math import erf, exp, log, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
 from shapewright.prediction.composition import error_correlation
-from shapewright.pricing.operations import price_key
 
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
@@ -80,7 +78,7 @@ def time_s(prediction: Prediction, *, per_step: bool) -> float:
 def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool = False) -> Speedup:
     """Return the speedup of a candidate over the baseline, with its interval."""
     factor = time_s(baseline, per_step=per_step) / time_s(candidate, per_step=per_step)
-    own, other = _half_widths(baseline), _half_widths(candidate)
+    own, other = baseline.log_half_widths, candidate.log_half_widths
     alone = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in own | other)
     together = (sum(own.values()) - sum(other.values())) ** 2
     shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
@@ -91,17 +89,3 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
         high=factor * exp(half_width),
         probability_faster=_probability_above_1(factor, half_width / _HALF_WIDTH_DEVIATIONS),
     )
-
-
-def _half_widths(prediction: Prediction) -> dict[tuple[Any, ...], float]:
-    """Return the logarithmic half-width of each distinct operation's interval, weighted by its share of the step."""
-    widths: dict[tuple[Any, ...], float] = defaultdict(float)
-    total_s = sum(entry.total_time_s for entry in prediction.busiest_operations)
-    for entry in prediction.busiest_operations:
-        if entry.total_time_s > 0.0:
-            price: Any = entry.price
-            half = 0.5 * log(price.high_s / max(price.low_s, 1e-6 * price.time_s))
-            operation = entry.operation
-            # Training software prices the optimizer step differently.
-            widths[operation.pass_name == "step", *price_key(operation)] += half * entry.total_time_s / total_s
-    return widths

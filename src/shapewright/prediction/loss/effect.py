@@ -188,8 +188,7 @@ def judge_change(
     size_ratio = count_compared(candidate, vocab_size) / count_compared(baseline, vocab_size)
     is_free = is_free_change(baseline, candidate)
     shape = own if is_free else as_compared(ShapeForLoss.of(candidate), own, size_ratio)
-    difference = law.difference(shape, own, train_tokens)
-    needed = law.tokens_ratio(shape, own, train_tokens)
+    difference, needed = law.compare(shape, own, train_tokens)
     noise = FREE_NATS if is_free and candidate.head_dim != baseline.head_dim else 0.0
     net = None
     if speedup is not None:
