@@ -19,7 +19,6 @@ from shapewright.prediction.calculators import (
     BatchRequest,
     bubble_fraction,
     bus_fraction,
-    count_chinchilla_tokens,
     count_flops,
     count_gradient_traffic_bytes,
     count_replicas,
@@ -27,6 +26,7 @@ from shapewright.prediction.calculators import (
     explain_parameters,
     solve_batch,
 )
+from shapewright.prediction.training_run import count_chinchilla_tokens
 from shapewright.workload import Workload
 
 

@@ -22,9 +22,9 @@ from shapewright.lint.shape_fixes import (
     with_head_dim,
     with_hidden_size,
 )
-from shapewright.prediction.calculators import count_chinchilla_tokens
 from shapewright.prediction.loss import has_loss_law, judge_change
 from shapewright.prediction.speedup import compare_times
+from shapewright.prediction.training_run import count_chinchilla_tokens
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig

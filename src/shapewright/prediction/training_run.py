@@ -1,4 +1,4 @@
-"""A training run: its cost in device hours, energy and money from the time of one step, and its learning rate."""
+"""A training run: its length, its learning rate, and its cost in device hours, energy and money from a step's time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ SECONDS_PER_HOUR = 3600.0
 _WATTS_PER_KILOWATT = 1000.0
 LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR = 1e-3, 1e6
 FEWEST_TOKENS, MOST_TOKENS = 1, 10**17
+CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
+"""Tokens per parameter of a compute-optimal run. Source: arXiv 2203.15556, table 3 (20.2 to 22.0 for 0.4 to 175 B, and
+1.4 T tokens for the 70 B model that it trains); only active parameters count."""
 _RATE_FACTOR, _RATE_EXPONENT = 0.3118, -0.1250
 _USUAL_WARMUP_STEPS, _MOST_WARMUP_FRACTION, _FINAL_FRACTION = 2000, 0.05, 0.1
 
@@ -37,6 +40,17 @@ class TrainingRun:
     def __post_init__(self) -> None:
         check_number("train_tokens", self.train_tokens, FEWEST_TOKENS, MOST_TOKENS, error=WorkloadError)
         check_price(self.usd_per_hour)
+
+
+def count_chinchilla_tokens(num_parameters: float) -> float:
+    """Return the tokens of a compute-optimal run: 20 per parameter.
+
+    >>> count_chinchilla_tokens(70e9)
+    1400000000000.0
+
+    Source: arXiv 2203.15556, table 3.
+    """
+    return CHINCHILLA_TOKENS_PER_PARAMETER * num_parameters
 
 
 def check_price(usd_per_hour: float | None) -> None:

@@ -13,7 +13,6 @@ from shapewright.lowering import count_masked_fraction
 from shapewright.lowering.operations import Collective, Gemm, Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
-from shapewright.pricing.kernels.scans import BACKWARD_RATIO, BORROWED_SCAN_ERROR, CHUNKLESS_SCANS, MEASURED_SCANS
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -87,6 +86,10 @@ def warn_of_slow_format(device: Device, workload: Workload) -> Iterator[Note]:
 def warn_of_scans(priced: Iterable[PricedOperation]) -> Iterator[Note]:
     """Note which scans have no measured kernel, and how they are priced."""
     scans = [entry.operation for entry in priced if isinstance(entry.operation, Scan)]
+    if not scans:
+        return
+    from shapewright.pricing.kernels.scans import BACKWARD_RATIO, BORROWED_SCAN_ERROR, CHUNKLESS_SCANS, MEASURED_SCANS
+
     unmeasured = [rule for rule in dict.fromkeys(scan.rule for scan in scans) if rule not in MEASURED_SCANS]
     for rule in unmeasured:
         how = "its memory traffic and exponentials" if rule in CHUNKLESS_SCANS else "the kernel of a gated delta net"

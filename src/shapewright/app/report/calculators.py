@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.core.units import GIGA, format_bytes, format_count, format_percent, format_rate
-from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
+from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,6 @@ from shapewright.app.report.columns import Column, columns_of, fill, print_facts
 from shapewright.app.report.outputs.model import degree_words
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 from shapewright.memory import count_trained_parameters
-from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
@@ -230,6 +229,8 @@ _SWEEP_COLUMNS = (
 
 def print_sweep(output: SweepOutput, console: Console) -> None:
     """Print one row per combination; rows that cannot run have the reason."""
+    from shapewright.prediction.sweep import SWEPT_SIZES
+
     phase = output.workload.phase
     console.print(
         f"{output.config.title} on {output.device.title}: {phase}, {output.workload.dtype}",

@@ -16,9 +16,9 @@ from shapewright.optimize.design.request import usual_batch_size
 from shapewright.optimize.design.result import FrontRun
 from shapewright.optimize.plan import plan_job
 from shapewright.optimize.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
-from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
 from shapewright.prediction.loss import ShapeForLoss
 from shapewright.prediction.loss.law import Z_90
+from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from shapewright.models import Model

@@ -11,9 +11,14 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
-from shapewright.prediction.calculators import count_chinchilla_tokens
 from shapewright.prediction.loss import ShapeForLoss, as_compared, load_loss_law
-from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, SECONDS_PER_HOUR, check_price
+from shapewright.prediction.training_run import (
+    FEWEST_TOKENS,
+    MOST_TOKENS,
+    SECONDS_PER_HOUR,
+    check_price,
+    count_chinchilla_tokens,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float

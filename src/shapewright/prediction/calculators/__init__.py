@@ -11,7 +11,6 @@ from shapewright.prediction.calculators.training import BatchRequest as BatchReq
 from shapewright.prediction.calculators.training import BatchSolution as BatchSolution
 from shapewright.prediction.calculators.training import TrainingBudget as TrainingBudget
 from shapewright.prediction.calculators.training import bubble_fraction as bubble_fraction
-from shapewright.prediction.calculators.training import count_chinchilla_tokens as count_chinchilla_tokens
 from shapewright.prediction.calculators.training import count_replicas as count_replicas
 from shapewright.prediction.calculators.training import estimate_budget as estimate_budget
 from shapewright.prediction.calculators.training import solve_batch as solve_batch

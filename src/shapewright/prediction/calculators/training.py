@@ -195,10 +195,6 @@ def _describe_unsolvable(request: BatchRequest, replicas: int | None, batch: int
     return f"global_batch_size={batch} {reason} {words}; try {step if all(known.values()) else allowed}"
 
 
-CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
-"""Tokens per parameter of a compute-optimal run. Source: arXiv 2203.15556, table 3 (20.2 to 22.0 for 0.4 to 175 B, and
-1.4 T tokens for the 70 B model that it trains); P counts active parameters only."""
-
 _SECONDS_PER_DAY, _SECONDS_PER_HOUR = 86_400.0, 3600.0
 _MOST_TOKENS = 1e18
 _MOST_DEVICES = 2**24  # more than a layout can have
@@ -237,17 +233,6 @@ class TrainingBudget:
     def tokens_per_parameter(self) -> float:
         """Tokens per parameter; Chinchilla has 20."""
         return self.num_tokens / self.num_parameters
-
-
-def count_chinchilla_tokens(num_parameters: float) -> float:
-    """Return the tokens of a compute-optimal run: 20 per parameter.
-
-    >>> count_chinchilla_tokens(70e9)
-    1400000000000.0
-
-    Source: arXiv 2203.15556, table 3.
-    """
-    return CHINCHILLA_TOKENS_PER_PARAMETER * num_parameters
 
 
 def estimate_budget(

@@ -64,7 +64,8 @@ def command(
     from shapewright.app.report.calculators import print_flops
     from shapewright.app.report.outputs.calculators import flops_output
     from shapewright.models import count_parameters, read_model
-    from shapewright.prediction.calculators import count_chinchilla_tokens, count_flops, estimate_budget
+    from shapewright.prediction.calculators import count_flops, estimate_budget
+    from shapewright.prediction.training_run import count_chinchilla_tokens
     from shapewright.workload import Workload
 
     model = read_model(config, group_options(given)["model"])

@@ -10,7 +10,8 @@ from shapewright.core.records import dataclass
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig, count_parameters
 from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters
-from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER, TrainingBudget
+from shapewright.prediction.calculators.training import TrainingBudget
+from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from shapewright.models import Model
