@@ -95,6 +95,19 @@ def test_untuned_shapes_are_slower() -> None:
     assert (untuned.tile_m, untuned.tile_n) == (64, 64)
 
 
+def test_widened_weights_have_no_files_of_tiles() -> None:
+    """Kernels that widen MXFP4 weights choose tiles without the library's files, so no default step slows them."""
+    tokens = (30, 60, 90)
+    own = [replace(SERVED, m=2 * each, groups=8, tokens=each, n=2 * 3600, inner=3600) for each in tokens]
+    narrow, stored = (
+        [price(replace(one, weight_dtype="fp4", tokens=count)).time_s for one, count in zip(own, counts, strict=True)]
+        for counts in (tokens, (None,) * 3)
+    )
+
+    assert narrow == stored
+    assert price(own[1]).time_s > price(replace(own[1], tokens=None)).time_s
+
+
 def test_training_takes_the_best_tile() -> None:
     """Training has no tile rule: widths next to a tuned one cost the same, without residual correction."""
     near, tuned = (

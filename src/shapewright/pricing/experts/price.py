@@ -143,10 +143,12 @@ def _record_of(operation: GroupedGemm, record: CalibrationRecord) -> tuple[Calib
     """Return the record without kernels that the software does not use, and whether a library's tile rule applies."""
     if operation.is_training:
         return custom_kernel_record(record, operation.dtype), False
+    # Kernels that widen weights (triton_kernels and Marlin for MXFP4 under 16 bits) have no files of tiles to look up.
+    is_looked_up = operation.tokens is not None and operation.weight_dtype in (None, operation.dtype)
     if operation.leaves_poor_kernel:
         kept = custom_kernel_record(record, operation.dtype)
-        return kept, kept is record and operation.tokens is not None
-    return record, operation.tokens is not None
+        return kept, kept is record and is_looked_up
+    return record, is_looked_up
 
 
 def _flatten(operation: GroupedGemm, pricing: GemmPricing, *, uses_tile_rule: bool) -> tuple[tuple[int, ...], Gemms]:
