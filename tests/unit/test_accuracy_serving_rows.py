@@ -134,3 +134,22 @@ def test_prompts_of_the_run_before_are_cached(tmp_path: Path) -> None:
 
     cached = [row.instance.request.cached_len for row in read_served(table, Context())]
     assert cached == [0, 325, 0, 0, 0]
+
+
+def test_states_of_known_prompts_need_room_too(tmp_path: Path) -> None:
+    """Caches keep states of recurrent layers of each known prompt, however short: of 80 prompts, but not of 160."""
+    run = {
+        "source": "InferenceX token_position_decode_slo (experimental)",
+        "framework_version": "nightly 2026-02",
+        "metric": "online_concurrency",
+        "model_id": "qwen3.5-397b-a17b",
+        "device": "h200_sxm",
+        "num_gpus": 8,
+        "tp": 8,
+        "input_len": 1024,
+        "output_len": 128,
+    }
+    rows = [{**run, "concurrency": level, "num_requests": 10 * level} for level in (8, 16, 32)]
+    table = read_columns(write(tmp_path, *rows), FORMAT, Counter())
+
+    assert [row.instance.request.cached_len for row in read_served(table, Context())] == [0, 332, 0]

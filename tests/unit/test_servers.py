@@ -8,7 +8,7 @@ import pytest
 
 from served import make_instance, plan
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations import Collective, Gemm
 from shapewright.models import read_model
 from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
@@ -102,6 +102,19 @@ def test_classes_have_the_fit_of_the_class_they_are_part_of() -> None:
     assert replace(CURRENT_SERVER, kernels={}).kernel_fit(names[0]).factor == 1.0
 
 
+def test_large_messages_are_a_class_of_their_own() -> None:
+    """An all-reduce of 4,096 tokens of 8,192 numbers has the fit of large messages, one of half as many has not."""
+    instance = make_instance("llama-3-70b", tensor_parallel=8)
+    names = [
+        {kernel_class(one, instance.scenario.device) for one in passed.operations if isinstance(one, Collective)}
+        for passed in (instance.passes.prefill(1, tokens) for tokens in (2048, 4096))
+    ]
+
+    assert "all_reduce.link" in names[0]
+    assert "all_reduce.link.large" not in names[0]
+    assert "all_reduce.link.large" in names[1]
+
+
 def test_slow_experts_hold_up_prompts_but_not_graphs() -> None:
     """Beyond its CUDA graphs a server may take its time for the weights of experts, however few the tokens."""
     instance = make_instance("mixtral-8x7b", tensor_parallel=4)
@@ -121,7 +134,7 @@ def test_slow_experts_hold_up_prompts_but_not_graphs() -> None:
 
 
 def test_the_host_adds_its_time_to_a_pass() -> None:
-    """Fixed and per decoding sequence; without a graph at least the launches of all kernels."""
+    """Fixed, per decoding sequence and per rank; without a graph at least the launches of all kernels."""
     slow = replace(CURRENT_SERVER, host_s=1e-3, host_per_sequence_s=1e-5)
     request = ServingRequest(prompt_len=1000, output_len=101)
     plain, hosted = (
@@ -134,6 +147,15 @@ def test_the_host_adds_its_time_to_a_pass() -> None:
     assert [one.middle_s - other.middle_s for one, other in zip(hosted, plain, strict=True)] == pytest.approx(
         [1.08e-3] * 2
     )
+    ranked = replace(slow, host_per_rank_s=2e-3)
+    for degree in (1, 4):
+        one, other = (
+            predict_passes(
+                make_instance(request=replace(request, server=server), tensor_parallel=degree), [PassShape(8, 1000)]
+            )[0].middle_s
+            for server in (slow, ranked)
+        )
+        assert other - one == pytest.approx(degree * 2e-3)
     eager = replace(slow, cuda_graphs=False, launch_s=1e-3)
     assert eager.pass_host_s(1, 100, 0.03, is_decode=True) == pytest.approx(0.07 + 1e-3 + 1e-5)
 

@@ -121,3 +121,32 @@ def test_a_single_request_in_the_queue_is_served_alone() -> None:
     times = queued(instance(), 1).predict(instance())[0]
 
     assert times.output_tokens_per_s == pytest.approx(500 / (times.ttft_s + 499 * times.tpot_s), rel=0.02)
+
+
+def test_a_closed_loop_prefills_in_rounds() -> None:
+    """Half of a round's prefill comes before the median first token, less what others decode meanwhile."""
+    served = make_instance(request=ServingRequest(prompt_len=8192, output_len=129))
+    # Decode passes of 10 ms, and one second more for each of the 16 that prefill.
+    times = queued(served, 160, 16).combine([0.01, 0.01, 1.01, 1.01])
+
+    wait_s = 0.5 * 16 * (1 - 16 / 129)
+    assert times.ttft_s == pytest.approx(wait_s + 0.5 * 1.01, rel=0.01)
+    assert times.ttft_s + 128 * times.tpot_s == pytest.approx(16 * 129 / times.output_tokens_per_s)
+
+
+def test_a_request_whose_prompt_is_known_ends_sooner() -> None:
+    """With less than the mean to prefill, the request in the middle ends sooner; the rate is as it was."""
+    served = make_instance(request=ServingRequest(prompt_len=8192, output_len=129))
+    mean, known = (queued(served, 160, 16, typical=typical).combine([0.01, 0.01, 1.01, 1.01]) for typical in (1.0, 0.5))
+
+    assert known.output_tokens_per_s == mean.output_tokens_per_s
+    assert 128 * (mean.tpot_s - known.tpot_s) == pytest.approx(0.5 * 16, rel=0.01)
+
+
+def test_fewer_requests_than_replicas_leave_some_idle() -> None:
+    """Four requests on eight replicas are served at half of the rate of eight."""
+    served = make_instance("mixtral-8x7b", request=REQUEST, data_parallel=8, expert_parallel=8)
+    four, eight = (queued(served, 10 * count, count).predict(served)[0] for count in (4, 8))
+
+    assert four.output_tokens_per_s == pytest.approx(0.5 * eight.output_tokens_per_s, rel=0.01)
+    assert four.tpot_s == pytest.approx(eight.tpot_s, rel=0.05)

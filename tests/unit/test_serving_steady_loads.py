@@ -118,3 +118,23 @@ def test_twice_the_instances_serve_twice_the_users() -> None:
     for copies, times in ((2, two), (4, four)):
         assert times.output_tokens_per_s == pytest.approx(copies * one.output_tokens_per_s, rel=1e-3)
         assert (times.ttft_s, times.tpot_s) == pytest.approx((one.ttft_s, one.tpot_s), rel=5e-3)
+
+
+def test_prompts_that_wait_are_prefilled_together() -> None:
+    """Where a pass has a cost of its own, a full queue of a prefill instance serves faster than one prompt a pass."""
+    served = instance(prefill_host_s=0.1)
+    alone, many = (disaggregated(served, 1, 3, users).predict(served)[0] for users in (1, 4000))
+
+    assert many.output_tokens_per_s > 2.0 * 500 / alone.ttft_s
+
+
+def test_a_run_ends_with_its_longest_answer() -> None:
+    """Answers twice the mean cost a run of ten rounds a tenth of its time, and an endless one nothing."""
+    endless, even, uneven = (
+        disaggregated(instance(), 1, 3, 8, count, longest=longest).predict(instance())[0]
+        for count, longest in ((float("inf"), 2.0), (80, 1.0), (80, 2.0))
+    )
+
+    assert even == endless
+    assert even.output_tokens_per_s / uneven.output_tokens_per_s == pytest.approx(1.1, rel=0.01)
+    assert uneven.ttft_s == even.ttft_s

@@ -60,6 +60,8 @@ class KernelFit:
 _AS_PRICED = KernelFit()
 # Rows from which a GEMM is a class of its own: it is bound by arithmetic, one of decoding sequences by its weights.
 _LARGE_GEMM = 1024
+# Messages from which a collective is a class of its own.
+_LARGE_MESSAGE_BYTES = 2.0**26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,8 @@ class Server:
         time_factor: Factor on the time of all operations.
         host_s: Time of a pass that the host adds: scheduling and sampling that do not overlap. [s]
         host_per_sequence_s: The same for each decoding sequence. [s]
+        host_per_rank_s: The same for each device of a tensor group, to whose processes the host sends the pass one
+            after the other. [s]
         prefill_host_s: The same for each pass with a prompt, besides host_s. [s]
         launch_s: Time that the host needs to launch a kernel without CUDA graphs. [s]
         prompt_experts_fraction: Fraction of the memory's bandwidth at which passes with more tokens than any CUDA graph
@@ -128,6 +132,7 @@ class Server:
     time_factor: float = 1.0
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
+    host_per_rank_s: float = 0.0
     prefill_host_s: float = 0.0
     launch_s: float = 0.0
     prompt_experts_fraction: float = 0.0
@@ -193,17 +198,21 @@ class Server:
         group = float(operation.num_heads / operation.num_kv_heads)
         return group if group > self.most_grouped_heads else 1.0
 
-    def pass_host_s(self, num_sequences: int, num_kernels: int, device_s: float, *, is_decode: bool) -> float:
+    def pass_host_s(
+        self, num_sequences: int, num_kernels: int, device_s: float, *, is_decode: bool, num_ranks: int = 1
+    ) -> float:
         """Return the time that the host adds to a pass. [s]
 
         Args:
             device_s: Time of the pass on the device. [s]
             is_decode: Whether the pass only decodes, so that it may be a CUDA graph.
+            num_ranks: Devices of a tensor group.
         """
         is_graph = self.cuda_graphs and is_decode and num_sequences <= self.most_graph_sequences
         idle_s = 0.0 if is_graph else max(self.launch_s * num_kernels - device_s, 0.0)
         prefill_s = 0.0 if is_decode else self.prefill_host_s
-        return idle_s + self.host_s + prefill_s + self.host_per_sequence_s * num_sequences
+        ranks_s = self.host_per_rank_s * num_ranks
+        return idle_s + self.host_s + prefill_s + ranks_s + self.host_per_sequence_s * num_sequences
 
 
 CURRENT_SERVER = Server(
@@ -235,7 +244,7 @@ def kernel_class(operation: Operation, device: Device) -> str:
         return f"gemm.{operation.weight_dtype or operation.dtype}{'.large' if operation.m >= _LARGE_GEMM else ''}"
     if isinstance(operation, Collective):
         link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
-        return f"{operation.op_name}.{link}"
+        return f"{operation.op_name}.{link}{'.large' if operation.message_bytes >= _LARGE_MESSAGE_BYTES else ''}"
     return ""
 
 

@@ -50,8 +50,8 @@ class Engine:
         servers: Names of the servers.
         quantities: Weight of each measured quantity that is fitted; the others have intervals alone.
         priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS``, ``factor.CLASS``, ``host_s``,
-            ``host_per_sequence_s``, ``prefill_host_s``, ``launch_s`` and ``time_factor``, for all of the servers or, as
-            in ``host_s@SERVER``, for one.
+            ``host_per_sequence_s``, ``host_per_rank_s``, ``prefill_host_s``, ``launch_s`` and ``time_factor``, for all
+            of the servers or, as in ``host_s@SERVER``, for one.
         given: Parameters that are not fitted.
         why: Reason for these parameters.
     """
@@ -110,8 +110,12 @@ ENGINES = (
         priors={
             "host_s@vllm-0.2": 5e-3,
             "host_per_sequence_s@vllm-0.2": 1e-5,
+            "host_per_rank_s@vllm-0.2": 1e-3,
             "launch_s@vllm-0.2": 1e-5,
             "time_factor@vllm-0.2": 1.2,
+            "factor.all_reduce.link.large": 2.0,
+            "fraction.decode_attention.wide": 0.7,
+            "prefill_host_s@vllm-0.2": 5e-3,
         },
         given=OWN_ALL_REDUCE,
         why="kernels are launched one by one; kernels of 2023",
@@ -127,7 +131,8 @@ ENGINES = (
             "time_factor@vllm-0.6": 1.1,
             "factor.experts.bf16:fp4.xe2": 0.5,
         },
-        given={**OWN_ALL_REDUCE, "host_s": 1e-3},
+        # Tokens that no prompt holds up take 13.6 to 16 ms (MiniMax) and 16 to 17.5 ms (Qwen), kernels 9 to 13 ms.
+        given={**OWN_ALL_REDUCE, "host_s": 1e-3, "host_s@vllm-0.16": 4e-3},
         why="kernels are those of the records; passes with prompts are not CUDA graphs; few pairs",
     ),
     Engine(
@@ -139,6 +144,7 @@ ENGINES = (
             "time_factor@sglang-0.4": 1.1,
             "prefill_host_s": 0.03,
             "prefill_host_s@sglang-0.4": 0.03,
+            "prefill_host_s@sglang-0.5": 0.03,
         },
         given={**OWN_ALL_REDUCE, "host_s": 1e-3},
         why="kernels are those of the records; passes with prompts are not CUDA graphs; three pairs",
@@ -161,6 +167,7 @@ class Prices:
         columns: list[list[Array]] = [[], [], [], [], [], []]
         self._servers: list[str] = []
         sequences: list[int] = []
+        ranks: list[int] = []
         graphs: list[bool] = []
         prompts: list[bool] = []
         for row in rows:
@@ -174,6 +181,7 @@ class Prices:
                     for column, values in zip(columns, (*arrays, np.full(len(arrays[0]), len(sequences))), strict=True):
                         column.append(values)
                     sequences.append(shape.decode_batch)
+                    ranks.append(row.instance.layout.tensor_parallel)
                     prompts.append(bool(shape.prefill_tokens))
                     graphs.append(row.server.cuda_graphs and not shape.prefill_tokens)
                     self._servers.append(row.server.name)
@@ -184,6 +192,7 @@ class Prices:
         )
         self._kinds, self._passes = kinds.astype(int), passes_of.astype(int)
         self._sequences, self._is_graph = np.array(sequences, dtype=float), np.array(graphs)
+        self._ranks = np.array(ranks, dtype=float)
         self._has_prompts = np.array(prompts)
         self._kernels = np.bincount(self._passes, self._repeats, minlength=len(sequences))
         self.measured = np.array([row.measured[quantity] for row, quantity in self.rows])
@@ -246,6 +255,7 @@ class Prices:
         launches_s = np.where(self._is_graph, 0.0, of_server("launch_s", 0.0) * self._kernels)
         added_s = of_server("host_s", 0.0) + of_server("host_per_sequence_s", 0.0) * self._sequences
         added_s += of_server("prefill_host_s", 0.0) * self._has_prompts
+        added_s += of_server("host_per_rank_s", 0.0) * self._ranks
         total: Array = np.maximum(device_s, launches_s) + added_s
         return total
 

@@ -8,7 +8,12 @@ decode at once, C tokens of a prefill pass, T_d(B) time of a decode pass, T_m(B)
     time of N queued requests         (w O - b) T_d(B) + b T_d(B/2) + b T_m(B/2) + (n - b) (T_m(B) - T_d(B))
     sequences that arrive in time     B <= O C / (I + O): faster than they are prefilled they cannot start
     answers of unequal lengths        (N - B) O / B passes of B, then m O of B / m, the longest being m O
-    closed loop of C requests         first token C / rate - (O - 1) T by Little's law
+    queued requests                   first token N / rate - (O - 1) T by Little's law
+    closed loop of C requests         first token half of the prefill of C prompts, times 1 - p / O for its p passes;
+                                      the rest of C / rate, by Little's law, is for the other tokens
+
+A closed loop stays in rounds: C requests end together, their successors prefill one after the other, and decode a
+token in each pass that prefills others. The more of their tokens they get in this way, the less they stay together.
 
 The batch fills and drains at half of its size on average; the last round has the requests that are left. Engines that
 do not mix prefill with decoding add the prefill passes alone instead of T_m - T_d. The batch is what the cache holds:
@@ -33,9 +38,6 @@ if TYPE_CHECKING:
 LONE_PREFILL_SHARE = 0.2
 """Share of the time of a prefill of all replicas that a replica takes whose experts are spread over all: its attention
 and dense layers, and a part of the experts. Fitted (docs/decisions/0021)."""
-STALLED_SHARE = 0.5
-"""Share of the prefill of a closed loop that decoding requests wait for; requests that arrived with them get the rest
-before their first token. Fitted (docs/decisions/0021)."""
 
 GROUP_POWER = 0.5
 """Prompts of a pass in a closed loop of C requests: C to this power. Between all, if they end together, and one, if
@@ -97,13 +99,21 @@ def most_decoding(instance: Instance) -> int:
     return min(held, server.most_sequences)
 
 
-def queued(instance: Instance, num_requests: float, concurrency: float | None = None, *, longest: float = 1.0) -> Load:
+def queued(
+    instance: Instance,
+    num_requests: float,
+    concurrency: float | None = None,
+    *,
+    longest: float = 1.0,
+    typical: float = 1.0,
+) -> Load:
     """Return the load of requests that all wait from the start, or of a closed loop.
 
     Args:
         instance: The instance; its request gives the lengths.
         concurrency: Requests in flight at most; None for all.
         longest: Longest answer over the mean one.
+        typical: Prompt tokens that the request in the middle computes over the mean, where a cache knows some prompts.
 
     Raises:
         WorkloadError: not even one sequence fits.
@@ -115,6 +125,8 @@ def queued(instance: Instance, num_requests: float, concurrency: float | None = 
     batch = min(most_decoding(instance), requests, (concurrency or num_requests) / streams)
     if server.mixes_prefill:
         batch = min(batch, answer * tokens / (prompt + answer))
+    # A closed loop of fewer requests than streams leaves some of them idle.
+    busy = min((concurrency or num_requests) / streams, 1.0)
     batch = max(batch, 1.0)
     fill, prefills = batch * prompt / tokens, requests * prompt / tokens
     full = floor(requests / batch + 1e-9) if longest == 1.0 else requests / batch - 1.0
@@ -139,12 +151,19 @@ def queued(instance: Instance, num_requests: float, concurrency: float | None = 
         total_s = decoding * decode_s + fill_passes * mixed_half_s + max(passes - fill_passes, 0.0) * extra_s
         total_s += fill_passes * half_s if server.mixes_prefill else 0.0
         total_s += longest * answer * times_s[4] if rest else 0.0
-        stalled = STALLED_SHARE if concurrency else 1.0
-        mean_s = decode_s + stalled * extra_s * min(passes / (requests / batch * answer), 1.0)
+        total_s /= busy
         rate = num_requests / total_s
-        # Little's law: requests in flight that do not decode wait for their first token.
-        waiting = (concurrency or num_requests) / rate - (answer - 1) * mean_s
-        return LoadTimes(rate * answer, max(waiting, mixed_half_s * ceil(part_passes(instance))), mean_s)
+        alone_s = mixed_half_s * ceil(part_passes(instance))
+        if concurrency is None:
+            mean_s = decode_s + extra_s * min(passes / (requests / batch * answer), 1.0)
+            # Little's law: requests that do not decode wait for their first token.
+            return LoadTimes(rate * answer, max(num_requests / rate - (answer - 1) * mean_s, alone_s), mean_s)
+        # Passes with prompts from a request to its successor.
+        round_passes = passes / requests * batch
+        wait_s = 0.5 * extra_s * round_passes * max(1.0 - round_passes / answer, 0.0)
+        first_s = max(wait_s + 0.5 * alone_s, alone_s)
+        whole_s = concurrency / rate - (1.0 - typical) * extra_s * round_passes
+        return LoadTimes(rate * answer, first_s, max((whole_s - first_s) / (answer - 1), decode_s))
 
     return Load(shapes, combine, batch * streams)
 

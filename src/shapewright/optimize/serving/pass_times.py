@@ -79,7 +79,13 @@ def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> l
 def _add_host(one: Pass, device_times: StepTimes, server: Server) -> StepTimes:
     """Add the time of the host to that of the device; a pass without decoding sequences samples one token."""
     is_decode = one.key[0] == "decode"
-    host_s = server.pass_host_s(one.num_decoding, one.num_kernels, device_times.step_s, is_decode=is_decode)
+    host_s = server.pass_host_s(
+        one.num_decoding,
+        one.num_kernels,
+        device_times.step_s,
+        is_decode=is_decode,
+        num_ranks=one.layout.tensor_parallel,
+    )
     if not host_s:
         return device_times
     return replace(

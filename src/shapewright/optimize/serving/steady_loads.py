@@ -13,6 +13,7 @@ Assumes: as closed_form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -212,14 +213,25 @@ def within_limits(
     return Load(by_size.shapes, combine, by_size.sizes[-1] * streams)
 
 
-def disaggregated(instance: Instance, prefillers: int, decoders: int, concurrency: float) -> Load:
+def disaggregated(
+    instance: Instance,
+    prefillers: int,
+    decoders: int,
+    concurrency: float,
+    num_requests: float = inf,
+    *,
+    longest: float = 1.0,
+) -> Load:
     """Return a closed loop over equal instances of which some prefill and the others decode.
 
     Mean value analysis of a closed network: a request finds the queue of its prefill instance as it is with one request
-    less, then decodes with as many others as are in flight there.
+    less, then decodes with as many others as are in flight there. A pass prefills all prompts that wait, up to its
+    budget. A run ends when the longest of the answers in flight does.
 
     Args:
         instance: The instance; its request gives the lengths.
+        num_requests: Requests of the run.
+        longest: Longest answer over the mean one.
 
     Source: M. Reiser and S. Lavenberg, Mean-value analysis of closed multichain queuing networks, J. ACM 27 (1980);
     approximation of Schweitzer.
@@ -229,14 +241,19 @@ def disaggregated(instance: Instance, prefillers: int, decoders: int, concurrenc
     part = prefill_part(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        decode_s, service_s = by_size.times(times_s).decode_s, times_s[-1] * by_size.passes
-        waiting, rate, first_s, token_s = 0.0, 0.0, service_s, float(decode_s[0])
+        times = by_size.times(times_s)
+        service_s = times_s[-1] * by_size.passes
+        further_s = min(times.prompt_s, service_s)
+        waiting, rate, first_s, token_s = 0.0, 0.0, service_s, float(times.decode_s[0])
         for _ in range(_MEAN_VALUE_STEPS):
-            first_s = service_s * (1.0 + waiting * (concurrency - 1.0) / concurrency / (prefillers * streams))
+            found = waiting * (concurrency - 1.0) / concurrency / (prefillers * streams)
+            first_s = service_s + further_s * found
             rate = concurrency / (first_s + (answer - 1) * token_s)
             waiting = 0.5 * (waiting + rate * first_s)
             batch = max(rate * (answer - 1) * token_s / (decoders * streams), 1.0)
-            token_s = 0.5 * (token_s + float(np.interp(batch, by_size.sizes, decode_s)))
-        return LoadTimes(rate * answer, first_s, token_s)
+            token_s = 0.5 * (token_s + float(np.interp(batch, by_size.sizes, times.decode_s)))
+        # The last request starts when all but those in flight have ended, and has the longest answer.
+        drain = (longest - 1.0) * (answer - 1) * token_s * rate / num_requests
+        return LoadTimes(rate * answer / (1.0 + drain), first_s, token_s)
 
     return Load((*by_size.shapes, part), combine, by_size.sizes[-1] * decoders * streams)

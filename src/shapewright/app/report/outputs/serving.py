@@ -54,6 +54,7 @@ class ServerOutput:
     attention_data_parallel: bool = described("experts are served with replicated attention by default (DEP)")
     host_s: float = described("time that the host adds to a pass")
     host_per_sequence_s: float = described("time that the host adds to a pass for each decoding sequence")
+    host_per_rank_s: float = described("time that the host adds to a pass for each device of a tensor group")
     prefill_host_s: float = described("time that the host adds to a pass with prompts, besides that of every pass")
     sources: dict[str, str] = described("sources of these values, by field")
 

@@ -193,7 +193,7 @@ def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str
     launches = {"decode": decode, "prefill": prefill, "mixed": passes.mixed(decode, prefill)}
     return {
         "most_graph_sequences": server.most_graph_sequences if server.cuda_graphs else 0,
-        "host_s": server.host_s,
+        "host_s": server.host_s + server.host_per_rank_s * instance.layout.tensor_parallel,
         "host_per_sequence_s": server.host_per_sequence_s,
         "prefill_host_s": server.prefill_host_s,
     } | {f"{name}_launch_s": server.launch_s * one.num_kernels for name, one in launches.items()}

@@ -111,6 +111,9 @@ before: its script draws them from one seed, and vLLM keeps prefixes."""
 _REPEATED_SHARE = 0.65
 """Share of such a prompt that repeats: its text becomes fewer tokens, and the rest is drawn anew. From MiniMax-M2.5,
 whose repeated prompts take 0.33 to 0.4 of the time of new ones."""
+_KEPT_STATES = 10
+"""States of a model's recurrent layers that vLLM keeps of a prompt. From Qwen3.5: 80 prompts of 10,240 tokens were
+known to the next run, 80 of 12,288 and 160 of 1,024 were not, where one state is as large as 1,560 tokens."""
 _STEPS = re.compile(r"num-scheduler-steps (\d+)")
 _SPLIT = re.compile(r"(\d+) prefill \+ (\d+) decode workers")
 
@@ -210,16 +213,22 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
     if np.isnan(count):
         assumed["state no number of requests: as TensorRT-LLM's pages for those lengths"] += 1
         count = _REQUESTS.get((round(lengths[0]), round(lengths[1])), _OTHER_REQUESTS)
-    repeated = numbers["repeated_prompts"]
-    if repeated and repeated * instance.request.total_len <= instance.cache_tokens(server.pass_tokens):
-        # A replica has seen the prompts that were sent to it.
-        share = _REPEATED_SHARE * repeated / count / instance.layout.data_parallel
-        request = replace(instance.request, cached_len=int(share * instance.request.prompt_len))
+    repeated, typical = numbers["repeated_prompts"], 1.0
+    if repeated and repeated <= _known_prompts(instance):
+        # A replica has seen the prompts that were sent to it. They are half of the run at least, so the request in the
+        # middle repeats one.
+        known = _REPEATED_SHARE / instance.layout.data_parallel
+        mean_share = known * repeated / count
+        typical = (1.0 - known) / (1.0 - mean_share)
+        request = replace(instance.request, cached_len=int(mean_share * instance.request.prompt_len))
         instance = replace(instance, request=request)
     if split:
-        load = disaggregated(instance, int(split.group(1)), int(split.group(2)), numbers["concurrency"])
+        units = int(split.group(1)), int(split.group(2))
+        longest = _longest(words["lengths"], count)
+        load = disaggregated(instance, *units, numbers["concurrency"], count, longest=longest)
     else:
-        load = _load_of(metric, instance, count, numbers, _longest(words["lengths"], count))
+        longest = _longest(words["lengths"], count)
+        load = _load_of(metric, instance, count, numbers, longest=longest, typical=typical)
     measured = {"ttft_s": numbers["ttft_s"], "tpot_s": numbers["tpot_s"]}
     if metric in _QUEUED or metric == "static_batch_throughput":
         measured = {}
@@ -232,24 +241,36 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
     return ServedRow(server, instance, load, metric, kept)
 
 
+def _known_prompts(instance: Instance) -> float:
+    """Return the prompts that the caches of an instance keep, with the states of recurrent layers."""
+    request = instance.request
+    ends = (instance.cache_bytes(length) for length in (request.total_len, 1))
+    kept = [whole + (_KEPT_STATES - 1) * one for whole, one in zip(*ends, strict=True)]
+    free = instance.free_bytes(request.server.pass_tokens)
+    return instance.layout.data_parallel * min(own / each for own, each in zip(free, kept, strict=True) if each)
+
+
 def _longest(lengths: str, count: float) -> float:
     """Return the longest of some answers over their mean: uniform lengths, or about exponential ones of a data set.
 
-    The expected largest of n exponential values is ln(n) + 0.577 of their mean.
+    The expected largest of n exponential values is ln(n) + 0.577 of their mean. Answers that end by themselves below a
+    limit, whose mean is a third to a half of it, count as uniform.
     """
-    if lengths.startswith("uniform"):
+    if lengths.startswith("uniform") or lengths.endswith("free output"):
         return 2.0
     return float(np.log(max(count, 1.0)) + np.euler_gamma) if lengths == "dataset" else 1.0
 
 
-def _load_of(metric: str, instance: Instance, count: float, numbers: Mapping[str, float], longest: float) -> Load:
+def _load_of(
+    metric: str, instance: Instance, count: float, numbers: Mapping[str, float], *, longest: float, typical: float
+) -> Load:
     concurrency = numbers["concurrency"]
     if metric in _QUEUED:
         return queued(instance, count, longest=longest)
     if metric.startswith("static_batch"):
         return static_batch(instance, round(concurrency if concurrency > 0.0 else count))
     if metric == "online_concurrency":
-        return queued(instance, max(count, concurrency), concurrency, longest=longest)
+        return queued(instance, max(count, concurrency), concurrency, longest=longest, typical=typical)
     if metric == "online_request_rate":
         return open_loop(instance, count, numbers["request_rate"], longest=longest)
     raise UnusableRowError(f"unknown metric {metric!r}")
