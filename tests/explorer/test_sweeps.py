@@ -112,7 +112,9 @@ def test_the_interval_is_that_of_the_difference(client: TestClient) -> None:
     assert padded["speedup_low"] < padded["speedup"] == pytest.approx(here["step_time_s"] / padded["step_time_s"])
     assert padded["probability_faster"] > 0.99
     assert found["verdict"]["value"] == 50304
-    assert "larger and still" in found["verdict"]["text"]
+    assert "50,304 is larger and still takes " in found["verdict"]["text"]
+    saved_percent = 100.0 * (1.0 - padded["step_time_s"] / here["step_time_s"])
+    assert f" {saved_percent:.3g} % less time (" in found["verdict"]["text"]
 
 
 def test_a_hidden_size_is_swept_with_the_same_heads() -> None:

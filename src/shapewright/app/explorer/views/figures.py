@@ -300,10 +300,10 @@ def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> Swee
     if better:
         best = max(better, key=lambda point: pairs[point.value].factor)
         pair = pairs[best.value]
-        larger = "larger and still " if best.prediction.parameters.total > size else ""
+        larger = "is larger and still " if best.prediction.parameters.total > size else ""
         saved, chance = format_percent(1.0 - 1.0 / pair.factor), certainty_words(pair.probability_faster)
         return SweepVerdict(
-            text=f"{here} wastes time: {best.value:,} is {larger}{saved} faster ({chance} certain).",
+            text=f"{here} wastes time: {best.value:,} {larger}takes {saved} less time ({chance} certain).",
             value=best.value,
         )
     following = next((point for point in sweep.points if point.value > sweep.current), current)

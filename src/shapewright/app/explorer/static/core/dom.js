@@ -39,12 +39,15 @@ export function table(given, { caption, action } = {}) {
   const head = shown.map((index) => h("th", { scope: "col", class: kind(index) }, columns[index].name));
   if (action) head.push(h("th", { scope: "col" }, h("span", { class: "spoken" }, "Action")));
   const body = rows.map((row, index) => {
-    const cells = shown.map((column) => h("td", { class: kind(column) }, row[column]));
+    const cells = shown.map((column) => h("td", { class: kind(column) }, withArrows(row[column])));
     if (action) cells.push(h("td", {}, action(index)));
     return h("tr", {}, cells);
   });
   return scroller(h("table", {}, caption ? h("caption", { class: "spoken" }, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)), caption || "table");
 }
+
+/** Text in which no line ends inside of an arrow. */
+const withArrows = (text) => String(text).split("->").flatMap((part, index) => (index ? [h("span", { class: "arrow" }, "->"), part] : [part]));
 
 /** Region that scrolls sideways; its edge fades and a line says so while columns are out of sight. */
 export function scroller(content, label, className = "") {
