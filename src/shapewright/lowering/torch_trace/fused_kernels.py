@@ -299,7 +299,7 @@ def _is_causal_by_size(mask: Any, is_causal: Any = None, size: int | None = None
     """Whether a mask of torch.nn.Transformer is causal, which it decides by the mask's values."""
     if is_causal is not None or mask is None:
         return is_causal is True
-    found = mask.dim() == 2 and mask.shape[0] == mask.shape[1] == (size or mask.shape[0])
+    found: bool = mask.dim() == 2 and mask.shape[0] == mask.shape[1] == (size or mask.shape[0])
     if found:
         _recorders[-1].notes["a square mask of torch.nn.Transformer is taken as causal: its values are unknown"] = None
     return found
