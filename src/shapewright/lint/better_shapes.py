@@ -134,12 +134,15 @@ def _best(
 
 def _predict(scenario: Scenario, changes: Mapping[str, Any], train_tokens: float) -> BetterShape | None:
     after = scenario.try_replace(changes)
-    if after is None or not after.is_possible or (scenario.fits and not after.fits):
+    if after is None:
         return None
-    old, new = scenario.predict(), after.predict()
-    parameters_change = new.parameters.total / old.parameters.total - 1.0
+    old = scenario.predict()
+    parameters_change = _count(after.config) / old.parameters.total - 1.0
     if abs(parameters_change) > MOST_PARAMETERS_CHANGE_FRACTION:
         return None
+    if not after.is_possible or (scenario.fits and not after.fits):
+        return None
+    new = after.predict()
     ratio = new.step_time_s / old.step_time_s
     effect = _judge(scenario, old, new, train_tokens)
     if effect is not None and effect.net_speedup is not None:
