@@ -247,7 +247,8 @@ def _known_prompts(instance: Instance) -> float:
     ends = (instance.cache_bytes(length) for length in (request.total_len, 1))
     kept = [whole + (_KEPT_STATES - 1) * one for whole, one in zip(*ends, strict=True)]
     free = instance.free_bytes(request.server.pass_tokens)
-    return instance.layout.data_parallel * min(own / each for own, each in zip(free, kept, strict=True) if each)
+    most: float = min(own / each for own, each in zip(free, kept, strict=True) if each)
+    return instance.layout.data_parallel * most
 
 
 def _longest(lengths: str, count: float) -> float:
