@@ -493,6 +493,14 @@ def test_cache_of_an_encoder_decoder_by_hand() -> None:
     assert memory.kv_cache_bytes == 12 * (10 + 100) * 2 * 12 * 64 * 2
 
 
+def test_both_caches_of_an_encoder_decoder_are_paged() -> None:
+    """In blocks of 16 tokens, 10 tokens take one block and 100 source tokens take seven."""
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=9, seq_len=100, kv_block_tokens=16)
+    memory = estimate_memory(read_model("flan-t5-base").config, workload, ParallelLayout())
+
+    assert memory.kv_cache_bytes == 12 * (16 + 112) * 2 * 12 * 64 * 2
+
+
 @pytest.mark.parametrize(("dtype", "copies"), [("bf16", 2), ("fp32", 0)])
 def test_norms_of_pytorch_copy_narrow_inputs_to_fp32(dtype: str, copies: int) -> None:
     """Both norms of a Llama layer keep their input in fp32 where it is not in fp32 already."""
