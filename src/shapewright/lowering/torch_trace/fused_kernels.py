@@ -295,11 +295,11 @@ def replaced_kernels(recorder: Any) -> Iterator[None]:
         library._destroy()
 
 
-def _is_causal_by_size(mask: Any, is_causal: Any = None, size: int | None = None) -> bool:
+def _is_causal_by_size(mask: Any, is_causal: Any = None, seq_len: int | None = None) -> bool:
     """Whether a mask of torch.nn.Transformer is causal, which it decides by the mask's values."""
     if is_causal is not None or mask is None:
         return is_causal is True
-    found: bool = mask.dim() == 2 and mask.shape[0] == mask.shape[1] == (size or mask.shape[0])
+    found: bool = mask.dim() == 2 and mask.shape[0] == mask.shape[1] == (seq_len or mask.shape[0])
     if found:
         _recorders[-1].notes["a square mask of torch.nn.Transformer is taken as causal: its values are unknown"] = None
     return found
