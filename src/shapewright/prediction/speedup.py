@@ -79,7 +79,7 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
     """Return the speedup of a candidate over the baseline, with its interval."""
     factor = time_s(baseline, per_step=per_step) / time_s(candidate, per_step=per_step)
     own, other = baseline.log_half_widths, candidate.log_half_widths
-    alone = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in own | other)
+    alone = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in {**own, **other})
     together = (sum(own.values()) - sum(other.values())) ** 2
     shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
     half_width = sqrt((1.0 - shared) * alone + shared * together)
