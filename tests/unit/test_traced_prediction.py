@@ -201,9 +201,9 @@ def test_wrong_calls_are_refused(
     assert err.count("\n") == 1
 
 
-def test_a_width_that_leaves_tiles_empty_takes_the_nearest_multiple_of_128() -> None:
-    """2112 is a multiple of 64, but its GEMMs leave the last tile of 256 mostly empty."""
+def test_a_width_that_leaves_tiles_empty_takes_neighbors_that_fill_them() -> None:
+    """2112 is a multiple of 64, but its GEMMs leave the last tile of 256 mostly empty; 2048 and 2304 fill it."""
     (found,) = shapewright.check(small_trace(width=2112), device=H100).findings
 
     assert found.code == "WQ103"
-    assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2048", "use out_features=2176"]
+    assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2304", "use out_features=2048"]
