@@ -82,9 +82,10 @@ class JointSearch:
         config = self.scenario.config
         if config not in self.results:
             result = self._plan(config, top=_LISTED_PLANS)
-            if reason := self.refusal(result.plans[0]):
-                raise ShapewrightError(reason)
-            self.results[config] = result
+            plans = tuple(plan for plan in result.plans if not self.refusal(plan))
+            if not plans:
+                raise ShapewrightError(self.refusal(result.plans[0]))
+            self.results[config] = replace(result, plans=plans)
         return self.results[config].plans[0]
 
     @property
