@@ -89,6 +89,15 @@ def test_suggestions_of_a_case_resolve_it(code: str, heading: str, block: dict[s
                 assert after.time_per_token_s <= scenario.time_per_token_s
 
 
+def test_an_expert_is_split_by_the_degree_of_experts() -> None:
+    """Half of 1410 is whole and a quarter is not; the tensor degree of 2 is that of the other layers."""
+    degrees = {"tensor_parallel": 2, "data_parallel": 2, "expert_tensor_parallel": 4}
+    scenario = example_scenario(num_experts=8, num_experts_per_token=2, moe_intermediate_size=1410, **degrees)
+    (finding,) = findings_of("PL109", scenario)
+
+    assert "does not split over expert_tensor_parallel=4" in finding.message
+
+
 def check_finding(finding: Finding, expected: dict[str, Any]) -> None:
     """Compare a finding with the expectations of its case."""
     assert expected.get("field", finding.field) == finding.field
