@@ -42,7 +42,7 @@ from shapewright.workload import ParallelLayout
 from shapewright.workload.images import count_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from shapewright.core.notes import Note
     from shapewright.hardware import Device
@@ -159,7 +159,7 @@ class Prediction(NotebookDisplay):
         )
 
     @cached_property
-    def log_half_widths(self) -> Mapping[tuple[Any, ...], float]:
+    def log_half_widths(self) -> dict[tuple[Any, ...], float]:
         """Logarithmic half-width of each distinct operation's interval, weighted by its share of the step."""
         widths: dict[tuple[Any, ...], float] = defaultdict(float)
         times_s = [entry.total_time_s for entry in self.busiest_operations]
