@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from shapewright.app.api.searches import search
 from shapewright.app.api.traffic import serve_traffic
 from shapewright.core.errors import BenchError, ClusterError
+from shapewright.core.records import dataclass
 from shapewright.measure.store.database import Store
 from shapewright.optimize.search import engine as search_engine
 from shapewright.optimize.search import runners

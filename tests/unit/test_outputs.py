@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 import pytest
@@ -20,6 +20,7 @@ from shapewright.app.report.outputs.model import (
     plain,
     take,
 )
+from shapewright.core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
