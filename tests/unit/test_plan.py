@@ -266,6 +266,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"workload": {"seq_len": 2**27}}, LayoutError, "give a shorter seq_len, or devices with more memory"),
         ({"straggler_factor": 0.5}, LayoutError, "straggler_factor=0.5 must be a number from 1 to below 100"),
         ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1.0 must be a number above 0"),
+        ({"usd_per_hour": 1e308}, LayoutError, "usd_per_hour=1e+308 must be a number above 0 and at most 1e"),
         ({"headroom_fraction": 1.5}, LayoutError, "headroom_fraction=1.5 must be a number from 0 to below 1"),
         ({"optimizer": "adamx"}, WorkloadError, "unknown optimizer 'adamx'"),
         ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "does not support"),

@@ -12,6 +12,7 @@ from shapewright.core.ranges import check_integer, check_number, read_integer
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware.nodes import check_allocation
+from shapewright.prediction.training_run import HIGHEST_USD_PER_HOUR
 from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.workload import RECOMPUTE_MODES, Workload
@@ -86,7 +87,9 @@ class PlanRequest:
             )
         check_integer("top", self.top, 1, error=LayoutError)
         if self.usd_per_hour is not None:
-            check_number("usd_per_hour", self.usd_per_hour, 0, exclude_low=True, error=LayoutError)
+            check_number(
+                "usd_per_hour", self.usd_per_hour, 0, HIGHEST_USD_PER_HOUR, exclude_low=True, error=LayoutError
+            )
         check_number("straggler_factor", self.straggler_factor, 1, 100, exclude_high=True, error=LayoutError)
         hint = "give a fraction such as 0.1 or 10%"
         check_number("headroom_fraction", self.headroom_fraction, 0, 1, exclude_high=True, error=LayoutError, hint=hint)
