@@ -145,7 +145,7 @@ def _intervals() -> list[str]:
             [_coverage_cells(facts) for facts in results()["coverage"]],
         ),
         f"Over all rows, coverage is too high in {len(above)} cells (up to {100.0 * max(above):.0f} %) and too low in "
-        f"{', '.join(below)}.",
+        f"{', '.join(below) or 'none'}.",
     ]
 
 
