@@ -24,11 +24,12 @@ from shapewright.measure.store.record import FAILED, OK, Case
 # A worker without torch: the size of a case selects its failure, and the begun cases are logged.
 FAKE = """
 import os, signal, sys, time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from shapewright.measure.bench import measuring, worker
 from shapewright.measure.bench.device import backend, open_device
 from shapewright.core.errors import BenchError
+from shapewright.core.records import dataclass
 from shapewright.measure.store.record import Row, row_facts
 
 FOLDER = Path(__file__).parent
