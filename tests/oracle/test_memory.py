@@ -16,6 +16,8 @@ from shapewright.workload import ParallelLayout, Workload
 torch = pytest.importorskip("torch", reason="needs the trace extra", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", reason="needs the trace extra", exc_type=ImportError)
 
+from traced_gemms import cache_name
+
 pytestmark = pytest.mark.oracle
 
 BATCH_SIZE, SEQ_LEN = 4, 64
@@ -156,7 +158,8 @@ def test_kv_cache_is_as_large_as_a_real_one(key: str) -> None:
     raw = tiny_config(key)
     model = transformers.AutoModelForCausalLM.from_config(hf_config(raw)).eval()
     with torch.no_grad():
-        cache = model(input_ids=torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN)), use_cache=True).past_key_values
+        output = model(input_ids=torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN)), use_cache=True)
+    cache = output[cache_name(model)]
     measured = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     config = read_hf_config(raw).config
     workload = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")

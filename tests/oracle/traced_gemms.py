@@ -7,6 +7,7 @@ which does not count grouped GEMMs and counts the outer products of rotary posit
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -148,13 +149,18 @@ def record_gemms() -> Iterator[RecordedGemms]:
         yield RecordedGemms(recorder)
 
 
+def cache_name(model: PreTrainedModel) -> str:
+    """Return the name of the KV cache among a model's arguments and outputs, which transformers 5.24 changed."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def trace_prefill(model: PreTrainedModel, batch_size: int, seq_len: int) -> tuple[Counter[TracedGemm], Any]:
     """Run a prompt and keep its KV cache; return the GEMMs, with logits of the last token only, and the cache."""
     ids = torch.zeros(batch_size, seq_len, dtype=torch.long, device="meta")
     model.eval()
     with torch.no_grad(), record_gemms() as recorded:
         output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    return recorded.gemms, output.past_key_values
+    return recorded.gemms, output[cache_name(model)]
 
 
 def trace_decode(model: PreTrainedModel, batch_size: int, context_len: int) -> Counter[TracedGemm]:
@@ -162,5 +168,5 @@ def trace_decode(model: PreTrainedModel, batch_size: int, context_len: int) -> C
     _, cache = trace_prefill(model, batch_size, context_len)
     ids = torch.zeros(batch_size, 1, dtype=torch.long, device="meta")
     with torch.no_grad(), record_gemms() as recorded:
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
     return recorded.gemms
