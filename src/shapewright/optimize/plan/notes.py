@@ -267,7 +267,7 @@ def _note_software(plans: Sequence[Prediction], software: str) -> Iterator[str]:
     yield (
         f"steps are those of a tuned stack of today, which overlaps the gathers of rank 1's sharded weights; "
         f"{_SHARDING_SOFTWARE_TITLE}, which does not, takes {format_seconds(measured.step_time_s)} for rank 1; "
-        + with_fields("set {software} {sharding} to plan for it", sharding=_SHARDING_SOFTWARE)
+        + with_fields("set {choice} to plan for it", choice=FieldName("software", _SHARDING_SOFTWARE))
         + ("" if unsharded is None else f"; rank {unsharded} gathers no weights")
     )
 
