@@ -36,7 +36,8 @@ def texts_name_fields_by_type() -> Iterator[None]:
     flags = flags_by_field()
     in_plain_text = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/([])|\bset [a-z_]+='[a-z0-9-]+'")
     choices = re.compile(
-        r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are|its columns:|not stated:) [^;]*"
+        r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are|"
+        r"(?:its columns|known keys|not stated):) [^;]*"
     )
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 

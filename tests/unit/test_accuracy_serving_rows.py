@@ -113,7 +113,7 @@ def test_sharegpt_has_known_lengths(tmp_path: Path) -> None:
     priced = evaluate(tmp_path, **row, input_kind="ShareGPT", lengths="dataset")
 
     assert "serving_throughput/time_per_token" in priced
-    with pytest.raises(MeasuredFileError, match="input_len or output_len is not stated"):
+    with pytest.raises(MeasuredFileError, match="not stated: input_len or output_len"):
         evaluate(tmp_path, **row, input_kind="other")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import echo
+from shapewright.app.cli.names import CONFIG_FILE
 
 SCREEN_LINES = 40
 """Lines of a page of --help, at most."""
@@ -318,9 +319,7 @@ def _config_words(context: click.Context) -> list[str]:
     """Return CONFIG as it was given: a name, the path of a trainer's file, or - for standard input."""
     from shlex import quote
 
-    from shapewright.app.cli.options import config_path
-
-    config = config_path(context) or context.params.get("config")
+    config = context.meta.get(CONFIG_FILE) or context.params.get("config")
     return [] if config is None else [quote(config) if isinstance(config, str) else "-"]
 
 

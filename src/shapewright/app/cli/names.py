@@ -17,6 +17,8 @@ Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionIte
 
 STANDARD_INPUT = ("-", "/dev/stdin")
 """Values of CONFIG that stand for standard input."""
+CONFIG_FILE = "shapewright.config_file"
+"""Key of a command's context for the path of the trainer's file that it got as CONFIG."""
 
 
 def complete(list_names: Callable[[], Iterable[str]]) -> Completion:

@@ -24,7 +24,7 @@ from shapewright.app.cli.device_options import (
     uncalibrated_option,
 )
 from shapewright.app.cli.help_pages import FINER, GroupedOption
-from shapewright.app.cli.names import STANDARD_INPUT, complete, complete_config, read_standard_input
+from shapewright.app.cli.names import CONFIG_FILE, STANDARD_INPUT, complete, complete_config, read_standard_input
 from shapewright.app.cli.param_types import FLAGS, INTEGERS, NAMES
 from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.fields import documented_fields
@@ -55,7 +55,6 @@ class _FileFields:
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
     run_path: str = ""
-    config_path: str = ""
 
 
 def config_argument(command: Command) -> Command:
@@ -94,12 +93,6 @@ def fields_of_files(context: click.Context | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def config_path(context: click.Context) -> str:
-    """Return the path of the trainer's file that a command got as CONFIG; empty where it got none."""
-    found = context.meta.get(_KEY)
-    return found.config_path if found is not None else ""
-
-
 def has_files(context: click.Context) -> bool:
     """Whether a command got fields from a file of a trainer or an engine."""
     return _KEY in context.meta
@@ -115,7 +108,7 @@ def _read_config(context: click.Context, _: click.Parameter, value: str | None) 
     if not is_job_file(value):
         return value
     reading = _keep(context, value, with_model=True)
-    context.meta[_KEY].config_path = value
+    context.meta[CONFIG_FILE] = value
     return reading.model or None
 
 

@@ -203,7 +203,7 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
         assumed["of ShareGPT state no lengths: those of another run of the script"] += 1
         lengths = [own if np.isnan(known) else known for own, known in zip(_SHAREGPT, lengths, strict=True)]
     if np.isnan(lengths).any():
-        raise UnusableRowError("input_len or output_len is not stated")
+        raise UnusableRowError("not stated: input_len or output_len")
     split = _SPLIT.search(words["notes"]) if numbers["disaggregated"] == 1.0 else None
     if split is None and numbers["disaggregated"] == 1.0:
         raise UnusableRowError("disaggregated: instances that prefill and decode are not stated")
