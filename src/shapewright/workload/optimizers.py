@@ -170,7 +170,7 @@ OPTIMIZERS = {
         ),
         Optimizer(
             name="galore",
-            title="two bf16 moments of gradients projected to galore_rank, bf16 projections, no master",
+            title="two bf16 moments of gradients projected to a low rank, bf16 projections, no master",
             state_bytes=4.0,
             gradient_bytes=_NARROW_BYTES,
             keeps_master=False,

@@ -114,7 +114,7 @@ def _find_unsupported_layers(part: Mapping[str, object]) -> list[str]:
         listed = part.get(key)
         others = [each for each in listed if each not in _SOFTMAX_ATTENTION] if isinstance(listed, list) else []
         if others:
-            types.append(f"{key} {short_repr(others[0])}")
+            types.append(f"{key}={short_repr(others[0])}")
     return types + sorted(
         key for key in part if isinstance(key, str) and key.startswith(_UNSUPPORTED_KEY_PREFIXES) and part[key]
     )
