@@ -250,7 +250,7 @@ def test_smaller_heads_are_not_suggested() -> None:
 def test_exit_code(fail_on: str, severities: list[str], expected: int) -> None:
     """The exit code is 1 for findings of at least the given severity."""
     findings = tuple(
-        Finding(code="TC101", name="x", severity=severity, field="f", actual=1, wanted="", message="")
+        Finding(code="TC101", name="x", severity=severity, field="f", actual=1, wanted="", subject="f", problem="")
         for severity in severities
     )
 

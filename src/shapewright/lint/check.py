@@ -163,7 +163,7 @@ def _check_tower(scenario: Scenario) -> list[Finding]:
             replace(
                 finding,
                 field=f"{_TOWER_PATH}.{name}",
-                message=f"{_TOWER_PATH}.{finding.message}",
+                subject=f"{_TOWER_PATH}.{finding.subject}",
                 severity=severity,
                 cost_fraction=fraction,
                 suggestions=tuple(suggestions),
@@ -213,11 +213,8 @@ def _attribute(
         if severity is None:
             continue
         cost_s, cost_fraction = (share * step_s, share) if share >= QUIET_BELOW_FRACTION else (None, None)
-        message = finding.message
-        if index in compared:
-            slowest = slowest_operation(*compared[index])
-            message = message.replace(f": {finding.slowest}", f": {slowest}" if slowest else "", 1)
-        kept.append(replace(finding, severity=severity, message=message, cost_s=cost_s, cost_fraction=cost_fraction))
+        slowest = slowest_operation(*compared[index]) if index in compared else finding.slowest
+        kept.append(replace(finding, severity=severity, slowest=slowest, cost_s=cost_s, cost_fraction=cost_fraction))
     return sorted(kept, key=by_cost, reverse=True), combined
 
 

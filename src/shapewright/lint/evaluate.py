@@ -182,11 +182,6 @@ def _finding(
     cost_s: float | None = None,
     cost_fraction: float | None = None,
 ) -> Finding:
-    message = f"{violation.field.rpartition('.')[2]}={violation.actual} {violation.problem}"
-    if slowest:
-        message += f": {slowest}"
-    if suggestions:
-        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -194,7 +189,8 @@ def _finding(
         field=violation.field,
         actual=violation.actual,
         wanted=violation.wanted,
-        message=message,
+        subject=violation.field.rpartition(".")[2],
+        problem=violation.problem,
         cost_s=cost_s,
         cost_fraction=cost_fraction,
         suggestions=suggestions,
@@ -222,8 +218,7 @@ def _keep_weights(finding: Finding, scenario: Scenario) -> Finding:
     kept = [one for one in finding.suggestions if one.kind != "retrain" or not _changes_shape(one, scenario)]
     if len(kept) == len(finding.suggestions):
         return finding
-    advice = "; " + " or ".join(suggestion.title for suggestion in finding.suggestions)
-    changed = replace(finding, suggestions=tuple(kept), message=finding.message.removesuffix(advice))
+    changed = replace(finding, suggestions=tuple(kept))
     can_stay = kept or finding.cost_s is None
     return changed if can_stay else replace(changed, severity="info", most_severity="info")
 
@@ -259,10 +254,9 @@ def find_hidden(scenario: Scenario, changes: Mapping[str, Any], known: Collectio
                 continue
             finding = _evaluate_with(changed, rule, name, actual)
             if finding is not None:
-                advice = "; " + " or ".join(suggestion.title for suggestion in finding.suggestions)
-                words = f"{finding.message.removesuffix(advice)}, only with {name_changes(scenario.config, changes)}"
+                condition = f"only with {name_changes(scenario.config, changes)}"
                 leading = leading_changes(scenario.config, changes)
-                found.append(replace(finding, message=words + advice, only_with=leading))
+                found.append(replace(finding, condition=condition, only_with=leading))
     return found
 
 

@@ -63,12 +63,14 @@ class Finding:
         field: Path of the field, such as ``config.vocab_size``.
         actual: Its value.
         wanted: Description of valid values.
-        message: The finding in one line.
+        subject: What has the value, as messages name it: the field, with the module or tower that it belongs to.
+        problem: Continues ``subject=actual`` in the message, as in Violation.
         cost_s: Predicted cost in one step, its share of what all fixes save together; None where the cost is not time.
             [s]
         cost_fraction: Predicted cost as a fraction of the step.
         suggestions: Suggestions, best first.
-        slowest: The operation that loses the most time to the violation, as in the message; empty for none.
+        slowest: The operation that loses the most time to the violation, in words; empty for none.
+        condition: Changes with which alone it costs time, in words; empty where it always does.
         is_assumed: Whether it is one of a changed layout, with which the step can run.
         only_with: Changes of other findings without which its suggestions save nothing; empty where they save alone.
         least_severity: Minimum severity, whatever the cost; None for none.
@@ -81,15 +83,30 @@ class Finding:
     field: str
     actual: object
     wanted: str
-    message: str
+    subject: str
+    problem: str
     cost_s: float | None = None
     cost_fraction: float | None = None
     suggestions: tuple[Suggestion, ...] = ()
     slowest: str = ""
+    condition: str = ""
     is_assumed: bool = False
     only_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     least_severity: str | None = None
     most_severity: str | None = None
+
+    @property
+    def statement(self) -> str:
+        """What is wrong, without suggestions."""
+        slowest = f": {self.slowest}" if self.slowest else ""
+        condition = f", {self.condition}" if self.condition else ""
+        return f"{self.subject}={self.actual} {self.problem}{slowest}{condition}"
+
+    @property
+    def message(self) -> str:
+        """The finding in one line: what is wrong, and what to do."""
+        advice = " or ".join(suggestion.title for suggestion in self.suggestions)
+        return f"{self.statement}; {advice}" if advice else self.statement
 
 
 FAMILIES = {

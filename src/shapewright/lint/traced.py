@@ -316,10 +316,6 @@ def _finding(
     cost_s: float | None = None,
     step_s: float = 0.0,
 ) -> Finding:
-    place = f"{path}: " if path else ""
-    message = f"{place}{name}={actual} {problem}"
-    if suggestions:
-        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
     return Finding(
         code=code,
         name=get_rule(code).name,
@@ -327,7 +323,8 @@ def _finding(
         field=f"{path}.{name}" if path else name,
         actual=actual,
         wanted=wanted,
-        message=message,
+        subject=f"{path}: {name}" if path else name,
+        problem=problem,
         cost_s=cost_s,
         cost_fraction=None if cost_s is None else cost_s / step_s,
         suggestions=suggestions,

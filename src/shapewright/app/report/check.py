@@ -99,8 +99,6 @@ def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
         cost = f"costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step"
-    # The message ends with the suggestions, which are printed on lines of their own.
-    message = finding.message.removesuffix("; " + " or ".join(suggestion.title for suggestion in finding.suggestions))
     suggestions = []
     for suggestion in finding.suggestions:
         facts: list[str] = [suggestion.kind]
@@ -110,7 +108,7 @@ def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
-    return {"message": message, "cost": cost, "suggestions": suggestions}
+    return {"message": finding.statement, "cost": cost, "suggestions": suggestions}
 
 
 def print_finding(finding: FindingOutput, console: Console) -> None:

@@ -100,7 +100,8 @@ class FindingOutput:
     field: str = described("path of the field, such as `config.vocab_size`")
     actual: Any = described("value of the field")
     wanted: str = described("what the value should be")
-    message: str = described("the finding in one line")
+    message: str = described("the finding in one line, with what to do")
+    statement: str = described("what is wrong, without what to do")
     cost_s: float | None = described(
         "predicted cost per step: its share of what the combined fix saves, so that costs add up; null where it costs "
         "no time"
