@@ -20,7 +20,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 _NAMES = sorted(_PRESETS)
 
 _REQUIRED_KEYS = {"name", "title", "family", "source", "parameters", "parameters_source", "config"}
-_OPTIONAL_KEYS = {"notes"}
+_OPTIONAL_KEYS = {"notes", "hub_id"}
 
 
 def _words(text: str) -> set[str]:
@@ -144,6 +144,8 @@ def test_keys_of_a_preset(name: str) -> None:
     assert set(preset) - _OPTIONAL_KEYS == _REQUIRED_KEYS
     assert all(preset[key].strip() == preset[key] != "" for key in set(preset) - {"parameters", "config"})
     assert _SOURCE.search(preset["source"])
+    named = re.search(r"config\.json of (\S+?)[,;]? on the Hugging Face hub", preset["source"])
+    assert preset.get("hub_id") == (named[1] if named else None)
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -10,7 +10,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from shapewright.core.errors import ConfigError, plain_text, short_repr
+from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family
@@ -33,7 +35,8 @@ COMMON_KEYS: FieldKeys = {
     "tied_embeddings": ("tie_word_embeddings",),
 }
 
-NOTE_ON_IMAGES = "images adds the vision tower (vision_config)"
+PARTS_LEFT_OUT = "parts-left-out"
+"""Code of notes on parts of a config that are not modelled without ``images``."""
 NESTED = ("patches", "vision")
 """Fields that hold objects."""
 
@@ -84,14 +87,15 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
         ConfigError: a value is invalid, or a size is missing.
     """
     text_path, part, model_type = _find_text_part(values)
-    notes = []
+    notes: list[str] = []
     if text_path:
         kind = "image" if text_path == (_VISION_PART,) else "text"
-        notes.append(f"only the {kind} part ({'.'.join(text_path)}) is modelled")
+        notes.append(Note(f"only the {kind} part ({'.'.join(text_path)}) is modelled", PARTS_LEFT_OUT))
     elif any(isinstance(values.get(key), Mapping) for key in _OTHER_PARTS):
-        notes.append("only the language model is modelled, without the other parts of the config")
+        text = "only the language model is modelled, without the other parts of the config"
+        notes.append(Note(text, PARTS_LEFT_OUT))
     if notes and values.get("model_type") in tuple(TOWERS):
-        notes.append(NOTE_ON_IMAGES)
+        notes.append(Note(with_fields("{images} adds the vision tower (vision_config)"), PARTS_LEFT_OUT, "images"))
     if model_type == NATIVE_MODEL_TYPE:
         family = NATIVE_FAMILY
     elif model_type in FAMILIES:

@@ -18,7 +18,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.families.vision_language import TILED
-from shapewright.models.hf_config import NOTE_ON_IMAGES, read_hf_config, read_vision_tower
+from shapewright.models.hf_config import PARTS_LEFT_OUT, read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig, check_field_names, with_changes
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -37,6 +37,7 @@ class Preset:
         title: Name in reports.
         family: Heading under which presets are listed.
         source: Where its config was published.
+        hub_id: Its checkpoint on the Hugging Face hub; empty where the source names none.
         config: Its config.json object.
         notes: Remarks for users.
         num_parameters: The published parameter count; None if there is none.
@@ -47,6 +48,7 @@ class Preset:
     family: str
     source: str
     config: dict[str, Any]
+    hub_id: str = ""
     notes: str = ""
     num_parameters: int | None = None
 
@@ -76,6 +78,7 @@ def load_preset(name: str) -> Preset:
             title=content["title"],
             family=content.get("family", ""),
             source=content["source"],
+            hub_id=content.get("hub_id", ""),
             config={
                 key: None if key in _NULL_IF_ZERO and value == 0 else value for key, value in content["config"].items()
             },
@@ -130,7 +133,7 @@ class Model:
                 f"{self.config.title} has no vision tower; give the config.json of a vision-language model"
             )
         tower = read_vision_tower(self.raw, self.config.hidden_size)
-        notes = tuple(note for note in self.notes if not note.startswith("only the ") and note != NOTE_ON_IMAGES)
+        notes = tuple(note for note in self.notes if not (isinstance(note, Note) and note.code == PARTS_LEFT_OUT))
         if self.raw.get("model_type") in TILED:
             notes += ("images are the tower's: an image of the user is one of them and one for each of its tiles",)
         tied = self.raw.get("tie_word_embeddings")  # that of the whole model applies, as in transformers

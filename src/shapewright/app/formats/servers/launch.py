@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Engines that launch lines can be written for."""
-_HUB_SOURCE = re.compile(r"config\.json of (\S+/\S+?)[,;]? on the Hugging Face hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +170,8 @@ def _checkpoint_of(model: Model) -> tuple[str, str]:
     if kind == "hub":
         return name.partition("@")[0], ""
     if kind == "preset":
-        found = _HUB_SOURCE.search(load_preset(name).source)
-        if found:
-            return found[1], ""
+        if hub_id := load_preset(name).hub_id:
+            return hub_id, ""
         return name, f"no checkpoint of {name} is known: replace {name} with its folder or hub id"
     path = Path(model.source)
     folder = str(path.parent if path.name == "config.json" else path)
