@@ -15,7 +15,7 @@ from shapewright.hardware import load_device
 from shapewright.models import count_parameters, read_model
 from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
-from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
+from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates, transfer_span
 from shapewright.optimize.serving.point import Span, batch_sizes, pareto_front
 from shapewright.optimize.serving.request import read_format
 from shapewright.prediction.build import build_scenario
@@ -60,6 +60,21 @@ def test_first_tokens_do_not_wait_for_other_prompts(pass_s: float, batch_size: i
     (point,) = pair_up([single, double], [Decoder(instance, 40, Span(0.02, 0.018, 0.024))])
 
     assert point.prefill_tokens == 1000 * batch_size
+
+
+def test_a_prefill_pass_takes_no_more_prompts_than_the_load_needs() -> None:
+    """Eight prompts at once serve 20 a second and one 10; for 5 a second the lone prompt has the earlier first token.
+
+    At load 0.5 it waits for 0.1 s x 0.5 / (2 x 0.5) = 0.05 s.
+    """
+    instance = make_instance(request=ServingRequest(prompt_len=1000, output_len=101, num_devices=2))
+    batches = [Prefiller(instance, 1, Span(0.1, 0.09, 0.12)), Prefiller(instance, 8, Span(0.4, 0.36, 0.48))]
+    transfer = transfer_span(instance, 2)
+    assert transfer is not None
+    (point,) = pair_up(batches, [Decoder(instance, 10, Span(0.02, 0.018, 0.024))])
+
+    assert (point.prefill_tokens, point.requests_per_s, point.prefill_load_fraction) == (1000, 5.0, 0.5)
+    assert point.ttft.middle_s == pytest.approx(0.1 + 0.05 + transfer.middle_s)
 
 
 def test_front_drops_dominated_points() -> None:

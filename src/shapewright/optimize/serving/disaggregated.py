@@ -137,13 +137,16 @@ def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Ite
         load = _load_within(prefiller.service, transfer, request.ttft_limit_s)
         if load >= _LEAST_LOAD_FRACTION:
             chosen.append((prefiller, load, transfer))
+    batches: dict[int, list[Prefiller]] = {}
+    for prefiller, _, _ in chosen:
+        batches.setdefault(id(prefiller.instance), []).append(prefiller)
     chosen = _without_waiting(chosen)
     chosen.sort(key=lambda one: -_served_per_device(one))
     for decoder in decoders:
         points = [
             point
             for prefiller, load, transfer in chosen[:_MOST_PREFILLERS]
-            if (point := _join(prefiller, decoder, load, transfer)) is not None
+            if (point := _join(prefiller, decoder, load, transfer, batches[id(prefiller.instance)])) is not None
         ]
         if points:
             yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
@@ -207,8 +210,19 @@ def _load_within(service: Span, transfer: Span, limit_s: float | None) -> float:
     return min(max(2.0 * wait / (1.0 + 2.0 * wait), 0.0), MOST_LOAD_FRACTION) if wait > 0.0 else 0.0
 
 
-def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -> OperatingPoint | None:
-    """Return the unit of prefill and decode instances with most tokens per second of the available devices."""
+def _join(
+    prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span, batches: Sequence[Prefiller]
+) -> OperatingPoint | None:
+    """Return the unit of prefill and decode instances with most tokens per second of the available devices.
+
+    Args:
+        prefiller: The prefill instance with the batch of prompts that serves most.
+        decoder: The decode instance.
+        load: Load that the prefill instance may have.
+        transfer: Time to send the cache of one prompt. [s]
+        batches: The prefill instance with each of its batches of prompts. A pass takes the prompts that wait: below the
+            load of the largest batch, the one with the earliest first token runs.
+    """
     request, instance = decoder.instance.request, decoder.instance
     prefill_layout, layout = prefiller.instance.layout, instance.layout
     limit = request.num_devices
@@ -230,7 +244,14 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
         return None
     num_prefill, num_decode = best
     prefilling = num_prefill * prefill_layout.num_devices
-    reached = requests_per_s / (num_prefill * prefill_rate)
+    prefiller, reached = min(
+        (
+            (one, fraction)
+            for one in batches
+            if (fraction := requests_per_s / (num_prefill * one.requests_per_s)) <= MOST_LOAD_FRACTION * (1.0 + 1e-9)
+        ),
+        key=lambda run: run[0].service.middle_s + waiting_s(run[0].service.middle_s, run[1]),
+    )
     service = prefiller.service
     # Decode instances that receive too few prompts run smaller batches; they are priced with full ones.
     return OperatingPoint(
