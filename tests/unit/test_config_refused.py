@@ -16,8 +16,8 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
     ("model_type", "key", "value", "stated"),
     [
         # Keys as config.json files of the hub have them.
-        ("zamba2", "layers_block_type", ["attention", "mamba"], "layers_block_type 'mamba'"),
-        ("minimax_m1", "attn_type_list", [0, 1], "attn_type_list 0"),
+        ("zamba2", "layers_block_type", ["attention", "mamba"], "layers_block_type='mamba'"),
+        ("minimax_m1", "attn_type_list", [0, 1], "attn_type_list=0"),
         ("recurrent_gemma", "lru_width", 2560, "lru_width"),
         ("rwkv", "rwkv_version", 5, "rwkv_version"),
     ],
