@@ -72,6 +72,18 @@ def test_some_layers_recomputed() -> None:
     assert counts == {"activations.to_host": 8, "activations.whole.to_host": 24}
 
 
+def test_frozen_layers_move_nothing() -> None:
+    """Layers before the trained ones have no backward pass: they save no tensors, and none leave."""
+    moved = llama(offload_activations=True, finetune="last-layers", last_layers=3)
+    layer = sum(one.num_bytes for one in list_saved_tensors(moved.config, moved.workload, moved.layout))
+
+    assert {name: int(one.repeats) for name, one in hosts(moved).items()} == {
+        "activations.to_host": 3,
+        "activations.from_host": 3,
+    }
+    assert moved.memory.host_bytes == pytest.approx(3 * layer)
+
+
 def test_optimizer_by_hand() -> None:
     """12 bytes of states a parameter leave; 4 of gradient go, 2 of weight come, 30 are touched in the host's memory."""
     plain, moved = llama(layout={"data_parallel": 8}), llama(layout={"data_parallel": 8}, offload_optimizer=True)

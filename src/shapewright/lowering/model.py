@@ -217,9 +217,10 @@ class StepParts:
 
     def host_copies(self, mode: str) -> list[Operation]:
         """List the copies to and from the host of the tensors saved under a recomputation mode."""
-        return [
+        copies = [
             operation for stack in self.stacks for operation in lower_activation_copies(stack.shard, stack.counts, mode)
         ]
+        return self._limit_to_trained_layers(copies)
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """List the operations of the backward pass with the transfers to the previous stage."""
