@@ -85,6 +85,8 @@ def _trace(values: dict[str, Any]) -> str:
     try:
         trace = trace_built_model(values, source=values["model_type"], batch_size=1, seq_len=SEQ_LEN)
         prediction = predict_trace(trace, load_device(DEVICE))
+    except ShapewrightError as error:
+        return _cell(error.fact)
     except Exception as error:
         return _cell(first_line(error))
     unknown = f", unknown: {', '.join(one.name for one in trace.unknown_operators)}" if trace.unknown_operators else ""

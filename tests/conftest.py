@@ -39,9 +39,12 @@ def texts_name_fields_by_type() -> Iterator[None]:
         r"(?:choose (?:among|one of|from)|sweep one of|it (?:has|chooses)|known are|"
         r"(?:its columns|known keys|not stated):) [^;]*"
     )
+    # Commands in quotes are typed as they are; other flags mean nothing in Python.
+    flag = re.compile(r"(?<![\w'\"-])--[a-z]")
+    command = re.compile(r"'[^']* --[^']*'")
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 
-    def check(text: str) -> None:
+    def check(text: str, *, of_library: bool = False) -> None:
         parts = text.parts if isinstance(text, Text) else (text,)
         plain = "".join("FIELD" if isinstance(part, FieldName) else part for part in parts)
         named = [
@@ -50,10 +53,13 @@ def texts_name_fields_by_type() -> Iterator[None]:
             if found[1] is None or found[1] in flags
         ]
         assert not named, f"{named} in {plain!r}: name fields by with_fields"
+        if of_library:
+            assert not flag.search(command.sub("", plain)), f"{plain!r}: name fields by with_fields, not flags"
 
     def checked_error(self: ShapewrightError, *arguments: Any, **keywords: Any) -> None:
         make_error(self, *arguments, **keywords)
-        check(self.text)
+        raised_in = sys._getframe(1).f_code.co_filename
+        check(self.text, of_library="/shapewright/" in raised_in and "/shapewright/app/" not in raised_in)
 
     def checked_note(cls: type[Note], text: str, *arguments: Any, **keywords: Any) -> Note:
         note = make_note(cls, text, *arguments, **keywords)

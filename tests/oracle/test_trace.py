@@ -326,7 +326,7 @@ def test_tensor_parallel_modules_are_traced_as_one_rank() -> None:
 
 def test_values_are_asked_for_by_line() -> None:
     """Control flow that depends on values names its line, and takes the number of rows that is given for it."""
-    with pytest.raises(TraceError, match=r"own_models.py:\d+: the size .* --value own_models.py:\d+=ROWS") as caught:
+    with pytest.raises(TraceError, match=r"own_models.py:\d+: the size .* values own_models.py:\d+=ROWS") as caught:
         shapewright.trace(build(Choosy), "x=float32[16,8]")
     line = str(caught.value).partition(": ")[0]
     found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5})

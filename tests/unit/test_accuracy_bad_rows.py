@@ -82,7 +82,7 @@ def test_folders_without_files(tmp_path: Path) -> None:
         evaluate_folder(tmp_path, tables=["moe"])
     with pytest.raises(MeasuredFileError, match="did you mean 'gemm'"):
         evaluate_folder(tmp_path, tables=["gem"])
-    with pytest.raises(MeasuredFileError, match="--by 'colour' is not known"):
+    with pytest.raises(MeasuredFileError, match="grouping 'colour' is not known"):
         evaluate_folder(tmp_path, by=["colour"])
 
 

@@ -86,10 +86,10 @@ def test_a_file_that_cannot_be_judged_is_exit_code_1(folder: Path, capsys: pytes
     ("arguments", "words"),
     [
         (("{folder}/nowhere",), "is not a folder"),
-        (("{folder}", "--table", "gemms"), "--table 'gemms' is not known"),
+        (("{folder}", "--table", "gemms"), "table 'gemms' is not known"),
         (("{folder}", "--device", "abacus"), "unknown device"),
         (("{folder}", "--device", "h100-sxm-80gb"), "no row of h100-sxm-80gb"),
-        (("{folder}", "--by", "colour"), "--by 'colour' is not known"),
+        (("{folder}", "--by", "colour"), "grouping 'colour' is not known"),
     ],
 )
 def test_errors_are_one_line(

@@ -209,7 +209,7 @@ def test_a_described_device_reads_back() -> None:
     ("rows", "device", "words"),
     [
         ([], "", "no valid row"),
-        ([("cpu", 1), ("l40s", 1)], "", "name one device"),
+        ([("cpu", 1), ("l40s", 1)], "", "name one with device"),
         ([("cpu", 1)], "l40s", "no valid row of l40s"),
         ([("cpu", 1)], "", "too few GEMMs"),
         ([("NVIDIA Foo", 9)], "", "no device file for 'NVIDIA Foo'"),

@@ -80,7 +80,7 @@ def test_few_heads_and_sequences_leave_the_device_idle() -> None:
 @pytest.mark.parametrize("name", ["v100-sxm2-16gb", "t4"])
 def test_no_fused_kernel_before_ampere(name: str) -> None:
     """Volta and Turing are refused, with what to use instead."""
-    with pytest.raises(WorkloadError, match="use --attention unfused"):
+    with pytest.raises(WorkloadError, match="use attention='unfused'"):
         price(name)
 
 

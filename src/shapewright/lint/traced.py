@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes
 from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
@@ -260,7 +261,9 @@ def _check_format(prediction: TracedPrediction) -> list[Finding]:
     severity = rate_severity(None, saved_s / prediction.step_time_s)
     if severity is None:
         return []
-    title = f"use {_MATRIX_DTYPE} (torch.autocast, or --dtype {_MATRIX_DTYPE})"
+    title = with_fields(
+        "use {name} (torch.autocast, or {dtype})", name=_MATRIX_DTYPE, dtype=FieldName("dtype", _MATRIX_DTYPE)
+    )
     return [
         _finding(
             "TC108",

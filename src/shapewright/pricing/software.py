@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 from shapewright.lowering.operations import Attention, Gemm
 
 if TYPE_CHECKING:
@@ -198,8 +199,8 @@ def software_of(name: str | Software, phase: str) -> Software:
     software = name if isinstance(name, Software) else load_software(name)
     if phase != "train" and software.name != TUNED:
         raise WorkloadError(
-            f"software={software.name!r} is training software and means nothing in {phase}; leave it out or use "
-            f"--phase train",
+            f"software={software.name!r} is training software and means nothing in {phase}",
+            advice=with_fields("leave it out or use {phase:train}"),
             field="software",
         )
     return software

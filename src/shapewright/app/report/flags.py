@@ -34,11 +34,16 @@ _OTHER_FLAGS = {
     "num_requests": "--requests",
     "num_layouts": "--layouts",
     "inter_node_bandwidth_bytes_per_s": "--network-gbit-per-s",
+    "values": "--value",
+    "time_limit_s": "--time-limit",
+    "user_traceback": "--traceback",
+    "tables": "--table",
 }
 # Fields besides those of model, workload and layout whose flags are spelled like them.
 _OTHER_FIELDS = (
     "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
-    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep",
+    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep", "device", "calibration",
+    "inputs", "fused",
 )  # fmt: skip
 
 

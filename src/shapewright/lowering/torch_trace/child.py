@@ -22,6 +22,7 @@ from typing import Any
 
 from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.errors import MissingExtraError, ShapewrightError, TraceError, short_path
+from shapewright.core.texts import FieldName, Text, with_fields
 from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, TARGET
 from shapewright.lowering.torch_trace.trace import Trace
 
@@ -109,7 +110,7 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
                 text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
                 raise TraceError(
                     f"the trace did not finish within {time_limit_s:g} s{_place_of(text, request)}",
-                    advice="look for a loop that does not end, or give more time with --time-limit S",
+                    advice=with_fields("look for a loop that does not end, or allow more with {time_limit_s}"),
                     user_traceback=text.removeprefix(_STARTED).lstrip(),
                 ) from None
             finally:
@@ -127,9 +128,9 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
         answer = json.loads(result.read_text(encoding="utf-8"))
     if "error" in answer:
         if answer["code"] == MissingExtraError.code:
-            raise MissingExtraError(answer["error"])
-        error = TraceError(answer["error"], user_traceback=answer["traceback"], field=answer["field"])
-        raise error
+            raise MissingExtraError("".join(answer["error"]))
+        text = Text(*(part if isinstance(part, str) else FieldName(*part) for part in answer["error"]))
+        raise TraceError(text, user_traceback=answer["traceback"], field=answer["field"])
     return Trace.from_json(answer["trace"])
 
 
@@ -158,8 +159,9 @@ def main() -> None:
             print(_STARTED, file=place, flush=True)
             answer: dict[str, Any] = {"trace": _answer(request).to_json()}
         except ShapewrightError as error:
+            parts = [(part.field, part.value) if isinstance(part, FieldName) else part for part in error.text.parts]
             text = getattr(error, "user_traceback", "")
-            answer = {"error": str(error), "code": error.code, "field": error.field, "traceback": text}
+            answer = {"error": parts, "code": error.code, "field": error.field, "traceback": text}
     target = Path(request["result"])
     target.with_suffix(".part").write_text(json.dumps(answer), encoding="utf-8")
     target.with_suffix(".part").replace(target)
@@ -185,7 +187,9 @@ def _answer(request: Mapping[str, Any]) -> Trace:
         inputs = request["inputs"] or given
         if not inputs:
             raise TraceError(
-                "the inputs of the module are not known", advice="give --inputs 'tokens=int64[4,2048]'", field="inputs"
+                "the inputs of the module are not known",
+                advice=with_fields("give {example}", example=FieldName("inputs", "tokens=int64[4,2048]")),
+                field="inputs",
             )
         return trace_module(module, inputs, source=request["source"], **options)
     from shapewright.lowering.torch_trace.huggingface import trace_built_model

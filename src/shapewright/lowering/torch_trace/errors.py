@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shapewright.core.errors import ShapewrightError, TraceError, first_line
+from shapewright.core.texts import with_fields
 
 _OWN_FOLDER = str(Path(__file__).parent)
 _LIBRARY_PARTS = ("/contextlib.py", "/functools.py", "/importlib/", "/numpy/", "<frozen")
@@ -39,11 +40,12 @@ def user_errors(what: str) -> Iterator[None]:
             error.user_traceback = traceback.format_exc()
         raise
     except SystemExit as error:
-        raise TraceError(f"{what} exits (sys.exit({error.code}))", advice="--traceback shows where") from None
+        raise TraceError(f"{what} exits (sys.exit({error.code}))", advice=_WHERE) from None
     except Exception as error:
         raise describe_error(error, what) from None
 
 
+_WHERE = with_fields("{user_traceback} shows where")
 _CUDA_WORDS = ("CUDA", "cuda", "NVIDIA", "HIP")
 _VALUE_WORDS = ("meta tensor", "Meta tensor", "data-dependent", "nonzero")
 
@@ -58,7 +60,7 @@ def describe_error(error: BaseException, what: str) -> TraceError:
     own = [frame for frame in frames if is_user_frame(frame.filename)]
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else f"{what}: "
     words = first_line(error)
-    advice = "--traceback shows where"
+    advice: str = _WHERE
     if isinstance(error, MemoryError) or "allocate" in words:
         words, advice = "allocates real memory", "make tensors on the meta device: leave the device out"
     elif "process group has not been initialized" in words or "env:// rendezvous" in words:
@@ -75,11 +77,11 @@ def describe_error(error: BaseException, what: str) -> TraceError:
         advice = "a trace runs on the meta device; leave the device out, or take it from an input (x.device)"
     elif any(word in words for word in _VALUE_WORDS):
         words = f"needs the value of a tensor, which the meta device does not have ({words})"
-        advice = "make small constants with device='cpu', or pass sizes as numbers (--inputs 'length=128')"
+        advice = with_fields("make small constants with device='cpu', or pass sizes as numbers ({inputs:length=128})")
     elif (
         "expanded size" in words or "must match" in words or "cannot be multiplied" in words or "reduction dim" in words
     ):
-        advice = "check the sizes of the inputs; --traceback shows where"
+        advice = "check the sizes of the inputs; " + _WHERE
     start = error.__traceback__
     while start is not None and not is_user_frame(start.tb_frame.f_code.co_filename):
         start = start.tb_next

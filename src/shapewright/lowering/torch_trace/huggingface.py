@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError, first_line, short_repr
+from shapewright.core.texts import with_fields
 from shapewright.lowering.torch_trace.inputs import TensorSpec, tensor_spec
 from shapewright.lowering.torch_trace.run import trace_module
 from shapewright.lowering.torch_trace.trace import Trace
@@ -144,7 +145,7 @@ def _denoiser_inputs(model: Any, batch_size: int, dtype: str) -> str:
     if name not in _DENOISER_INPUTS:
         raise TraceError(
             f"the inputs of {name} are not known",
-            advice=f"give --inputs; those of {' and '.join(_DENOISER_INPUTS)} are known",
+            advice=with_fields("give {inputs}; those of {known} are known", known=" and ".join(_DENOISER_INPUTS)),
             field="inputs",
         )
     parts = _DENOISER_INPUTS[name].format(batch=batch_size, dtype=dtype, **model.config)

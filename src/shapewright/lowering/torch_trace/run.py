@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError
+from shapewright.core.texts import with_fields
 from shapewright.lowering.torch_trace.dispatched import emulated_autocast
 from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (
@@ -299,7 +300,8 @@ def _summarize(
     num_tokens, counts_samples = count_tokens(specs)
     notes = dict(recorder.notes)
     if not fused and any(_is_compiled(each) for each in module.modules()):
-        notes["what torch.compile wraps ran operator by operator; --fused merges pointwise chains as it does"] = None
+        text = "what torch.compile wraps ran operator by operator; {fused} merges pointwise chains as it does"
+        notes[with_fields(text)] = None
     if is_training and any(call.pass_name == "recompute" for call in calls):
         notes["activation checkpointing: parts of the forward pass run again in the backward pass"] = None
     if any("float64" in str(one.dtype) for one in tensors.values()):

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.core.errors import TraceError
+from shapewright.core.texts import with_fields
 from shapewright.lowering.torch_trace.dispatched import is_meta
 from shapewright.lowering.torch_trace.errors import user_line
 
@@ -193,8 +194,11 @@ class Values:
             return True if tensor.dtype == torch.bool else 1
         raise TraceError(
             f"{line}: control flow depends on the value of a tensor, which the meta device does not have",
-            advice=f"give the value with --value {line}=N, or pass it to the module as a number, such as "
-            f"--inputs 'length=128'",
+            advice=with_fields(
+                "give the value with {values} {line}=N, or pass it to the module as a number, such as "
+                "{inputs:length=128}",
+                line=line,
+            ),
         )
 
     def _num_rows(self, name: str, tensor: Any) -> int:
@@ -209,7 +213,7 @@ class Values:
         raise TraceError(
             f"{line}: the size of the result of {name} depends on the values of a tensor, which the meta device does "
             "not have",
-            advice=f"give its number of rows with --value {line}=ROWS",
+            advice=with_fields("give its number of rows with {values} {line}=ROWS", line=line),
         )
 
     def sized_result(self, name: str, args: Sequence[Any], *, num_returns: int) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import Text, with_fields
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context
@@ -149,7 +150,7 @@ def evaluate_folder(
         UnknownDeviceError: no device file has a name of ``devices``.
     """
     found, stores = find_tables(Path(folder), tables)
-    require_known("--by", by, GROUPINGS)
+    require_known("grouping", by, GROUPINGS)
     own = _own_devices(calibration)
     chosen = frozenset(name if name in own else load_device(name).name for name in devices)
     rows: list[Accuracy] = []
@@ -185,7 +186,7 @@ def evaluate_folder(
         evaluate(path.name, path.name, partial(_read_store, path))
     if not rows:
         reasons = _why_nothing(skipped, unreadable, chosen)
-        raise MeasuredFileError(f"nothing to evaluate in {folder}: {reasons}")
+        raise MeasuredFileError(Text(f"nothing to evaluate in {folder}: ", reasons))
     if not uncalibrated:
         notes.append(_FITTED_ROWS_NOTE)
     return Evaluation(tuple(rows), skipped, unreadable, tuple(notes))
@@ -314,6 +315,6 @@ def _why_nothing(skipped: dict[str, dict[str, int]], unreadable: dict[str, str],
     reasons = [*unreadable.values(), *(reason for counts in skipped.values() for reason in counts)]
     if reasons:
         is_unknown = isinstance(reasons[0], Note) and reasons[0].code == "unknown-device"
-        way_out = "; --calibration FILE describes a device that has none" if is_unknown else ""
+        way_out = with_fields("; {calibration} describes a device that has none") if is_unknown else ""
         return "; ".join(dict.fromkeys(reasons[:3])) + way_out
     return f"no row of {', '.join(sorted(devices))}" if devices else "no rows"

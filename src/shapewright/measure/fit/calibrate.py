@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError, UnknownDeviceError
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
@@ -214,8 +215,11 @@ def describe_measured_device(name: str, rows: Sequence[Row], facts: Mapping[str,
     except UnknownDeviceError:
         if name != "cpu":
             raise CalibrationError(
-                f"no device file for {name!r}, the device of the store; write one ('shapewright devices template > "
-                "my.toml', with that name) and give it with --device my.toml"
+                f"no device file for {name!r}, the device of the store",
+                advice=with_fields(
+                    "write one ('shapewright devices template > my.toml', with that name) and give {file}",
+                    file=FieldName("device", "my.toml"),
+                ),
             ) from None
     return describe_device(name, rows, facts)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapewright.core.errors import CalibrationError, MissingExtraError
+from shapewright.core.texts import with_fields
 from shapewright.measure.store.record import OK
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def good_rows(rows: Iterable[Row], device: str = "") -> tuple[str, list[Row]]:
     counts = Counter(row.device for row in fine)
     listed = ", ".join(f"{name} ({count:,} rows)" for name, count in counts.most_common()) or "no valid row"
     if not device and len(counts) != 1:
-        raise CalibrationError(f"the store holds {listed}; name one device with --device")
+        raise CalibrationError(f"the store holds {listed}", advice=with_fields("name one with {device}"))
     device = device or next(iter(counts))
     if device not in counts:
         raise CalibrationError(f"the store has no valid row of {device}; it holds {listed}")

@@ -86,7 +86,9 @@ def reject_unsupported_layers(model_type: str, part: Mapping[str, object]) -> No
         ConfigError: the model type or a key belongs to an unsupported layer; the message names it.
     """
     quoted = f"model_type {short_repr(model_type)}" if model_type else "the config"
-    supported = "give a transformer of softmax attention and MLP layers, or trace the model (predict and check --trace)"
+    supported = (
+        "give a transformer of softmax attention and MLP layers, or trace the model ('shapewright predict --trace')"
+    )
     if model_type in _UNSUPPORTED_TYPES:
         raise ConfigError(f"{quoted} is not supported: it has {_UNSUPPORTED_TYPES[model_type]}; {supported}")
     sharing = next((key for key in _SHARED_CACHE_KEYS if part.get(key)), None)

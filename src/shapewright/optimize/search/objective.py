@@ -77,7 +77,7 @@ OBJECTIVES = {
             name="cost",
             phase="train",
             measures_loss=True,
-            description="dollars to train to the baseline's loss, and to serve --serve-tokens",
+            description="dollars to train to the baseline's loss, and to serve the tokens that are stated",
         ),
     )
 }

@@ -13,6 +13,7 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
+from shapewright.core.texts import with_fields
 from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS
 from shapewright.lowering.operations import Gemm, Pointwise
@@ -134,8 +135,8 @@ def _price_columns(
     """Fields of AttentionPrice but ``calibration``, and the calls of each source; ``running``: library and kernel."""
     if not device.architecture_facts.has_fused_attention:
         raise WorkloadError(
-            f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer; "
-            f"use --attention unfused"
+            f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer",
+            advice=with_fields("use {attention:unfused}"),
         )
     if not any(running) and (kernels := measured_record(operation, device, record)) is not None:
         return _price_measured(operation, device, kernels)

@@ -15,6 +15,7 @@ from typing import Any
 from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_repr
 from shapewright.core.files import read_start
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware import PRICING_FIELDS, Device, build_device, load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, parse_record
 from shapewright.pricing.calibration.schema import check_record
@@ -105,8 +106,10 @@ def calibrated_device(name: str | Device, path: str | Path) -> Device:
         device = load_device(name)
     if device.name != measured.name:
         raise CalibrationError(
-            f"calibration file {path} is of {measured.name}, not of {device.name}; give --device {measured.name}, or "
-            f"measure {device.name}"
+            f"calibration file {path} is of {measured.name}, not of {device.name}",
+            advice=with_fields(
+                "give {right}, or measure {name}", right=FieldName("device", measured.name), name=device.name
+            ),
         )
     return replace(device, own_records=calibration.records)
 

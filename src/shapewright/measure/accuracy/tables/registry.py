@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import MeasuredFileError, close_names
 from shapewright.core.files import open_file
+from shapewright.core.texts import with_fields
 from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables import (
@@ -91,7 +92,7 @@ _LONGEST_HEADER = 2**16
 
 def find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
     """Return the files to evaluate, by table, and the stores."""
-    require_known("--table", wanted, (*TABLES, stores_module.TABLE))
+    require_known("table", wanted, (*TABLES, stores_module.TABLE))
     if folder.is_file():
         return ({}, [folder]) if stores_module.is_store(folder) else ({_table_of(folder): folder}, [])
     if not folder.is_dir():
@@ -106,7 +107,9 @@ def find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], l
     if stores_module.TABLE in wanted and not stores:
         missing.append("store of 'shapewright bench'")
     if missing:
-        raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; omit --table to evaluate all files")
+        raise MeasuredFileError(
+            f"{folder} has no {', '.join(missing)}", advice=with_fields("omit {tables} to evaluate all files")
+        )
     if not found and not stores:
         names = ", ".join(table.file_name for table in TABLES.values())
         raise MeasuredFileError(
@@ -149,8 +152,8 @@ def _find_table(folder: Path, file_name: str) -> Path | None:
     return next(iter(there or broken), None)
 
 
-def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse words of an option that are not known.
+def require_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse words that are not known; ``what`` says what they name.
 
     Raises:
         MeasuredFileError: one is unknown.
@@ -159,5 +162,5 @@ def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> No
         if word not in known:
             hint = close_names(word, known)
             raise MeasuredFileError(
-                f"{option} {word!r} is not known; {hint + ' ' if hint else ''}choose from {', '.join(known)}"
+                f"{what} {word!r} is not known; {hint + ' ' if hint else ''}choose from {', '.join(known)}"
             )
