@@ -113,6 +113,29 @@ _T5_GATED: dict[str, Any] = {
     "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False,
 }
+_COMPRESSED: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "q_lora_rank": 40,
+    "partial_rotary_factor": 1 / 3,
+    "o_groups": 2,
+    "o_lora_rank": 28,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "index_n_heads": 6,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "sliding_window": 12,
+    "hc_mult": 3,
+    "num_hash_layers": 1,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 10},
+    "layer_types": [
+        "sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+}  # fmt: skip
 HYBRID_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **_WIDE_HEADS,
@@ -198,6 +221,8 @@ HYBRID_CONFIGS: dict[str, dict[str, Any]] = {
     "mamba2": {**_COMMON, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 20},
     "mamba": {**_COMMON, "state_size": 12},
     "falcon_mamba": {**_COMMON, "state_size": 12},
+    "deepseek_v4": _COMPRESSED,
+    "deepseek_v4/ratios": {**_COMPRESSED, "layer_types": None, "compress_ratios": [0, 4, 128, 4, 128]},
 }
 
 _SPARSE_MLA = {**_MLA, "index_n_heads": 4, "index_head_dim": 24, "index_topk": 16}

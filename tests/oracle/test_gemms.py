@@ -153,6 +153,28 @@ def test_every_projection_of_a_hybrid_is_lowered(key: str) -> None:
     assert only_weights(lowered_prefill) == only_weights(without_layout(traced_prefill))
 
 
+@pytest.mark.parametrize("key", ["deepseek_v4", "deepseek_v4/ratios"])
+def test_every_gemm_of_compressed_attention_is_lowered(key: str) -> None:
+    """All GEMMs, batched ones and those of residual streams included, in training, a prompt and decode, and FLOPs."""
+    config, model = read_hf_config(tiny_config(key)).config, build_on_meta(tiny_config(key), dtype="bfloat16")
+    sizes = {"micro_batch_size": BATCH_SIZE, "attention": "unfused", "kernels": "torch"}
+    training = Workload(seq_len=SEQ_LEN, **sizes)
+    recorded = trace_training(model, BATCH_SIZE, SEQ_LEN)
+
+    assert without_layout(lowered_gemms(config, training, "forward")) == without_layout(recorded.forward)
+    assert without_layout(lowered_gemms(config, training, "forward", "backward")) == without_layout(recorded.whole)
+    assert count_model_flops(config, training) == recorded.whole_flops
+
+    prefill = Workload(phase="prefill", seq_len=SEQ_LEN, **sizes)
+    decode = Workload(phase="decode", context_len=CONTEXT_LEN, **sizes)
+    for workload, traced_gemms in (
+        (prefill, trace_prefill(model, BATCH_SIZE, SEQ_LEN)[0]),
+        (decode, trace_decode(model, BATCH_SIZE, CONTEXT_LEN)),
+    ):
+        lowered = without_groups(without_layout(lowered_gemms(config, workload, "forward")))
+        assert lowered == without_groups(without_layout(traced_gemms))
+
+
 @pytest.mark.parametrize("key", SPARSE_CONFIGS)
 def test_every_projection_of_sparse_attention_is_lowered(key: str) -> None:
     """Weight GEMMs of the forward pass, those of the indexer among them, which transformers does not train."""

@@ -8,7 +8,7 @@ import pytest
 from hf_models import hf_config, tiny_config
 
 from shapewright.memory import count_cached_elements, list_saved_tensors
-from shapewright.memory.estimate import estimate_kv_cache
+from shapewright.memory.estimate import estimate_kv_cache, estimate_layer_state
 from shapewright.models.hf_config import read_hf_config
 from shapewright.models.layers import LayerKind
 from shapewright.workload import ParallelLayout, Workload
@@ -149,6 +149,36 @@ def test_chains_of_kernels_save_what_autograd_keeps(key: str) -> None:
             read_hf_config(raw).config, Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN), ParallelLayout()
         )
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compressed_cache_is_as_large_as_a_real_one() -> None:
+    """Keys and entries of a prompt, those of the indexer as well, are as large as in transformers.
+
+    Keys are values there too, but for a copy in layers that slide alone, and a window keeps one token fewer. What is
+    kept to fill the next entry is counted as large as it can become.
+    """
+    raw = tiny_config("deepseek_v4")
+    model = transformers.AutoModelForCausalLM.from_config(hf_config(raw), attn_implementation="eager").eval()
+    with torch.no_grad():
+        output = model(input_ids=torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN)), use_cache=True)
+    layers = output[cache_name(model)].layers
+    compressed = [getattr(layer, "compressed_kv", {}) for layer in layers]
+    entries_bytes = sum(each.nbytes for layer in compressed for each in layer.values())
+    parts = ("buffer_kv", "buffer_gate", "overlap_kv", "overlap_gate")
+    waiting = [each for layer in layers for part in parts for each in getattr(layer, part, {}).values()]
+    token_bytes = 4 * BATCH_SIZE * raw["head_dim"] * len(layers)
+    config = read_hf_config(raw).config
+    workload = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")
+    kinds = list(config.count_kinds(range(config.num_layers)).items())
+    states_bytes = BATCH_SIZE * sum(
+        count * estimate_layer_state(config, workload, kind.layer_type) for kind, count in kinds
+    )
+    estimated = estimate_kv_cache(config, workload, ParallelLayout(), kinds)
+
+    assert [layer.values is layer.keys for layer in layers] == [bool(each) for each in compressed]
+    assert estimated - states_bytes == sum(layer.keys.nbytes for layer in layers) + token_bytes + entries_bytes
+    assert 0 < sum(each.nbytes for each in waiting if each is not None) <= states_bytes
 
 
 @pytest.mark.filterwarnings("ignore")

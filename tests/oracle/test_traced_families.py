@@ -42,6 +42,8 @@ _OWN_SCANS = {"minimax"}
 # These have attention of their own, without a fused kernel; GPT-J until transformers 5.23.
 _OWN_GPTJ = set() if getattr(GPTJPreTrainedModel, "_supports_sdpa", False) else {"gptj"}
 _UNFUSED = {"bloom", "mpt", "gpt_neo", *_OWN_GPTJ}
+# Its streams are mixed in GEMMs.
+_MIXED_STREAMS = {"deepseek_v4"}
 # Of these the scores are multiplied in fp32, which tables have in the format of the model.
 _FP32_SCORES = {"gpt_neo", *_OWN_GPTJ}
 
@@ -71,6 +73,7 @@ def test_time_of_a_traced_config_is_that_of_its_table(key: str) -> None:
         "micro_batch_size": BATCH_SIZE,
         "seq_len": SEQ_LEN,
         "attention": "unfused" if model_type in _UNFUSED else "flash",
+        "kernels": "torch" if model_type in _MIXED_STREAMS else None,
     }
     lowered = shapewright.predict(read_hf_config(tiny_config(key)).config, device=H100, workload=workload)
     kept = [one for one in found.operations if is_compared(one, model_type)]

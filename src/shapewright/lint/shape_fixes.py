@@ -129,7 +129,7 @@ def with_head_dim(config: TransformerConfig, head_dim: int) -> Changes | None:
     >>> with_head_dim(gpt3_2_7b, 128)["num_heads"]
     20
     """
-    if config.is_mla or config.v_head_dim != config.head_dim or head_dim == config.head_dim:
+    if config.shares_keys or config.v_head_dim != config.head_dim or head_dim == config.head_dim:
         return None
     query_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if query_width % head_dim or kv_width % head_dim:
@@ -227,7 +227,7 @@ def head_dim_problem(scenario: Scenario, head_dim: int = 0) -> HeadDimProblem | 
         head_dim: The head dimension; 0 for that of the model.
     """
     head_dim = head_dim or scenario.config.head_dim
-    if scenario.config.is_mla:
+    if scenario.config.shares_keys:
         return None
     if scenario.workload.attention == "unfused":
         multiple = full_width_multiple(scenario.device, _attention_dtype(scenario))

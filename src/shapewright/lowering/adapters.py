@@ -44,7 +44,7 @@ def add_adapters(shard: Shard, layers: list[Operation]) -> list[Operation]:
         return layers
     operations: list[Operation] = []
     for operation in layers:
-        if not isinstance(operation, Gemm | GroupedGemm) or operation.is_attention_core:
+        if not isinstance(operation, Gemm | GroupedGemm) or operation.multiplies_activations:
             operations.append(operation)
             continue
         operations += _convert_weight(shard, operation) + _quantize_input(shard, operation)
@@ -82,7 +82,7 @@ def _quantize_input(shard: Shard, gemm: Gemm | GroupedGemm) -> list[Operation]:
 
 
 # GEMMs that read the same input as the first one of their block.
-_LATER_READERS = ("k", "v", "kv_a", "up")
+_LATER_READERS = ("k", "v", "kv_a", "compressed_kv", "compressed_gate", "compressed", "up")
 
 
 def _lower_adapter(shard: Shard, gemm: Gemm | GroupedGemm) -> list[Operation]:

@@ -45,6 +45,13 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
             advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
             field="context_parallel",
         )
+    if config.compressed_layers and layout.context_parallel > 1:
+        raise LayoutError(
+            f"context_parallel={layout.context_parallel} is not supported for {config.compressed_layers[0]} layers, "
+            f"whose entries are groups of neighbouring tokens",
+            advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
+            field="context_parallel",
+        )
     _validate_tensor_axis(config, layout)
     _validate_pipeline_axis(config, layout)
     _validate_expert_axis(config, layout)
@@ -208,6 +215,8 @@ def _widths_over_tensor_axis(config: TransformerConfig, *, has_own_expert_degree
     groups = (*config.layer_groups(), *config.encoder_layer_groups())
     kinds = {group.is_moe for group in groups if group.has_mlp}
     split = {"num_heads": config.num_heads} if any(ATTENTION in mixers_of(each.layer_type) for each in groups) else {}
+    if config.compressed_layers:
+        split |= {"num_heads": config.num_heads, "out_groups": config.out_groups}
     if config.linear_num_value_heads:
         split["linear_num_value_heads"] = config.linear_num_value_heads
     if "short_convolution" in config.linear_layers:

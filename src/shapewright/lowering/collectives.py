@@ -300,7 +300,8 @@ def send_to_next_stage(shard: Shard, virtual_pipeline: int) -> list[Operation]:
     if num_ranks == 1:
         return []
     repeats, copies = shard.num_passes * virtual_pipeline, shard.num_residual_copies
-    message_bytes = 1.0 * shard.num_residual_tokens * shard.config.hidden_size * shard.width_bytes
+    width = shard.config.residual_streams * shard.config.hidden_size
+    message_bytes = 1.0 * shard.num_residual_tokens * width * shard.width_bytes
     operations = collective(
         shard,
         "pipeline",

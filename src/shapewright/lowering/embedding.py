@@ -17,6 +17,7 @@ from shapewright.lowering.collectives import collective, gather_tokens, reduce_t
 from shapewright.lowering.gradients import gemm_gradients, lower_backward
 from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
 from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.lowering.streams import lower_stream_start, lower_stream_sum
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count
@@ -117,6 +118,8 @@ def _lower_after_lookup(shard: Shard) -> list[Operation]:
         )
     if shard.workload.is_training and config.hidden_dropout > 0.0:
         operations.append(dropout(shard, "embedding", repeats, elements=kept, stage="first"))
+    if config.residual_streams > 1:
+        operations += lower_stream_start(shard)
     return operations
 
 
@@ -188,11 +191,15 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
 
 
 def lower_final_norm(shard: Shard) -> list[Operation]:
-    """Lower the norm after the last layer of a stack."""
+    """Lower the norm after the last layer of a stack, and before it the sum of residual streams."""
     config, tokens = shard.config, shard.num_residual_tokens
+    summed = lower_stream_sum(shard) if config.residual_streams > 1 else []
     if not config.has_final_norm:
-        return []
-    return [norm(shard, "final_norm", "", shard.num_passes, width=config.hidden_size, tokens=tokens, stage="last")]
+        return summed
+    return [
+        *summed,
+        norm(shard, "final_norm", "", shard.num_passes, width=config.hidden_size, tokens=tokens, stage="last"),
+    ]
 
 
 def _lower_before_logits(shard: Shard) -> list[Operation]:

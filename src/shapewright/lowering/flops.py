@@ -116,9 +116,9 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
     flops = dict.fromkeys(PASSES, 0.0)
     for operation in _lower_on_one_device(config, own):
         flops[operation.pass_name] += float(operation.flops * operation.repeats)
-    # The gradient of data, such as the patches of an image, is not computed.
-    reads_data = config.patches is not None or config.vision is not None
-    if workload.trains_all and workload.is_training and not reads_data:
+    # The gradient of data, such as the patches of an image, is not computed, nor that of a choice of entries.
+    is_partial = config.patches is not None or config.vision is not None or config.compressed_layers
+    if workload.trains_all and workload.is_training and not is_partial:
         flops["backward"] = _BACKWARD_TO_FORWARD_FLOPS * flops["forward"]
     elif workload.is_training:
         parts = lower_parts(config, own, _SINGLE)

@@ -46,6 +46,8 @@ def lower_backward(forward: Iterable[Operation], workload: Workload | None = Non
     backward: list[Operation] = []
     freezes = workload is not None and workload.has_adapters
     for operation in reversed(list(forward)):
+        if operation.block == "indexer":  # no gradient passes through a choice
+            continue
         gradients = backward_of(operation)
         if freezes:
             assert workload is not None
@@ -66,7 +68,7 @@ def _without_frozen_gradients(forward: Operation, gradients: list[Operation], wo
     if forward.is_conversion:
         return [forward.changed(gradient="backward", pass_name="backward", name=f"{forward.name}.backward")]
     if isinstance(forward, Gemm | GroupedGemm):
-        if forward.is_adapter or forward.is_attention_core:
+        if forward.is_adapter or forward.multiplies_activations:
             return gradients
         kept = [one for one in gradients if one.gradient != "wgrad"]
         if get_dtype(forward.dtype).bits > MAX_NARROW_BITS or not is_target("all-linear", forward.block, forward.role):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.core.deadline import check_deadline
 from shapewright.core.records import dataclass
 from shapewright.lowering.adapters import add_adapters
+from shapewright.lowering.attention.compressed import lower_compressed
 from shapewright.lowering.attention.core import lower_context_exchange, lower_core, lower_cross_core
 from shapewright.lowering.attention.projections import (
     lower_bias_gradients,
@@ -40,6 +41,8 @@ from shapewright.lowering.optimizer_step import (
     weight_groups,
 )
 from shapewright.lowering.shard import make_encoder_shard, make_shard
+from shapewright.lowering.streams import lower_stream_mixing
+from shapewright.models.layers import COMPRESSED_LAYERS
 from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules
 
@@ -275,11 +278,11 @@ class StepParts:
         return updates + self.orthogonalization(zero_stage)
 
     def weighted_layers(self) -> list[Operation]:
-        """List the forward operations of the layers without the attention cores, whose GEMMs have no weights."""
+        """List the forward operations of the layers but those that multiply activations."""
         layers = [operation for stack in self.stacks for operation in stack.layers] + self.mtp
         if self.shard.config.patches is not None:  # its ends have linear layers instead of tables
             layers += self.inputs + self.head
-        return [operation for operation in layers if not operation.is_attention_core]
+        return [operation for operation in layers if not operation.multiplies_activations]
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
         """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
@@ -310,7 +313,8 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
             layers += lower_core(shard, passes * num_layers, window)
         layers += lower_output(shard, "attention", attended)
     for mixer, num_layers in counts.mixers.items():
-        layers += lower_mixer(shard, mixer, passes * num_layers)
+        lower_layers = lower_compressed if mixer in COMPRESSED_LAYERS else lower_mixer
+        layers += lower_layers(shard, mixer, passes * num_layers)
     if has_cross_attention:
         layers += lower_cross_inputs(shard, repeats) + lower_cross_core(shard, repeats)
         layers += lower_output(shard, "cross_attention", repeats)
@@ -351,6 +355,8 @@ def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
     shard, counts = stack.shard, stack.counts
     attention = lower_bias_gradients(shard, shard.num_passes * counts.num_attention) if counts.num_attention else []
     for mixer, num_layers in counts.mixers.items():
+        if mixer in COMPRESSED_LAYERS:
+            continue
         attention += lower_mixer_bias_gradients(shard, mixer, shard.num_passes * num_layers)
     dense = lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense) if counts.num_dense else []
     experts = lower_expert_bias_gradients(shard, shard.num_passes * counts.num_expert) if counts.num_expert else []
@@ -366,6 +372,8 @@ def _lower_residual_stream(shard: Shard, counts: LayerCounts, *, has_cross_atten
     operations: list[Operation] = []
     if num_norms:
         operations.append(norm(shard, "norm", "", repeats * num_norms, width=config.hidden_size, tokens=tokens))
+    if config.residual_streams > 1:
+        return operations + lower_stream_mixing(shard, shard.num_passes * num_branches)
     operations.append(residual(shard, shard.num_passes * num_branches))
     return operations
 

@@ -21,7 +21,8 @@ from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
 from shapewright.memory.tensors import LAYER, activation_element_bytes, ceil_div
-from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.compressed import count_entries, make_compressed
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters
 from shapewright.workload.images import tower_job
@@ -282,17 +283,31 @@ def estimate_kv_cache(
     """
     if workload.is_training or config.stack == "encoder":
         return 0.0
-    tokens = 0
+    tokens = elements = 0
     states_bytes: float = 0.0
     for kind, num_layers in kinds:
+        if kind.layer_type in COMPRESSED_LAYERS:
+            elements += num_layers * _count_compressed_elements(config, workload, kind.layer_type)
         states_bytes += num_layers * estimate_layer_state(config, workload, kind.layer_type, layout.tensor_parallel)
         tokens += num_layers * _count_cached_tokens(config, workload, layout, kind)
         if config.has_cross_attention and kind.has_attention:
             source_len = ceil_div(workload.seq_len, layout.context_parallel)
             tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
     width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
-    cached = width * tokens * count_cached_elements(config, layout.tensor_parallel)
+    cached = width * (tokens * count_cached_elements(config, layout.tensor_parallel) + elements)
     return workload.micro_batch_size * (cached + states_bytes)
+
+
+def _count_compressed_elements(config: TransformerConfig, workload: Workload, layer_type: str) -> int:
+    """Count the elements of one sequence in the cache of a layer of compressed attention: window and entries.
+
+    Keys are values, and every rank of the tensor axis has them.
+    """
+    layer, block = make_compressed(config, layer_type), workload.kv_block_tokens
+    nearest = _round_up(min(config.compressed_window, workload.kv_len), block) * config.head_dim
+    return nearest + sum(
+        _round_up(count_entries(each, workload.kv_len), block) * each.head_dim for each in layer.compressors
+    )
 
 
 def _count_cached_tokens(config: TransformerConfig, workload: Workload, layout: ParallelLayout, kind: LayerKind) -> int:
@@ -307,9 +322,10 @@ def _count_cached_tokens(config: TransformerConfig, workload: Workload, layout: 
 def estimate_layer_state(
     config: TransformerConfig, workload: Workload, layer_type: str, tensor_parallel: int = 1
 ) -> float:
-    """Estimate the state that one sequence keeps in a layer without softmax attention, whatever its length. [byte]
+    """Estimate the state that one sequence keeps in a layer besides keys and values, whatever its length. [byte]
 
-    The state of the scan in fp32, and the last inputs of the convolution in the format of activations.
+    The state of a scan in fp32, and the last inputs of a convolution, or of the compressors of keys, in the format of
+    activations.
 
     >>> from shapewright.models.transformer import TransformerConfig
     >>> from shapewright.workload import Workload
@@ -320,6 +336,9 @@ def estimate_layer_state(
     """
     if layer_type == ATTENTION:
         return 0.0
+    if layer_type in COMPRESSED_LAYERS:
+        layer = make_compressed(config, layer_type)
+        return activation_element_bytes(workload.dtype) * sum(each.state_elements for each in layer.compressors)
     mixers = [make_mixer(config, mixer, tensor_parallel) for mixer in mixers_of(layer_type) if mixer != ATTENTION]
     width = activation_element_bytes(workload.dtype)
     return float(sum(STATE_BYTES * mixer.state_elements + width * mixer.conv_elements for mixer in mixers))

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from shapewright.workload import ParallelLayout, Workload
 
 # Linear layers that read a tensor, by its role; a block's input is read by those of INPUT_ROLES.
-_READERS = {"input": INPUT_ROLES, "down_input": ("down",), "q_latent": ("q_b",), "kv_latent": ("kv_b",)}
+_READERS = {
+    "input": INPUT_ROLES,
+    "down_input": ("down",),
+    "q_latent": ("q_b",),
+    "kv_latent": ("kv_b",),
+    "grouped_output": ("out",),
+}
 _BLOCKS = ("attention", "cross_attention", "mlp", "moe", "shared_expert")
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
 _TEMPORARY_WEIGHT_BYTES = 2.0  # weights that are converted or computed for one GEMM have 16 bits

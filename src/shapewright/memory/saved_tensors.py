@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes, ceil_div
-from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.compressed import count_entries, make_compressed
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ Source: OCP MX, an 8-bit scale for 32 elements (fp8); NVFP4, an 8-bit scale for 
 
 # Tensors that only a GEMM reads in the backward pass: the inputs of these blocks, and these tensors inside any block.
 _GEMM_INPUT_BLOCKS = ("attention", "cross_attention", "mlp", "moe")
-_GEMM_INPUT_ROLES = ("down_input", "q_latent", "kv_latent")
+_GEMM_INPUT_ROLES = ("down_input", "q_latent", "kv_latent", "grouped_output")
 
 # Activations whose gradient follows from their output, so that their input is not kept.
 _GRADIENT_FROM_OUTPUT = ("relu", "sigmoid", "tanh")
@@ -75,6 +76,9 @@ def list_saved_tensors(
     tensors = list(_residual_tensors(shape, has_both=bool(mixers) and has_mlp))
     if ATTENTION in mixers:
         tensors += _attention_tensors(shape, "attention")
+    if layer_type in COMPRESSED_LAYERS:
+        tensors += _compressed_tensors(shape, layer_type)
+        mixers = ()
     for mixer in mixers:
         tensors += _linear_tensors(shape, mixer) if mixer != ATTENTION else ()
     if has_cross_attention:
@@ -191,7 +195,10 @@ def _residual_tensors(shape: _LayerShape, *, has_both: bool) -> Iterator[SavedTe
     The position of a norm (before its block, after it, or after the residual sum) does not change their number.
     """
     num_norms = shape.config.num_norms_per_layer
-    yield shape.residual(LAYER, "input")
+    if shape.config.residual_streams > 1:
+        yield from _stream_tensors(shape)
+    else:
+        yield shape.residual(LAYER, "input")
     if shape.copies_norm_inputs:
         for index in range(num_norms):
             yield shape.residual(f"norm_{index}", "fp32_input", _FP32_BYTES)
@@ -205,6 +212,49 @@ def _residual_tensors(shape: _LayerShape, *, has_both: bool) -> Iterator[SavedTe
     for index in range(num_norms):
         # The first norm's input is the layer's input; its output is the input of attention.
         yield shape.residual("attention" if index == 0 else f"norm_{index}", "input")
+
+
+def _stream_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
+    """Yield the streams before each block of a layer, and the input and output of the block that are one of them.
+
+    PyTorch also keeps the streams in fp32, and normalized, for the projection to their weights.
+    """
+    columns = shape.config.residual_streams * shape.config.hidden_size
+    yield shape.residual(LAYER, "input", columns=columns)
+    yield shape.residual("streams", "middle", columns=columns)
+    for block in ("mixer", "mlp"):
+        yield shape.residual("streams", f"{block}_input")
+        yield shape.residual("streams", f"{block}_output")
+        if shape.workload.kernels == "torch":
+            yield shape.residual("streams", f"{block}_fp32", _FP32_BYTES, columns)
+            yield shape.residual("streams", f"{block}_normed", _FP32_BYTES, columns)
+
+
+def _compressed_tensors(shape: _LayerShape, kind: str) -> Iterator[SavedTensor]:
+    """Yield the tensors of compressed attention after its input; the indexer, which has no gradient, keeps none."""
+    config, block = shape.config, "attention"
+    layer = make_compressed(config, kind, shape.degree)
+    heads_width, is_unfused = shape.num_heads * shape.head_dim, shape.workload.attention == "unfused"
+    yield shape.residual(block, "q_latent_before_norm", columns=config.q_lora_rank)
+    yield shape.residual(block, "q_latent", columns=config.q_lora_rank)
+    yield shape.inner(block, "queries", heads_width)
+    yield shape.inner(block, "queries_before_norm", heads_width)
+    yield shape.inner(block, "keys_before_norm", shape.head_dim)
+    if layer.compressor is not None:
+        # Values and gates, which become weights, of each token.
+        yield shape.inner(block, "compressed", 2 * layer.compressor.width)
+    if is_unfused:
+        # The one key is repeated for every head, twice: as key and as value.
+        keys = shape.workload.kv_len + count_entries(layer.compressor, shape.workload.kv_len)
+        yield shape.inner(block, "keys", 2 * heads_width, shape.workload.micro_batch_size * keys)
+        yield shape.inner(block, "weights", keys, shape.tokens * shape.num_heads)
+    else:
+        yield shape.inner(block, "keys", shape.head_dim, shape.tokens + count_entries(layer.compressor, shape.tokens))
+    yield shape.inner(block, "output", heads_width)
+    yield shape.inner(block, "turned_output", heads_width)
+    yield shape.inner(block, "grouped_output", layer.num_groups * layer.group_rank)
+    if shape.hidden_dropout:
+        yield shape.residual(block, "output_dropout_mask", _MASK_BYTES)
 
 
 def _linear_tensors(shape: _LayerShape, kind: str) -> Iterator[SavedTensor]:

@@ -17,7 +17,8 @@ from shapewright.core.records import dataclass
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes, ceil_div
-from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, mixers_of
+from shapewright.models.compressed import make_compressed
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
 from shapewright.workload.layout import ParallelLayout
@@ -128,7 +129,11 @@ def count_device_parameters(
         group = LayerGroup(0, kind.mlp == "experts", num_layers, kind.layer_type, kind.mlp != "none")
         is_encoder = config.has_cross_attention and not has_cross_attention
         layer = count_layer_parameters(config, group, is_encoder=is_encoder)
-        layer_dense = _dense_share(config, layer, degree) + _linear_share(config, kind, degree)
+        if kind.layer_type in COMPRESSED_LAYERS:
+            own_attention = make_compressed(config, kind.layer_type, degree).num_parameters
+            layer_dense = _dense_share(config, replace(layer, attention=0), degree) + own_attention
+        else:
+            layer_dense = _dense_share(config, layer, degree) + _linear_share(config, kind, degree)
         layer_experts = layer.experts / (layout.expert_tensor_degree * layout.expert_parallel)
         dense += num_layers * layer_dense
         experts += num_layers * layer_experts

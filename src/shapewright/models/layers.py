@@ -26,9 +26,16 @@ LINEAR_LAYERS = (
 )
 """Mixers of tokens that keep a state of constant size instead of keys and values."""
 
-LAYER_TYPES = (ATTENTION, *LINEAR_LAYERS, ATTENTION_AND_MAMBA2, NO_MIXER)
-"""Values of ``layer_types``: softmax attention, those of LINEAR_LAYERS, attention beside Mamba-2 on the same input, or
-no mixer (a layer with an MLP alone)."""
+WINDOW_ATTENTION = "window_attention"
+SPARSE_COMPRESSED = "compressed_sparse_attention"
+HEAVILY_COMPRESSED = "heavily_compressed_attention"
+COMPRESSED_LAYERS = (WINDOW_ATTENTION, SPARSE_COMPRESSED, HEAVILY_COMPRESSED)
+"""Attention of DeepSeek-V4: one head that is both key and value, of the latest tokens and, but for the first kind, of
+groups of earlier tokens that are compressed to one each; of the second kind an indexer selects some."""
+
+LAYER_TYPES = (ATTENTION, *LINEAR_LAYERS, *COMPRESSED_LAYERS, ATTENTION_AND_MAMBA2, NO_MIXER)
+"""Values of ``layer_types``: softmax attention, those of LINEAR_LAYERS and COMPRESSED_LAYERS, attention beside Mamba-2
+on the same input, or no mixer (a layer with an MLP alone)."""
 
 
 def mixers_of(layer_type: str) -> tuple[str, ...]:
@@ -46,6 +53,9 @@ def describe_pattern(layer_types: tuple[str, ...]) -> str:
     >>> describe_pattern(("mamba2", "mamba2", "mamba2", "attention")), describe_pattern(())
     ('attention in 1 of 4', 'attention in all')
     """
+    if set(layer_types) & set(COMPRESSED_LAYERS):
+        counts = {kind: layer_types.count(kind) for kind in COMPRESSED_LAYERS if kind in layer_types}
+        return ", ".join(f"{kind} in {count} of {len(layer_types)}" for kind, count in counts.items())
     with_attention = sum(ATTENTION in mixers_of(each) for each in layer_types)
     return f"attention in {with_attention} of {len(layer_types)}" if layer_types else "attention in all"
 

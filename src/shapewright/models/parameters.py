@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
+from shapewright.models.compressed import make_compressed
 from shapewright.models.image_linears import count_end_parameters, count_scaling_parameters
-from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class LayerParameters:
     """Parameters of one layer.
 
     Attributes:
-        attention: Self-attention, including its normalizations, sinks and biases.
+        attention: Self-attention, including its normalizations, sinks, biases, compressors and indexer.
         linear: Linear attention, state space or short convolution, with its normalizations.
         cross_attention: Attention to the encoder, in decoder layers of an encoder-decoder.
         mlp: Dense MLP; 0 in a layer with experts.
@@ -37,7 +38,7 @@ class LayerParameters:
         active_experts: Routed experts used by one token.
         shared_experts: Shared experts, with their gate.
         router: Router.
-        norms: Normalizations of the residual stream, and what scales, shifts or gates the branches of the layer.
+        norms: Normalizations of the residual stream, and what scales, shifts, gates or mixes the branches of the layer.
     """
 
     attention: int
@@ -70,7 +71,7 @@ class ParameterCounts:
         token_embedding: Token embedding matrix.
         other_embedding: Positions, token types, relative position biases, embedding normalization and the
             projections between embedding_size and hidden_size.
-        final_norms: Normalizations after the last layer of each stack.
+        final_norms: Normalizations after the last layer of each stack, and the sum of parallel residual streams.
         head: Untied logit matrix, its bias, the transform before it, and the projections and norms of multi-token
             prediction.
         layers: Each kind of layer of the main stack with its parameters.
@@ -154,7 +155,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     return ParameterCounts(
         token_embedding=v * e,
         other_embedding=start + _other_embedding(config, num_stacks),
-        final_norms=num_stacks * _norm(config) if config.has_final_norm else 0,
+        final_norms=(num_stacks * _norm(config) if config.has_final_norm else 0) + _count_stream_sum(config),
         head=head,
         layers=tuple((group, count_layer_parameters(config, group)) for group in config.layer_groups()),
         encoder_layers=tuple(
@@ -180,9 +181,12 @@ def count_layer_parameters(
     attention = 0
     if ATTENTION in mixers:
         attention = _latent_attention(config) if config.is_mla else _attention(config)
-    linear = sum(make_mixer(config, mixer).num_parameters for mixer in mixers if mixer != ATTENTION)
+    elif group.layer_type in COMPRESSED_LAYERS:
+        attention = make_compressed(config, group.layer_type).num_parameters
+    others = [] if group.layer_type in COMPRESSED_LAYERS else [mixer for mixer in mixers if mixer != ATTENTION]
+    linear = sum(make_mixer(config, mixer).num_parameters for mixer in others)
     cross_attention = _attention(config) if has_cross_attention else 0
-    norms = num_norms * _norm(config) + count_scaling_parameters(config)
+    norms = num_norms * _norm(config) + count_scaling_parameters(config) + _count_stream_mixing(config)
     if not group.is_moe:
         mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias) if group.has_mlp else 0
         return LayerParameters(
@@ -202,6 +206,28 @@ def count_layer_parameters(
         router=(h + config.router_bias) * config.num_experts,
         norms=norms,
     )
+
+
+def stream_weights(config: TransformerConfig) -> int:
+    """Count the weights that mix n residual streams around one block: n before it, n after it, n^2 between streams.
+
+    Source: arXiv 2409.19606, section 2; modeling_deepseek_v4.py of transformers 5.24 (DeepseekV4HyperConnection).
+    """
+    streams = config.residual_streams
+    return (2 + streams) * streams
+
+
+def _count_stream_mixing(config: TransformerConfig) -> int:
+    """Each block's mixing: a projection of all streams to its weights, a bias of each, and three scales."""
+    if config.residual_streams == 1:
+        return 0
+    return 2 * (stream_weights(config) * (config.residual_streams * config.hidden_size + 1) + 3)
+
+
+def _count_stream_sum(config: TransformerConfig) -> int:
+    """The sum of all streams after the last layer: a projection to one weight of each, their biases, and a scale."""
+    streams = config.residual_streams
+    return streams * (streams * config.hidden_size + 1) + 1 if streams > 1 else 0
 
 
 def _attention(config: TransformerConfig) -> int:

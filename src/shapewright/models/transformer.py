@@ -13,7 +13,15 @@ from shapewright.core.errors import ConfigError, close_names, short_repr
 from shapewright.core.fields import doc_field
 from shapewright.core.records import dataclass
 from shapewright.models.images import Patches
-from shapewright.models.layers import ATTENTION, LayerGroup, LayerKind, LayerPatterns, count_kinds, mixers_of
+from shapewright.models.layers import (
+    ATTENTION,
+    COMPRESSED_LAYERS,
+    LayerGroup,
+    LayerKind,
+    LayerPatterns,
+    count_kinds,
+    mixers_of,
+)
 from shapewright.models.validate import MAX_NUM_LAYERS, check_and_resolve
 
 STACKS = ("decoder", "encoder", "encoder-decoder")
@@ -101,17 +109,31 @@ class TransformerConfig:
     )
     qk_norm_bias: bool = doc_field("normalizations of queries and keys have a bias", default=False)
     attention_sinks: bool = doc_field("one learned logit per head in each softmax", default=False)
-    q_lora_rank: int = doc_field("MLA: rank of the compressed queries, 0 for none", default=0)
+    q_lora_rank: int = doc_field("MLA and compressed attention: rank of the compressed queries, 0 for none", default=0)
     kv_lora_rank: int = doc_field("MLA: rank of the compressed keys and values, 0 for no MLA", default=0)
-    qk_rope_head_dim: int = doc_field("MLA: width of the rotary part of a query head", default=0)
+    qk_rope_head_dim: int = doc_field(
+        "MLA and compressed attention: width of the rotary part of a query head", default=0
+    )
 
     attention_output_gate: bool = doc_field(
         "attention is multiplied by a gate, which is the other half of a query projection twice as wide", default=False
     )
 
-    index_num_heads: int = doc_field("sparse attention over latents: heads of the indexer", default=0)
-    index_head_dim: int = doc_field("sparse attention over latents: width of an indexer's head", default=0)
-    index_topk: int = doc_field("sparse attention over latents: tokens that a query attends to, 0 for all", default=0)
+    index_num_heads: int = doc_field("sparse attention: heads of the indexer", default=0)
+    index_head_dim: int = doc_field("sparse attention: width of an indexer's head", default=0)
+    index_topk: int = doc_field("sparse attention: latents that a query attends to, 0 for all", default=0)
+
+    # Layers of compressed attention
+    sparse_compress_ratio: int = doc_field("tokens of one entry of compressed_sparse_attention", default=0)
+    heavy_compress_ratio: int = doc_field("tokens of one entry of heavily_compressed_attention", default=0)
+    compressed_window: int = doc_field(
+        "latest tokens that layers of compressed attention attend to one by one", default=0
+    )
+    out_groups: int = doc_field("compressed attention: groups of heads with a first output projection each", default=0)
+    out_lora_rank: int = doc_field("compressed attention: width of a group after its output projection", default=0)
+    residual_streams: int = doc_field(
+        "parallel residual streams, mixed by learned weights around each block (hyper-connections)", default=1
+    )
 
     # Layers of linear attention, state spaces and short convolutions
     layer_types: tuple[str, ...] = doc_field(
@@ -206,6 +228,11 @@ class TransformerConfig:
         return self.kv_lora_rank > 0
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether heads have no keys of their own: they share a latent, or the one key of compressed attention."""
+        return self.is_mla or bool(self.compressed_layers)
+
+    @property
     def has_indexer(self) -> bool:
         """Whether an indexer selects the tokens that a query attends to."""
         return self.index_topk > 0
@@ -235,7 +262,12 @@ class TransformerConfig:
     def linear_layers(self) -> tuple[str, ...]:
         """Mixers without softmax attention that the model has, each once."""
         kinds = dict.fromkeys(mixer for layer_type in self.layer_types for mixer in mixers_of(layer_type))
-        return tuple(kind for kind in kinds if kind != ATTENTION)
+        return tuple(kind for kind in kinds if kind not in (ATTENTION, *COMPRESSED_LAYERS))
+
+    @property
+    def compressed_layers(self) -> tuple[str, ...]:
+        """Kinds of compressed attention that the model has, each once."""
+        return tuple(kind for kind in dict.fromkeys(self.layer_types) if kind in COMPRESSED_LAYERS)
 
     @property
     def patterns(self) -> LayerPatterns:

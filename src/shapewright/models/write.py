@@ -11,7 +11,14 @@ from typing import Any
 from shapewright.core.errors import ConfigError
 from shapewright.core.texts import FieldName, joined
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, NESTED, hf_keys_of, read_hf_config
-from shapewright.models.layers import ATTENTION, LayerKind, mixers_of
+from shapewright.models.layers import (
+    ATTENTION,
+    HEAVILY_COMPRESSED,
+    SPARSE_COMPRESSED,
+    WINDOW_ATTENTION,
+    LayerKind,
+    mixers_of,
+)
 from shapewright.models.read import Model
 from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.validate import shortest_period
@@ -22,6 +29,7 @@ _DERIVED_FIELDS = ("head_dim", "v_head_dim")
 # Keys that may hold a list with one entry per layer.
 _LAYER_LISTS = (
     "layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk", "moe_intermediate_size", "num_shared_expert",
+    "compress_ratios",
 )  # fmt: skip
 
 
@@ -206,7 +214,8 @@ def _letter(layer: LayerKind) -> str:
 
 def _write_layer_types(part: dict[str, Any], new: TransformerConfig) -> None:
     """Name the mixer of every layer as transformers does, where the config can list them."""
-    names = {ATTENTION: "full_attention", "short_convolution": "conv"}
+    names = {ATTENTION: "full_attention", "short_convolution": "conv", WINDOW_ATTENTION: "sliding_attention"}
+    names |= {kind: kind for kind in (SPARSE_COMPRESSED, HEAVILY_COMPRESSED)}
     kinds = [new.kind_of_layer(index).layer_type for index in range(new.num_layers)]
     key = "layers_block_type" if "layers_block_type" in part else "layer_types"
     part[key] = [names.get(kind, "linear_attention") for kind in kinds]

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.core.errors import WorkloadError, close_names
 from shapewright.core.ranges import read_integer
 from shapewright.core.texts import with_fields
-from shapewright.models.layers import ATTENTION, LINEAR_LAYERS, mixers_of
+from shapewright.models.compressed import make_compressed
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, LINEAR_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.workload.layout import ParallelLayout
 
@@ -50,13 +51,19 @@ QUANTIZATION = ".quantize"
 DORA_WEIGHT, DORA_NORM = ".dora_weight", ".dora_norm"
 """Endings of the roles of DoRA's B A and of the norm of W + B A, constants of the backward pass."""
 
-_ATTENTION = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "out")
+_ATTENTION = (
+    "q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "qkv_a", "compressed_kv", "compressed_gate", "compressed",
+    "out",
+)  # fmt: skip
 _MLP = ("gate", "up", "gate_up", "down")
 TARGET_GROUPS = {"all-linear": (*_ATTENTION, *_MLP), "attention": _ATTENTION, "mlp": _MLP}
 """Roles of the adapted GEMMs by the name of a group; router, embedding and logits have no adapters (peft's all-linear
 leaves out the logits as well)."""
 
-INPUT_ROLES = ("q", "k", "v", "qkv", "q_a", "kv_a", "gate", "up", "gate_up")
+INPUT_ROLES = (
+    "q", "k", "v", "qkv", "q_a", "kv_a", "qkv_a", "compressed_kv", "compressed_gate", "compressed", "gate", "up",
+    "gate_up",
+)  # fmt: skip
 """Roles of the GEMMs that read the input of a block."""
 
 _ROLES_OF_BLOCK = {
@@ -75,7 +82,12 @@ _ALIASES = {
     "fc2": "down",
 }
 # Members of fused projections: naming them all names the fused one, and the other way round.
-_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+_FUSED = {
+    "qkv": ("q", "k", "v"),
+    "qkv_a": ("q_a", "kv_a"),
+    "compressed": ("compressed_kv", "compressed_gate"),
+    "gate_up": ("gate", "up"),
+}
 
 
 def read_targets(text: str) -> str:
@@ -178,6 +190,10 @@ def list_linears(
     for mixer in mixers_of(kind.layer_type):
         if mixer == ATTENTION:
             yield from _list_attention(config, t)
+        elif mixer in COMPRESSED_LAYERS:
+            # Neither the first output projection, a block of each group, nor the indexer has adapters.
+            projections = make_compressed(config, mixer, t).projections
+            yield from (Linear("attention", each.role, each.outputs, each.inputs) for each in projections)
         else:
             projections = make_mixer(config, mixer, t).projections
             yield from (Linear(mixer, each.role, each.outputs, each.inputs) for each in projections)

@@ -176,7 +176,7 @@ def heads_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 1909.08053, section 3; arXiv 2401.14489, rule 4.
     """
     t, config = scenario.layout.tensor_parallel, scenario.config
-    has_own_kv_heads = not config.is_mla and config.num_kv_heads != config.num_heads
+    has_own_kv_heads = not config.shares_keys and config.num_kv_heads != config.num_heads
     for name in ("num_heads", "num_kv_heads") if has_own_kv_heads else ("num_heads",):
         count = getattr(config, name)
         if count % t and not (name == "num_kv_heads" and t % count == 0):
@@ -294,7 +294,7 @@ def kv_heads_replicated(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2305.13245 (GQA), section 2.2: more heads than devices avoid "wasteful replication".
     """
     t, num_kv_heads = scenario.layout.tensor_parallel, scenario.config.num_kv_heads
-    if scenario.config.is_mla or t <= num_kv_heads or t % num_kv_heads:
+    if scenario.config.shares_keys or t <= num_kv_heads or t % num_kv_heads:
         return
     fixes: list[Fix | None] = [tensor_parallel_fix(scenario, num_kv_heads)]
     if scenario.config.num_heads % t == 0:

@@ -278,7 +278,7 @@ def odd_shards(config: TransformerConfig, layout: ParallelLayout) -> dict[str, i
     sizes = {name: (getattr(config, name), count_width_shards(layout, name)) for name in list_mlp_width_fields(config)}
     if t > 1:
         sizes["num_heads"] = (config.num_heads * config.v_head_dim, t)
-        if not config.is_mla:
+        if not config.shares_keys:
             kept = max(config.num_kv_heads, t)  # replicated where there are fewer than devices
             sizes["num_kv_heads"] = (kept * config.head_dim, t)
     return {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
 
 
-class _Heads(NamedTuple):
+class Heads(NamedTuple):
     """Key-value heads of one attention call and the widths of query-key and value heads."""
 
     num_kv_heads: int
@@ -47,9 +47,9 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
     """Lower the core of self-attention for the layers with one attention window."""
     config = shard.config
     if absorbs_latents(shard):
-        heads = _Heads(1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, values_in_keys=True)
+        heads = Heads(1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, values_in_keys=True)
     else:
-        heads = _Heads(shard.num_kv_heads, config.head_dim, config.v_head_dim)
+        heads = Heads(shard.num_kv_heads, config.head_dim, config.v_head_dim)
     kv_len = shard.kv_len
     if shard.splits_keys:
         # The one query reads the keys of its window (the current chunk or a rolling cache), which the context axis
@@ -58,13 +58,13 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
         seen = (kv_len - 1) % window + 1 if window and is_chunked else min(kv_len, window) if window else kv_len
         kv_len, window = -(-seen // shard.layout.context_parallel), 0
     if shard.workload.attention == "unfused":
-        return _lower_unfused(shard, "attention", repeats, heads, kv_len=kv_len)
+        return lower_unfused(shard, "attention", repeats, heads, kv_len=kv_len)
     if selects_tokens(shard):
         return _lower_sparse(shard, repeats, heads)
     return _lower_fused(shard, "attention", repeats, heads, kv_len=kv_len, window=window, causal=shard.causal)
 
 
-def _lower_sparse(shard: Shard, repeats: int, heads: _Heads) -> list[Operation]:
+def _lower_sparse(shard: Shard, repeats: int, heads: Heads) -> list[Operation]:
     """Lower the scores of the indexer, which every device of the tensor axis has, selection, and attention."""
     config = shard.config
     own = (shard.num_heads, heads.head_dim, heads.v_head_dim)
@@ -99,24 +99,24 @@ def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
 
     With one new token the context axis splits the source tokens, and partial outputs are reduced.
     """
-    heads = _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
+    heads = Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
     reduced: list[Operation] = []
     source_len = shard.source_len * shard.layout.context_parallel
     if shard.splits_keys:
         source_len = shard.source_len
         reduced = _reduce_partial_outputs(shard, "cross_attention", repeats)
     if shard.workload.attention == "unfused":
-        return reduced + _lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
+        return reduced + lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
     call = _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
     return reduced + call
 
 
 def lower_pooling(shard: Shard, repeats: int) -> list[Operation]:
     """Lower the attention of one query to all tokens of each sequence."""
-    one, heads = replace(shard, query_len=1), _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
+    one, heads = replace(shard, query_len=1), Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
     if shard.workload.attention == "unfused":
-        return _lower_unfused(one, "cross_attention", repeats, heads, kv_len=shard.kv_len)
-    return [_call(one, "cross_attention", "fused", repeats, heads, query_len=1, kv_len=shard.kv_len, causal=False)]
+        return lower_unfused(one, "cross_attention", repeats, heads, kv_len=shard.kv_len)
+    return [fused_call(one, "cross_attention", "fused", repeats, heads, query_len=1, kv_len=shard.kv_len, causal=False)]
 
 
 def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
@@ -129,7 +129,7 @@ def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
 
 
 def _lower_fused(
-    shard: Shard, block: Block, repeats: int, heads: _Heads, *, kv_len: int, window: int, causal: bool
+    shard: Shard, block: Block, repeats: int, heads: Heads, *, kv_len: int, window: int, causal: bool
 ) -> list[Operation]:
     """Lower fused attention: one call, or one per ring step of a context axis.
 
@@ -141,7 +141,7 @@ def _lower_fused(
         return _lower_documents(shard, block, repeats, heads, window=window, causal=causal)
     if window and shard.config.attention_window_kind == "chunked":
         return _lower_chunks(shard, block, repeats, heads, chunk_len=window)
-    whole = _call(shard, block, "fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
+    whole = fused_call(shard, block, "fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
     ring_steps = 1 if shard.splits_keys else shard.layout.context_parallel
     if window:
         return [whole.changed(window_size=window)]
@@ -159,20 +159,20 @@ def _lower_fused(
 
 
 def _lower_documents(
-    shard: Shard, block: Block, repeats: int, heads: _Heads, *, window: int, causal: bool
+    shard: Shard, block: Block, repeats: int, heads: Heads, *, window: int, causal: bool
 ) -> list[Operation]:
     """Lower attention inside the documents that are packed into a sequence, as shorter sequences of one kernel."""
     assert shard.workload.packed is not None
     operations: list[Operation] = []
     for length, count in group_documents(pack_sequence(shard.workload.packed, shard.query_len)):
-        call = _call(shard, block, "fused", repeats, heads, query_len=length, kv_len=length, causal=causal)
+        call = fused_call(shard, block, "fused", repeats, heads, query_len=length, kv_len=length, causal=causal)
         operations.append(
             call.changed(batch_size=shard.batch_size * count, window_size=window if window < length else 0)
         )
     return operations
 
 
-def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:
+def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: Heads, *, chunk_len: int) -> list[Operation]:
     """Lower attention inside fixed chunks of the sequence: full chunks as more sequences, then the remainder.
 
     New tokens that continue a cached chunk also attend to its cached tokens. If a device of the context axis has less
@@ -181,7 +181,7 @@ def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, ch
     """
     new, cached, causal = shard.query_len, shard.workload.context_len % chunk_len, shard.causal
     if new < chunk_len and shard.layout.context_parallel > 1:
-        own = _call(shard, block, "fused", repeats, heads, query_len=new, kv_len=new + cached, causal=causal)
+        own = fused_call(shard, block, "fused", repeats, heads, query_len=new, kv_len=new + cached, causal=causal)
         ring_steps = min(-(-chunk_len // new), shard.layout.context_parallel) - 1
         half = own.changed(name=f"{own.name}.ring", repeats=repeats * ring_steps, kv_len=-(-new // 2), causal=False)
         return [own, half]
@@ -194,13 +194,13 @@ def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, ch
         ("fused.rest", int(rest > 0), rest, rest),
     ):
         if count:
-            call = _call(shard, block, name, repeats, heads, query_len=length, kv_len=seen, causal=causal)
+            call = fused_call(shard, block, name, repeats, heads, query_len=length, kv_len=seen, causal=causal)
             operations.append(call.changed(batch_size=shard.batch_size * count))
     return operations
 
 
-def _call(
-    shard: Shard, block: Block, part: str, repeats: int, heads: _Heads, *, query_len: int, kv_len: int, causal: bool
+def fused_call(
+    shard: Shard, block: Block, part: str, repeats: int, heads: Heads, *, query_len: int, kv_len: int, causal: bool
 ) -> Attention:
     """Build one call of a fused kernel; ``part`` distinguishes the names of a layer's calls."""
     is_cached = not shard.workload.is_training
@@ -226,7 +226,7 @@ def _call(
     )
 
 
-def _lower_unfused(shard: Shard, block: Block, repeats: int, heads: _Heads, *, kv_len: int) -> list[Operation]:
+def lower_unfused(shard: Shard, block: Block, repeats: int, heads: Heads, *, kv_len: int) -> list[Operation]:
     """Lower scores (b a, s x d, d x s), mask, softmax, dropout, and attention over values (b a, s x s, s x d_v).
 
     The score GEMM includes the scale. Keys and values are repeated for every query head, as in PyTorch, and all scores

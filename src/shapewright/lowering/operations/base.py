@@ -23,6 +23,7 @@ Block = Literal[
     "embedding",
     "norm",
     "attention",
+    "indexer",
     "cross_attention",
     "gated_delta_net",
     "kimi_delta_attention",
@@ -44,13 +45,16 @@ Block = Literal[
     "offload",
     "optimizer",
 ]
-"""Parts of a model or of a step: ``moe`` contains routed experts and the exchange of their rows, ``router`` their
-selection, ``norm`` and ``residual`` those of the layers, ``replicas`` the communication of gradients and weights.
-Empty for operations that were not lowered from a model, such as those of a benchmark."""
+"""Parts of a model or of a step: ``indexer`` selects the entries of compressed attention, ``moe`` contains routed
+experts and the exchange of their rows, ``router`` their selection, ``norm`` and ``residual`` those of the layers,
+``replicas`` the communication of gradients and weights. Empty for operations that were not lowered from a model, such
+as those of a benchmark."""
 
 Gradient = Literal["", "dgrad", "wgrad", "backward"]
 """Gradient of a forward operation: of a GEMM's first operand (``dgrad``) or second one (``wgrad``), or of everything
 else in one operation (``backward``). Empty for operations that are not the gradient of a forward operation."""
+
+_WITHOUT_WEIGHTS = (("indexer", "index_logits"), ("residual", "mix"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +101,17 @@ class OperationBase:
         return self.role in ATTENTION_CORE_ROLES and self.block in ("attention", "cross_attention")
 
     @property
-    def is_weight_gradient(self) -> bool:
-        """Whether it computes the gradient of weights, which nothing later in the backward pass waits for.
+    def multiplies_activations(self) -> bool:
+        """Whether it is a GEMM without weights, if it is a GEMM: both of its operands, and gradients, are activations.
 
-        GEMMs of the attention core have no weights: both of their gradients are those of activations.
+        Those of the attention core, scores of an indexer, and the mixing of residual streams.
         """
-        return self.gradient == "wgrad" and not self.is_attention_core
+        return self.is_attention_core or (self.block, self.role) in _WITHOUT_WEIGHTS
+
+    @property
+    def is_weight_gradient(self) -> bool:
+        """Whether it computes the gradient of weights, which nothing later in the backward pass waits for."""
+        return self.gradient == "wgrad" and not self.multiplies_activations
 
     @property
     def is_adapter(self) -> bool:

@@ -26,11 +26,14 @@ class SparseAttention(OperationBase):
         part: ``logits`` scores every cached token, ``selection`` finds the best, ``attention`` attends to those.
         batch_size: Sequences.
         query_len: New tokens of each.
-        kv_len: Tokens that the last one may attend to.
+        kv_len: Keys that the last one may attend to: tokens, or compressed entries.
         num_heads: Heads of the indexer, or query heads of the attention on this device.
         head_dim: Width of an indexer's head, or of a latent with its rotary part. [element]
         v_head_dim: Width of the attended latent. [element]
         selected: Most tokens that a query attends to.
+        compress_ratio: Tokens that one key of the indexer stands for.
+        window: Latest tokens among the selected ones, which compressed attention reads one by one; 0 in attention over
+            latents.
 
     Source: DeepSeek-V3.2 technical report, section 2.1; deepseek-ai/FlashMLA (flash_mla_sparse_fwd).
     """
@@ -43,6 +46,8 @@ class SparseAttention(OperationBase):
     head_dim: Count
     v_head_dim: Count
     selected: Count
+    compress_ratio: Count = 1
+    window: Count = 0
 
     kind = "sparse_attention"
 

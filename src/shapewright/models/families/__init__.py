@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shapewright.models.families import (
+    compressed,
     deepseek,
     encoders,
     gpt,
@@ -18,8 +19,8 @@ from shapewright.models.families import (
 from shapewright.models.families.family import Family
 
 _MODULES = (
-    gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders, hybrids, state_spaces,
-    images,
+    gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, compressed, encoders, hybrids,
+    state_spaces, images,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
     model_type: family for module in _MODULES for family in module.FAMILIES for model_type in family.model_types

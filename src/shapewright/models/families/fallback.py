@@ -37,7 +37,6 @@ _UNSUPPORTED_TYPES = {
     "bailing_moe_linear": "linear attention",
     "bitnet": "ternary weights, and normalization inside attention and MLP",
     "blt": "byte-patch encoders and decoders",
-    "deepseek_v4": "attention to compressed tokens, and several residual streams",
     "doge": "experts selected by product keys",
     "gemma3n": "per-layer embeddings, parallel residual streams and KV caches shared between layers",
     "gemma3n_text": "per-layer embeddings, parallel residual streams and KV caches shared between layers",

@@ -76,10 +76,10 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     config, own = model.config, count_parameters(model.config).total
     if abs(own / num_parameters - 1.0) <= _UNSCALED_WITHIN:
         return model
-    if config.is_mla or config.stack != "decoder":
+    if config.shares_keys or config.stack != "decoder":
         raise ConfigError(
             f"num_parameters={num_parameters:,}: {config.title} has {own:,} parameters, and only decoders without "
-            f"latent attention are scaled",
+            f"latent or compressed attention are scaled",
             advice=with_fields("leave {num_parameters} out, or give a config of that size"),
         )
     factor = (num_parameters / own) ** (1.0 / 3.0)

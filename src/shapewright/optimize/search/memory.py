@@ -10,6 +10,7 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.traced import Node, Tape
 from shapewright.memory import count_cached_elements, estimate_memory
+from shapewright.models.compressed import make_compressed
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 
@@ -49,9 +50,17 @@ class _TracedEstimate(NamedTuple):
 def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
     """Return the bytes that one token adds to the KV cache of the whole model, ignoring attention windows. [byte]
 
+    Of compressed attention those of its entries.
+
     A traced config gives a traced number.
     """
     width_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
+    if config.compressed_layers:
+        return width_bytes * sum(
+            group.num_layers * each.head_dim / each.ratio
+            for group in config.layer_groups()
+            for each in make_compressed(config, group.layer_type).compressors
+        )
     num_layers = config.num_layers
     if config.is_hybrid:
         num_layers = sum(

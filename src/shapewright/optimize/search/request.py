@@ -164,8 +164,11 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
 def _why_fixed(model: Model, name: str) -> str:
     """Return why a field cannot be varied, or an empty string."""
     config = model.config
-    if config.is_mla and name in ("heads", "head_dim", "kv_heads"):
-        return "the heads of multi-head latent attention share one latent"
+    if config.shares_keys and name in ("heads", "head_dim", "kv_heads"):
+        shared = (
+            "multi-head latent attention share one latent" if config.is_mla else "compressed attention share one key"
+        )
+        return f"the heads of {shared}"
     is_plain = config.num_kv_heads == config.num_heads and model.raw is not None
     if name == "kv_heads" and is_plain and not has_grouped_heads(config.model_type):
         return f"no public model of model_type {config.model_type!r} has fewer key-value heads than heads"

@@ -290,7 +290,9 @@ def _depends_on_tokens_alone(config: TransformerConfig) -> bool:
 
     Tables of positions are read by position, and indexers and captions belong to a sequence.
     """
-    return config.position_embedding != "learned" and not config.index_topk and not config.num_caption_tokens
+    return config.position_embedding != "learned" and not (
+        config.index_topk or config.compressed_layers or config.num_caption_tokens
+    )
 
 
 def _is_body(operation: Operation) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
 from shapewright.models import count_parameters
+from shapewright.models.compressed import make_compressed
 from shapewright.models.image_linears import list_end_linears
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer
@@ -108,6 +109,11 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
     layer_norms = f"L*{config.num_norms_per_layer + config.has_cross_attention}*{norm}"
     if config.has_cross_attention:
         layer_norms += f" + L_e*{config.num_norms_per_layer}*{norm}"
+    stream_sum = ""
+    if config.residual_streams > 1:
+        n = config.residual_streams
+        layer_norms += f" + L*2*({(2 + n) * n}*({n}*h + 1) + 3)"
+        stream_sum = f" + {n}*({n}*h + 1) + 1"
     of_images = {}
     if config.patches is not None:
         counts = count_parameters(config)
@@ -118,7 +124,7 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         }
     return {
         "embedding": _embedding(config),
-        "attention": f"{all_layers}*({_attention(config)})",
+        "attention": _compressed(config) if config.compressed_layers else f"{all_layers}*({_attention(config)})",
         "linear": _linear(config),
         "cross_attention": f"L*({_heads_attention(config)})",
         "mlp": f"{mlp_layers}*({_mlp(config, 'f', has_bias=config.mlp_bias)})",
@@ -126,7 +132,7 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         "shared_experts": f"L_m*({_mlp(config, 'f_s', has_bias=False)}" + " + h" * config.shared_expert_gate + ")",
         "router": "L_m*E*" + ("(h + 1)" if config.router_bias else "h"),
         "norms": layer_norms,
-        "final_norms": f"2*{norm}" if config.has_cross_attention else norm,
+        "final_norms": (f"2*{norm}" if config.has_cross_attention else norm) + stream_sum,
         "head": _head(config),
         "vision": str(count_parameters(config.vision).total) if config.vision is not None else "0",
         **of_images,
@@ -165,12 +171,23 @@ def _embedding(config: TransformerConfig) -> str:
 def _linear(config: TransformerConfig) -> str:
     """Return the layers of each mixer times its projections (inputs x outputs) and its other parameters."""
     parts = []
-    for group in config.layer_groups():
+    for group in [] if config.compressed_layers else config.layer_groups():
         for kind in (mixer for mixer in mixers_of(group.layer_type) if mixer != ATTENTION):
             mixer = make_mixer(config, kind)
             weights = [f"{each.inputs}*{each.outputs}" for each in mixer.projections]
             rest = mixer.num_parameters - sum(each.inputs * each.outputs for each in mixer.projections)
             parts.append(f"{group.num_layers}*({' + '.join([*weights, str(rest)])})")
+    return " + ".join(parts)
+
+
+def _compressed(config: TransformerConfig) -> str:
+    """Return the layers of each kind of compressed attention times their linear layers and other parameters."""
+    parts = []
+    for group in (*config.layer_groups(), *config.mtp_layer_groups()):
+        layer = make_compressed(config, group.layer_type)
+        weights = [f"{each.inputs}*{each.outputs}" for each in (*layer.projections, *layer.indexer)]
+        weights.append(f"{layer.num_groups}*{layer.group_width}*{layer.group_rank}")
+        parts.append(f"{group.num_layers}*({' + '.join([*weights, str(layer.num_others)])})")
     return " + ".join(parts)
 
 

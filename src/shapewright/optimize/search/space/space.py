@@ -89,7 +89,7 @@ class FieldValues:
 
     def _heads_at(self, width: int) -> Iterator[tuple[int, int]]:
         config, keep = self.baseline, self.request.keep
-        if config.is_mla:
+        if config.shares_keys:
             yield config.num_heads, config.head_dim
             return
         inner = Fraction(width * config.num_heads * config.head_dim, config.hidden_size)
@@ -131,7 +131,7 @@ class FieldValues:
             yield num_heads // group
         elif num_heads % config.num_kv_heads == 0:
             yield config.num_kv_heads
-        if "kv_heads" in self.free and not config.is_mla:
+        if "kv_heads" in self.free and not config.shares_keys:
             low, high = self.ranges["kv_group"]
             for size in range(1, num_heads + 1):
                 if num_heads % size == 0 and low <= size <= high:

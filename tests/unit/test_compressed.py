@@ -1,0 +1,288 @@
+"""Compressed attention and parallel residual streams: sizes by hand, what is cached, trained and refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shapewright
+from shapewright.core.errors import ConfigError, LayoutError
+from shapewright.hardware import load_device
+from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.operations import Attention, Collective, Gemm, SparseAttention
+from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
+from shapewright.models import count_parameters
+from shapewright.models.hf_config import read_hf_config
+from shapewright.models.layers import COMPRESSED_LAYERS, describe_pattern
+from shapewright.models.read import read_model
+from shapewright.models.write import to_config_json
+from shapewright.optimize.search.memory import kv_bytes_per_token
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.kernels.sparse import price_sparse_attention
+from shapewright.workload import ParallelLayout, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shapewright.models import TransformerConfig
+
+H100 = load_device("h100-sxm-80gb")
+RAW: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "q_lora_rank": 256,
+    "o_groups": 4,
+    "o_lora_rank": 128,
+    "moe_intermediate_size": 512,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 2,
+    "index_n_heads": 8,
+    "index_head_dim": 64,
+    "index_topk": 32,
+    "sliding_window": 64,
+    "vocab_size": 8192,
+    "qk_rope_head_dim": 32,
+    "compress_ratios": [0, 128, 4, 128, 4, 128],
+}
+ONE = ParallelLayout()
+
+
+def model(**changes: Any) -> TransformerConfig:
+    """Read the config with some keys changed."""
+    return read_hf_config({**RAW, **changes}).config
+
+
+def test_layers_are_read_by_ratio_by_name_or_by_default() -> None:
+    """Older configs list ratios, with those of unbuilt layers after them; newer ones names; without, every other."""
+    window, sparse, heavy = COMPRESSED_LAYERS
+
+    assert model().layer_types == (window, heavy, sparse, heavy, sparse, heavy)
+    assert model(compress_ratios=[0, 128, 4, 128, 4, 128, 0]).layer_types == model().layer_types
+    names = ["sliding_attention", *["heavily_compressed_attention", "compressed_sparse_attention"] * 2]
+    named = model(compress_ratios=None, layer_types=[*names, "heavily_compressed_attention"])
+    assert named.layer_types == model().layer_types
+    assert model(compress_ratios=None).layer_types == (heavy, heavy, heavy, sparse)[:2] + (heavy, sparse) * 2
+    assert describe_pattern(model().layer_types) == (
+        "window_attention in 1 of 6, compressed_sparse_attention in 2 of 6, heavily_compressed_attention in 3 of 6"
+    )
+
+
+def test_what_one_sequence_caches() -> None:
+    """A window of keys, which are values, an entry for 4 or 128 tokens, and what fills the next entry."""
+    config, length = model(), 1000
+    workload = Workload(phase="decode", micro_batch_size=2, context_len=length - 1, dtype="bf16")
+    kinds = list(config.count_kinds(range(6)).items())
+    # 64 tokens of a head of 128 in 6 layers, 250 entries of the head and of the indexer (64 wide) in 2, 7 entries in 3
+    cached = 6 * 64 * 128 + 2 * 250 * (128 + 64) + 3 * 7 * 128
+    # values and gates of 4 tokens, twice as wide, and the half of 4 earlier ones; of 128 tokens without overlap
+    states = 2 * (2 * 4 * (256 + 128) + 2 * 4 * (128 + 64)) + 3 * 2 * 128 * 128
+
+    assert estimate_kv_cache(config, workload, ONE, kinds) == 2 * 2 * (cached + states)
+    narrow = replace(workload, kv_cache_dtype="fp8")
+    assert estimate_kv_cache(config, narrow, ONE, kinds) == 2 * (cached + 2 * states)
+    # every device of the tensor axis has all keys
+    assert estimate_kv_cache(config, workload, ParallelLayout(tensor_parallel=4), kinds) == 4 * (cached + states)
+    assert kv_bytes_per_token(config, workload) == 2 * (2 * (128 + 64) / 4 + 3 * 128 / 128)
+
+
+@pytest.mark.parametrize(("context_len", "num_selected"), [(120, 30), (400, 32)])
+def test_an_indexer_selects_once_there_are_more_entries_than_it_keeps(context_len: int, num_selected: int) -> None:
+    """Of 100 entries 32 are read, with the window; of 30 all are, without scores."""
+    workload = Workload(phase="decode", micro_batch_size=3, context_len=context_len)
+    sparse = [one for one in lower(model(), workload, ONE) if isinstance(one, SparseAttention)]
+    cores = {(one.repeats, one.kv_len, one.selected) for one in sparse if one.part == "attention"}
+    scores = [one for one in sparse if one.part != "attention"]
+
+    # the window alone; an entry for 128 tokens; one for 4
+    heavy, light = (context_len + 1) // 128, (context_len + 1) // 4
+    assert cores == {(1, 64, 64), (3, 64 + heavy, 64 + heavy), (2, 64 + light, 64 + num_selected)}
+    if num_selected == light:
+        assert not scores
+    else:
+        assert [(one.part, one.kv_len, one.num_heads, one.head_dim) for one in scores] == [
+            (part, 100, 8, 64) for part in ("logits", "selection")
+        ]
+
+
+def test_attention_to_entries_grows_with_what_is_read() -> None:
+    """Its price follows window and entries, not the context; heads below 64 are padded."""
+    record = load_record("sparse_attention", H100)
+
+    def price(selected: int, num_heads: int = 64) -> float:
+        sizes = {"batch_size": 64, "query_len": 1, "kv_len": 10**5, "head_dim": 512, "v_head_dim": 512, "window": 128}
+        one = SparseAttention(name="x", part="attention", selected=selected, num_heads=num_heads, **sizes)
+        return float(price_sparse_attention(one, H100, record).time_s.item())
+
+    assert price(128) < price(256) < price(640)
+    assert price(640, 8) == price(640)
+
+
+def test_servers_join_projections_of_one_input() -> None:
+    """Where a server fuses projections, those of the layer's input are three GEMMs, of equal width together."""
+    workload = Workload(phase="decode", context_len=4096)
+    widths: list[dict[str, int]] = []
+    for fused in (False, True):
+        found = lower(replace(model(), fused_qkv=fused), workload, ONE)
+        widths.append({f"{one.block}.{one.role}": one.n for one in found if isinstance(one, Gemm) and one.k == 1024})
+    apart, joined = widths
+
+    assert joined["attention.qkv_a"] == apart["attention.q_a"] + apart["attention.kv_a"] == 256 + 128
+    assert joined["attention.compressed"] == apart["attention.compressed_kv"] + apart["attention.compressed_gate"]
+    assert joined["indexer.kv_gate"] == apart["indexer.kv"] + apart["indexer.gate"] == 2 * 128
+    assert count_parameters(replace(model(), fused_qkv=True)).total == count_parameters(model()).total
+
+
+def test_long_prompts_have_finite_prices() -> None:
+    """A prompt of more tokens than entries is priced, and a longer one takes longer."""
+    times = [
+        shapewright.predict(
+            model(), device="h100-sxm-80gb", workload={"phase": "prefill", "seq_len": length}
+        ).step_time_s
+        for length in (2048, 8192, 32768)
+    ]
+
+    assert 0.0 < times[0] < times[1] < times[2] < float("inf")
+
+
+def test_the_indexer_has_no_gradient() -> None:
+    """Nothing flows back through a choice; all else has its gradients, as the count of FLOPs says."""
+    workload = Workload(seq_len=512)
+    operations = lower(model(), workload, ONE)
+    indexer = [one for one in operations if one.block == "indexer" and one.pass_name != "step"]
+    forward, backward = (
+        sum(
+            one.flops * one.repeats for one in operations if one.pass_name == name and isinstance(one, Gemm | Attention)
+        )
+        for name in ("forward", "backward")
+    )
+    untrained = sum(one.flops * one.repeats for one in indexer if isinstance(one, Gemm))
+
+    assert {one.pass_name for one in indexer} == {"forward"}
+    assert any(isinstance(one, Gemm) and one.role == "index_logits" for one in indexer)
+    assert backward == 2.0 * (forward - untrained)
+    assert count_model_flops(model(), workload) > forward + backward  # those of experts
+
+
+@pytest.mark.parametrize("kernels", ["torch", None])
+def test_reduced_gradients_are_those_of_the_weights(kernels: str | None) -> None:
+    """Products of activations, such as an indexer's scores and mixed streams, have no gradients to reduce."""
+    config = model()
+    operations = lower(config, Workload(seq_len=512, kernels=kernels), ParallelLayout(data_parallel=2))
+    reduced = {
+        one.name: one.message_bytes * one.repeats
+        for one in operations
+        if isinstance(one, Collective) and one.block == "replicas"
+    }
+    counts = count_parameters(config)
+    experts = counts.by_component["experts"]
+    embeddings = 2 * counts.token_embedding
+    # vectors, such as those of norms, are left out
+    assert reduced["layers.gradients.all_reduce"] == pytest.approx(
+        2.0 * (counts.total - experts - embeddings), rel=0.01
+    )
+
+
+def test_tensor_parallelism_splits_heads_and_groups() -> None:
+    """Keys, compressors and the indexer are complete on each device; degrees divide the groups."""
+    one, four = (estimate_memory(model(), Workload(phase="decode"), ParallelLayout(tensor_parallel=t)) for t in (1, 4))
+    gemms = {
+        (each.role, each.batch, each.n, each.k)
+        for each in lower(model(), Workload(seq_len=512), ParallelLayout(tensor_parallel=4))
+        if isinstance(each, Gemm) and each.block == "attention" and each.pass_name == "forward"
+    }
+
+    assert one.weights_bytes / 4 < four.weights_bytes < one.weights_bytes / 2
+    assert {("q_b", 1, 512, 256), ("out_a", 1, 128, 512), ("out", 1, 1024, 128), ("kv_a", 1, 128, 1024)} <= gemms
+    with pytest.raises(LayoutError, match="must divide out_groups=4"):
+        lower(model(), Workload(seq_len=512), ParallelLayout(tensor_parallel=8))
+    with pytest.raises(LayoutError, match=r"context_parallel=2 is not supported for window_attention layers"):
+        lower(model(), Workload(seq_len=512), ParallelLayout(context_parallel=2))
+
+
+def test_streams_are_sent_between_stages_and_kept() -> None:
+    """Four residual streams are four times as much to send, and to keep under full recomputation."""
+    layout, workload = ParallelLayout(pipeline_parallel=2), Workload(seq_len=512, recompute="full")
+    sent = {
+        streams: next(
+            one.message_bytes for one in lower(model(hc_mult=streams), workload, layout) if one.block == "pipeline"
+        )
+        for streams in (1, 4)
+    }
+
+    assert sent[4] == 4 * sent[1]
+
+
+def test_adapters_are_those_of_linear_layers() -> None:
+    """Neither the grouped output projection nor the indexer has an adapter; frozen weights have no gradient."""
+    workload = Workload(seq_len=512, finetune="lora", lora_rank=8, lora_targets="attention")
+    adapted = {
+        one.role.partition(".")[0]
+        for one in lower(model(), workload, ONE)
+        if one.is_adapter and one.block in ("attention", "indexer")
+    }
+
+    assert adapted == {"q_a", "q_b", "kv_a", "compressed_kv", "compressed_gate", "out"}
+
+
+def test_a_changed_model_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """More layers continue the pattern, under the key that the file has."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(RAW), encoding="utf-8")
+    read = read_model(str(path))
+    deeper = shapewright.models.transformer.with_changes(read.config, {"num_layers": 8})
+    written = to_config_json(read, deeper)
+
+    assert written["compress_ratios"] == [0, 128, 4, 128, 4, 128, 128, 128]
+    assert read_hf_config(written).config == replace(deeper, name="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compress_ratios": [0, 16, 4, 128, 4, 128]}, "compress_ratios has 16; known are 0, 4, 128"),
+        ({"compress_ratios": [0]}, "compress_ratios has 1 entries but num_hidden_layers=6"),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types has 'full_attention'; known are sliding_attention"),
+        ({"o_groups": 3}, "out_groups=3 must divide num_heads=16; try out_groups=1"),
+        ({"num_key_value_heads": 2}, "compressed attention has one key-value head"),
+        ({"sliding_window": 0}, "compressed_window must be at least 1"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor=2 must be a number from 0 to 1"),
+        ({"qk_rope_head_dim": 128}, "qk_rope_head_dim=128 must be below head_dim=128"),
+        ({"compress_rates": {"compressed_sparse_attention": 4}}, "compress_rates lacks heavily_compressed_attention"),
+        ({"mlp_bias": True}, "mlp_bias=True of model_type 'deepseek_v4' changes its layers"),
+        ({"index_topk": 0}, "index_topk=0 must be"),
+    ],
+)
+def test_other_values_are_refused(changes: dict[str, Any], words: str) -> None:
+    """A value that is not possible is named with what is."""
+    with pytest.raises(ConfigError, match=words):
+        model(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"out_groups": 2}, "out_groups=2 needs layers of compressed attention"),
+        ({"residual_streams": 4, "stack": "encoder"}, "residual_streams=4 needs a decoder"),
+        ({"layer_types": ("window_attention", "attention"), "num_kv_heads": 1}, "must be at least 1"),
+        (
+            {
+                "layer_types": ("window_attention", "attention"),
+                "num_kv_heads": 1,
+                "compressed_window": 8,
+                "out_groups": 1,
+                "out_lora_rank": 8,
+            },
+            "beside 'attention', which is not supported",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
+    """The fields of compressed attention need its layers, and all of them."""
+    with pytest.raises(ConfigError, match=words):
+        shapewright.TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, **changes)
