@@ -75,6 +75,17 @@ VISION_LANGUAGE: dict[str, dict[str, Any]] = {
         "vision_config": {**_ENCODER, "model_type": "pixtral"}, "vision_feature_layer": -1,
         "tie_word_embeddings": False,
     },
+    "mllama": {
+        "text_config": {
+            **_TEXT, "model_type": "mllama_text_model", "num_hidden_layers": 4, "cross_attention_layers": [1, 3],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "pad_token_id": 3,
+        },
+        "vision_config": {
+            **_ENCODER, "model_type": "mllama_vision_model", "num_hidden_layers": 3, "num_global_layers": 2,
+            "attention_heads": 4, "vision_output_dim": 192, "intermediate_layers_indices": [0, 2], "max_num_tiles": 2,
+            "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+        },
+    },
     "qwen2_vl": {
         "text_config": {**_QWEN_TEXT, "model_type": "qwen2_vl_text"},
         "vision_config": {**_QWEN, "embed_dim": 64, "hidden_size": 96, "mlp_ratio": 2},

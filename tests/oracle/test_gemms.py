@@ -208,7 +208,12 @@ def test_every_type_with_a_table_is_compared() -> None:
     """A new table of a model type needs a config here or in test_images.py."""
     keys = (*TINY_CONFIGS, *SPARSE_CONFIGS, *ENCODERS, *VISION_LANGUAGE)
     compared = {model_type_of(key) for key in keys} | {f"{model_type_of(key)}_vision" for key in VISION_LANGUAGE}
-    compared |= {config["text_config"]["model_type"] for config in VISION_LANGUAGE.values()}
+    compared |= {
+        config[part]["model_type"]
+        for config in VISION_LANGUAGE.values()
+        for part in ("text_config", "vision_config")
+        if "model_type" in config[part]
+    }
 
     assert set(FAMILIES) - compared == _OF_OTHER_CODE | _SAME_READER
     assert len({model_type_of(key) for key in WITH_LAYOUTS}) >= 20

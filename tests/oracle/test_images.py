@@ -13,9 +13,10 @@ pytest.importorskip("transformers", reason="comparing with PyTorch needs the tra
 
 from diffusion_models import DiffusionTransformer
 from image_models import ENCODERS, VISION_LANGUAGE, build_image_model, image_config
-from traced_gemms import TracedGemm, count_flops, count_gemms, record_gemms, trace_module, without_layout
+from traced_gemms import TracedGemm, cache_name, count_flops, count_gemms, record_gemms, trace_module, without_layout
 
 from shapewright.lowering import count_model_flops, lower
+from shapewright.memory.estimate import estimate_kv_cache
 from shapewright.models import count_parameters, list_presets, load_preset, read_model
 from shapewright.workload import ParallelLayout, Workload
 
@@ -144,9 +145,49 @@ def _prompt(key: str, num_tokens: int) -> tuple[Any, dict[str, Any]]:
         inputs["pixel_values"] = images[:, None]
     elif model_type == "mistral3":
         inputs["image_sizes"] = torch.tensor([[SIDE, SIDE]] * 2)
+    elif model_type == "mllama":
+        inputs |= _tiles(ids.shape[1])
     elif model_type in ("gemma3", "paligemma"):
         inputs["token_type_ids"] = torch.zeros_like(ids)
     return model, inputs
+
+
+def _tiles(num_tokens: int) -> dict[str, Any]:
+    """An image of two tiles for each of two prompts, whose tokens all attend to it."""
+    return {
+        "pixel_values": torch.ones(2, 1, 2, 3, SIDE, SIDE),
+        "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(2, 1, 2, dtype=torch.long),
+        "cross_attention_mask": torch.ones(2, num_tokens, 1, 2),
+    }
+
+
+def test_layers_that_attend_to_images_cache_them_once_and_are_skipped_without() -> None:
+    """Keys and values of an image are made in the prompt alone; the cache is as large as that of transformers."""
+    read = read_model(image_config("mllama"))
+    config, model = read.with_vision().config, build_image_model(image_config("mllama"), device="cpu").eval()
+    ids, length = torch.randint(3, 300, (2, 23)), 23
+    with torch.no_grad():
+        cache = (output := model(input_ids=ids, **_tiles(length), use_cache=True))[cache_name(model)]
+        with record_gemms() as decoded:
+            mask = torch.ones(2, 1, 1, 2)
+            model(input_ids=ids[:, :1], use_cache=True, cross_attention_mask=mask, **{cache_name(model): cache})
+        with record_gemms() as plain:
+            model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    assert output.logits.shape[1] == length
+    sizes: dict[str, Any] = {"micro_batch_size": 2, "attention": "unfused"}
+    decode = Workload(phase="decode", context_len=length, images=1, image_size=f"{SIDE}", dtype="fp32", **sizes)
+    prefill = Workload(phase="prefill", seq_len=length, **sizes)
+    kinds = list(config.count_kinds(range(config.num_layers)).items())
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+    assert without_layout(count_gemms(lower(config, decode, ParallelLayout()), "forward")) == without_layout(
+        decoded.gemms
+    )
+    assert without_layout(count_gemms(lower(read.config, prefill, ParallelLayout()), "forward")) == without_layout(
+        plain.gemms
+    )
+    assert estimate_kv_cache(config, decode, ParallelLayout(), kinds) == held
 
 
 @pytest.mark.parametrize("patch", [2, 4])
@@ -178,7 +219,19 @@ def test_presets_of_diffusion_transformers(name: str) -> None:
         assert count_parameters(read_model(name).config).total == _count(DiffusionTransformer(**given))
 
 
-@pytest.mark.parametrize("name", ["vit-b-16", "vit-l-16", "vit-h-14", "siglip-so400m", "qwen2.5-vl-7b", "gemma-3-4b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit-b-16",
+        "vit-l-16",
+        "vit-h-14",
+        "siglip-so400m",
+        "qwen2.5-vl-7b",
+        "gemma-3-4b",
+        "llama-3.2-11b-vision",
+        "llama-3.2-90b-vision",
+    ],
+)
 def test_presets_of_encoders_and_vision_language_models(name: str) -> None:
     """The published sizes have the parameters of transformers, vision towers included."""
     model = read_model(name)

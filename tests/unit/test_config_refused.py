@@ -67,7 +67,6 @@ def test_hybrids_with_values_that_are_not_read(config: dict[str, object], words:
         ("gemma3n_text", "per-layer embeddings"),
         ("gemma4_text", "several head widths"),
         ("longcat_flash", "two attention blocks"),
-        ("mllama_text_model", "cross-attention to images"),
         ("nemotron-nas", "different widths"),
         ("step3_text", "factorised query projections"),
         ("xlstm", "recurrent layers"),

@@ -45,6 +45,13 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
             advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
             field="context_parallel",
         )
+    if config.attends_to_images and layout.context_parallel > 1:
+        raise LayoutError(
+            f"context_parallel={layout.context_parallel} is not supported for layers that attend to images, whose "
+            f"tokens belong to no part of the sequence",
+            advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
+            field="context_parallel",
+        )
     if config.compressed_layers and layout.context_parallel > 1:
         raise LayoutError(
             f"context_parallel={layout.context_parallel} is not supported for {config.compressed_layers[0]} layers, "
@@ -104,7 +111,7 @@ def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
             shorter than the tokens of its images.
     """
     length = workload.seq_len if workload.is_training else workload.kv_len
-    projected = count_image_tokens(config, workload)
+    projected = 0 if config.attends_to_images else count_image_tokens(config, workload)
     if projected > length:
         raise WorkloadError(
             f"images={workload.images} make {projected} tokens, more than the {length} of a sequence; use fewer or "

@@ -97,13 +97,16 @@ def _linears(shard: Shard, *, is_start: bool) -> list[EndLinear]:
 def _rows(shard: Shard, each: EndLinear) -> int:
     """Rows of one pass of a linear layer."""
     patches, images = _patches(shard), shard.batch_size
-    of_image = shard.query_len - patches.num_class_tokens
+    of_image, tokens = shard.query_len - patches.num_class_tokens, shard.query_len
+    if patches.tiles > 1 or patches.token_multiple > 1:  # padding is neither embedded nor projected
+        of_image = patches.tiles * patches.count_patches(shard.workload.image_pixels)
+        tokens = of_image + patches.tiles * patches.num_class_tokens
     merge = patches.projector.merge if patches.projector is not None else 1
     return (
         images
         * {
             "patch": of_image,
-            "token": shard.query_len,
+            "token": tokens,
             "merged": of_image // merge**2,
             "image": 1,
             "side": 2,

@@ -42,7 +42,7 @@ from shapewright.lowering.optimizer_step import (
 )
 from shapewright.lowering.shard import make_encoder_shard, make_shard
 from shapewright.lowering.streams import lower_stream_mixing
-from shapewright.models.layers import COMPRESSED_LAYERS
+from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX
 from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules
 
@@ -302,7 +302,8 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     """Lower the forward pass of the layers of one stack."""
     passes = shard.num_passes
     repeats = passes * counts.num_layers
-    has_cross_attention = shard.source_len > 0
+    has_cross_attention = shard.source_len > 0 and not shard.config.attends_to_images
+    every, counts = counts, _without_skipped(shard, counts)
 
     layers = _lower_residual_stream(shard, counts, has_cross_attention=has_cross_attention)
     layers += lower_scalings(shard, counts.num_layers)
@@ -313,16 +314,31 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
             layers += lower_core(shard, passes * num_layers, window)
         layers += lower_output(shard, "attention", attended)
     for mixer, num_layers in counts.mixers.items():
-        lower_layers = lower_compressed if mixer in COMPRESSED_LAYERS else lower_mixer
-        layers += lower_layers(shard, mixer, passes * num_layers)
+        if mixer == CROSS_ATTENTION:
+            layers += _lower_cross_attention(shard, passes * num_layers)
+        elif mixer in COMPRESSED_LAYERS:
+            layers += lower_compressed(shard, mixer, passes * num_layers)
+        else:
+            layers += lower_mixer(shard, mixer, passes * num_layers)
     if has_cross_attention:
-        layers += lower_cross_inputs(shard, repeats) + lower_cross_core(shard, repeats)
-        layers += lower_output(shard, "cross_attention", repeats)
+        layers += _lower_cross_attention(shard, repeats)
     if counts.num_dense:
         layers += lower_mlp(shard, passes * counts.num_dense)
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
-    return _Stack(shard, counts, add_adapters(shard, layers))
+    return _Stack(shard, every, add_adapters(shard, layers))
+
+
+def _without_skipped(shard: Shard, counts: LayerCounts) -> LayerCounts:
+    """Leave out layers of cross-attention to images where there are none."""
+    if not shard.config.attends_to_images or shard.source_len:
+        return counts
+    return LayerCounts({kind: count for kind, count in counts.kinds.items() if kind.layer_type != CROSS_ATTENTION})
+
+
+def _lower_cross_attention(shard: Shard, repeats: int) -> list[Operation]:
+    inputs = lower_cross_inputs(shard, repeats)
+    return inputs + lower_cross_core(shard, repeats) + lower_output(shard, "cross_attention", repeats)
 
 
 def _lower_mtp(shard: Shard) -> list[Operation]:
@@ -355,7 +371,7 @@ def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
     shard, counts = stack.shard, stack.counts
     attention = lower_bias_gradients(shard, shard.num_passes * counts.num_attention) if counts.num_attention else []
     for mixer, num_layers in counts.mixers.items():
-        if mixer in COMPRESSED_LAYERS:
+        if mixer in WITH_SOFTMAX:
             continue
         attention += lower_mixer_bias_gradients(shard, mixer, shard.num_passes * num_layers)
     dense = lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense) if counts.num_dense else []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import num_microbatches
+from shapewright.workload.images import count_image_tokens
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -29,7 +30,7 @@ class Shard:
         batch_size: Sequences of one pass.
         query_len: New tokens of each sequence on this device.
         kv_len: Keys of each sequence over all devices of the context axis, cached ones included.
-        source_len: Encoder tokens of each sequence on this device, for cross-attention; 0 without it.
+        source_len: Encoder or image tokens of each sequence on this device, for cross-attention; 0 without it.
         encodes_source: Whether this pass runs the encoder and projects its output to keys and values (not decode).
         num_heads: Query heads on this device.
         num_kv_heads: Key-value heads on this device; replicated if there are fewer than devices.
@@ -71,7 +72,8 @@ class Shard:
 
         This is the case in decode, and for the decoder's start token in the prefill of an encoder-decoder.
         """
-        starts_decoder = self.workload.phase == "prefill" and self.source_len > 0 and self.causal
+        has_encoder = self.config.stack == "encoder-decoder" and self.causal
+        starts_decoder = self.workload.phase == "prefill" and has_encoder
         return self.workload.phase == "decode" or starts_decoder
 
     @property
@@ -116,6 +118,8 @@ def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLa
     """
     has_source = config.stack == "encoder-decoder"
     source_len = workload.seq_len if has_source else config.num_caption_tokens
+    if config.attends_to_images:
+        source_len = count_image_tokens(config, workload)
     is_decode = workload.phase == "decode"
     starts_decoder = has_source and workload.phase == "prefill"
     new_tokens = 1 if is_decode or starts_decoder else workload.seq_len // layout.context_parallel

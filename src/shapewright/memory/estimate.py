@@ -22,10 +22,10 @@ from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
 from shapewright.memory.tensors import LAYER, activation_element_bytes, ceil_div
 from shapewright.models.compressed import count_entries, make_compressed
-from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters
-from shapewright.workload.images import tower_job
+from shapewright.workload.images import count_image_tokens, tower_job
 from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _inference_activations(stage: Stage, workload: Workload) -> float:
             copies = 2.0 if tensor.role == "weights" else 1.0
             blocks[tensor.block] = blocks.get(tensor.block, 0.0) + copies * tensor.num_bytes
         residual_bytes = 2.0 * blocks.pop(LAYER)
-        widest = max(widest, residual_bytes + max(blocks.values()))
+        widest = max(widest, residual_bytes + max(blocks.values(), default=0.0))
     return widest
 
 
@@ -278,8 +278,8 @@ def estimate_kv_cache(
 
     Assumes: A layer with a window drops tokens that no later token can attend to. The decoder of an encoder-decoder
         has processed its start token and ``context_len`` more, and every layer also caches keys and values of
-        ``seq_len`` encoder tokens. A paged cache (kv_block_tokens above 1; arXiv 2309.06180, section 4) does not share
-        blocks between sequences.
+        ``seq_len`` encoder tokens; layers of cross-attention to images cache those of their tokens. A paged cache
+        (kv_block_tokens above 1; arXiv 2309.06180, section 4) does not share blocks between sequences.
     """
     if workload.is_training or config.stack == "encoder":
         return 0.0
@@ -290,7 +290,9 @@ def estimate_kv_cache(
             elements += num_layers * _count_compressed_elements(config, workload, kind.layer_type)
         states_bytes += num_layers * estimate_layer_state(config, workload, kind.layer_type, layout.tensor_parallel)
         tokens += num_layers * _count_cached_tokens(config, workload, layout, kind)
-        if config.has_cross_attention and kind.has_attention:
+        if kind.layer_type == CROSS_ATTENTION:
+            tokens += num_layers * _round_up(count_image_tokens(config, workload), workload.kv_block_tokens)
+        elif config.has_cross_attention and kind.has_attention:
             source_len = ceil_div(workload.seq_len, layout.context_parallel)
             tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
     width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
@@ -334,7 +336,7 @@ def estimate_layer_state(
     >>> estimate_layer_state(config, Workload(phase="decode"), "gated_delta_net")  # 32 * 128 * 128 * 4 + 12288 * 3 * 2
     2170880.0
     """
-    if layer_type == ATTENTION:
+    if layer_type in (ATTENTION, CROSS_ATTENTION):
         return 0.0
     if layer_type in COMPRESSED_LAYERS:
         layer = make_compressed(config, layer_type)

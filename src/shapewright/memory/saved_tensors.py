@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from shapewright.core.dtypes import get_dtype
 from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes, ceil_div
 from shapewright.models.compressed import count_entries, make_compressed
-from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
+from shapewright.workload.images import count_image_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,9 +79,13 @@ def list_saved_tensors(
         tensors += _attention_tensors(shape, "attention")
     if layer_type in COMPRESSED_LAYERS:
         tensors += _compressed_tensors(shape, layer_type)
-        mixers = ()
     for mixer in mixers:
-        tensors += _linear_tensors(shape, mixer) if mixer != ATTENTION else ()
+        tensors += _linear_tensors(shape, mixer) if mixer not in WITH_SOFTMAX else ()
+    if layer_type == CROSS_ATTENTION:
+        images = count_image_tokens(config, workload)
+        if not images:  # the layer is skipped
+            return (shape.residual(LAYER, "input")._replace(rows=0),)
+        tensors += _image_attention_tensors(shape, images)
     if has_cross_attention:
         tensors += [shape.residual("cross_attention", "norm_input"), shape.residual("cross_attention", "input")]
         tensors += _attention_tensors(shape, "cross_attention")
@@ -228,6 +233,26 @@ def _stream_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
         if shape.workload.kernels == "torch":
             yield shape.residual("streams", f"{block}_fp32", _FP32_BYTES, columns)
             yield shape.residual("streams", f"{block}_normed", _FP32_BYTES, columns)
+
+
+def _image_attention_tensors(shape: _LayerShape, num_image_tokens: int) -> Iterator[SavedTensor]:
+    """Yield the tensors of cross-attention to images, before and after the norms of heads; decode reads its cache."""
+    block, is_unfused = "cross_attention", shape.workload.attention == "unfused"
+    rows = shape.workload.micro_batch_size * num_image_tokens
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    yield shape.inner(block, "queries", queries)
+    yield shape.inner(block, "queries_before_norm", queries)
+    if shape.workload.phase != "decode":
+        yield shape.inner(block, "keys_before_norm", keys, rows)
+        width = shape.num_heads * shape.head_dim if is_unfused else keys
+        yield shape.inner(block, "keys", width, rows)
+        yield shape.inner(block, "values", width, rows)
+    if is_unfused:
+        yield shape.inner(block, "weights", num_image_tokens, shape.tokens * shape.num_heads)
+    yield shape.inner(block, "output", shape.num_heads * shape.v_head_dim)
+    # The outputs of both blocks, which gates multiply.
+    yield shape.residual(block, "gated_attention")
+    yield shape.residual(block, "gated_mlp")
 
 
 def _compressed_tensors(shape: _LayerShape, kind: str) -> Iterator[SavedTensor]:

@@ -18,7 +18,7 @@ from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes, ceil_div
 from shapewright.models.compressed import make_compressed
-from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, LayerGroup, LayerKind, mixers_of
+from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
 from shapewright.workload.layout import ParallelLayout
@@ -132,6 +132,9 @@ def count_device_parameters(
         if kind.layer_type in COMPRESSED_LAYERS:
             own_attention = make_compressed(config, kind.layer_type, degree).num_parameters
             layer_dense = _dense_share(config, replace(layer, attention=0), degree) + own_attention
+        elif kind.layer_type == CROSS_ATTENTION:  # split as self-attention of the same heads is
+            as_own = replace(layer, attention=layer.cross_attention, cross_attention=0)
+            layer_dense = _dense_share(config, as_own, degree)
         else:
             layer_dense = _dense_share(config, layer, degree) + _linear_share(config, kind, degree)
         layer_experts = layer.experts / (layout.expert_tensor_degree * layout.expert_parallel)
@@ -173,7 +176,7 @@ def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int)
 
 def _linear_share(config: TransformerConfig, kind: LayerKind, degree: int) -> float:
     """Count the parameters of one layer's linear attention or state space on one tensor-parallel rank."""
-    mixers = (make_mixer(config, mixer, degree) for mixer in mixers_of(kind.layer_type) if mixer != ATTENTION)
+    mixers = (make_mixer(config, mixer, degree) for mixer in mixers_of(kind.layer_type) if mixer not in WITH_SOFTMAX)
     return float(sum(mixer.num_parameters for mixer in mixers))
 
 

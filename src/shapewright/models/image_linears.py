@@ -22,6 +22,10 @@ _MODULATIONS = 6
 """Vectors of a conditioned layer: shift, scale and gate of attention and of the MLP (arXiv 2212.09748, figure 3)."""
 
 
+_TILE_TABLES = 3
+"""Tables of tiles, and so their gates. Source: transformers 5.24, modeling_mllama.py."""
+
+
 class EndLinear(NamedTuple):
     """A linear layer before or after the stack of layers.
 
@@ -116,7 +120,7 @@ def _final_linears(config: TransformerConfig, patches: Patches) -> Iterator[EndL
 
 
 def _merged_width(h: int, projector: Projector) -> int:
-    return h if projector.averages else h * projector.merge**2
+    return h if projector.averages else h * projector.merge**2 * projector.num_features
 
 
 def count_end_parameters(config: TransformerConfig) -> tuple[int, int]:
@@ -124,6 +128,11 @@ def count_end_parameters(config: TransformerConfig) -> tuple[int, int]:
     patches, h = config.patches, config.hidden_size
     assert patches is not None
     start = (patches.num_class_tokens + patches.has_mask_token + patches.num_positions) * h
+    start += 2 * patches.num_gated_layers
+    if patches.tile_shapes:
+        # Tables of tiles before and after the layers, and of their positions, each with a gate; a row is for no image.
+        rows = patches.tiles * (2 + patches.num_positions)
+        start += (patches.tile_shapes + 1) * rows * h + _TILE_TABLES
     final = 0
     norm = config.norm_affine + config.norm_bias
     if patches.pools:  # the query, and a norm before the MLP

@@ -27,6 +27,7 @@ class Projector:
         norm_bias: Whether it has a bias.
         num_intermediate: Further projectors of this form, of the outputs of earlier layers (deepstack).
         keeps_class: Whether class tokens are projected too.
+        num_features: Outputs of layers that are concatenated for each token, the last one among them.
         num_vectors: Learned vectors between the projected tokens, such as the one at the end of a row of patches.
     """
 
@@ -40,6 +41,7 @@ class Projector:
     num_intermediate: int = 0
     keeps_class: bool = False
     num_vectors: int = 0
+    num_features: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,10 @@ class Patches:
         num_classes: Outputs of the classifier; 0 without one.
         classifies_mean: Whether the classifier reads the mean of the patches beside the class token.
         pools: Whether a learned query attends to all tokens after the last layer (SigLIP).
+        tiles: Tiles of an image, which attend to each other; the image size is that of one.
+        tile_shapes: Arrangements of tiles that have positions of their own; 0 without tiles.
+        token_multiple: Multiple to which the tokens of a tile are padded.
+        num_gated_layers: Layers with a learned factor of attention and one of the MLP.
         output_channels: Channels of each patch's output; 0 if the model returns none.
         projector: From the tokens to those of a language model.
         condition: Conditioning of a diffusion transformer.
@@ -101,6 +107,10 @@ class Patches:
     num_classes: int = 0
     classifies_mean: bool = False
     pools: bool = False
+    tiles: int = 1
+    tile_shapes: int = 0
+    token_multiple: int = 1
+    num_gated_layers: int = 0
     output_channels: int = 0
     projector: Projector | None = None
     condition: Condition | None = None
@@ -111,15 +121,23 @@ class Patches:
         return 4 if self.condition is not None else 2 * self.scales_layers
 
     def count_patches(self, image_size: tuple[int, int] | None = None) -> int:
-        """Count the patches of an image; a remainder at its edges is cut off, as a convolution does.
+        """Count the patches of an image or tile; a remainder at its edges is cut off, as a convolution does.
 
         Raises:
-            WorkloadError: the image is smaller than a patch, or its patches cannot be merged.
+            WorkloadError: the image is smaller than a patch, its patches cannot be merged, or its tiles have another
+                size.
 
         >>> Patches(side=14, image_size=(384, 384)).count_patches()
         729
         """
         height, width = image_size or self.image_size
+        if self.tiles > 1 and (height, width) != self.image_size:
+            own = ",".join(map(str, self.image_size))
+            raise WorkloadError(
+                f"image_size={height},{width} is not that of a tile, into {self.tiles} of which this model cuts every "
+                f"image; use {own}, or leave it out",
+                field="image_size",
+            )
         pixels = self.side * self.pixels_per_input
         rows, columns = height // pixels, width // pixels
         merge = self.projector.merge if self.projector else 1
@@ -140,14 +158,15 @@ class Patches:
 
     def count_tokens(self, image_size: tuple[int, int] | None = None) -> int:
         """Count the tokens of an image in the stack of layers."""
-        return self.count_patches(image_size) + self.num_class_tokens
+        tokens = self.count_patches(image_size) + self.num_class_tokens
+        return self.tiles * -(-tokens // self.token_multiple) * self.token_multiple
 
     def count_projected(self, image_size: tuple[int, int] | None = None) -> int:
         """Count the tokens of an image in the language model."""
         if self.projector is None:
             return self.count_tokens(image_size)
         kept = self.num_class_tokens * self.projector.keeps_class
-        return self.count_patches(image_size) // self.projector.merge**2 + kept
+        return self.tiles * (self.count_patches(image_size) // self.projector.merge**2 + kept)
 
 
 def read_image_size(text: str) -> tuple[int, int]:

@@ -33,9 +33,15 @@ COMPRESSED_LAYERS = (WINDOW_ATTENTION, SPARSE_COMPRESSED, HEAVILY_COMPRESSED)
 """Attention of DeepSeek-V4: one head that is both key and value, of the latest tokens and, but for the first kind, of
 groups of earlier tokens that are compressed to one each; of the second kind an indexer selects some."""
 
-LAYER_TYPES = (ATTENTION, *LINEAR_LAYERS, *COMPRESSED_LAYERS, ATTENTION_AND_MAMBA2, NO_MIXER)
-"""Values of ``layer_types``: softmax attention, those of LINEAR_LAYERS and COMPRESSED_LAYERS, attention beside Mamba-2
-on the same input, or no mixer (a layer with an MLP alone)."""
+CROSS_ATTENTION = "cross_attention"
+"""Attention to the tokens of images in place of self-attention; without images the whole layer is skipped."""
+
+LAYER_TYPES = (ATTENTION, *LINEAR_LAYERS, *COMPRESSED_LAYERS, CROSS_ATTENTION, ATTENTION_AND_MAMBA2, NO_MIXER)
+"""Values of ``layer_types``: softmax attention, those of LINEAR_LAYERS and COMPRESSED_LAYERS, attention to images,
+attention beside Mamba-2 on the same input, or no mixer (a layer with an MLP alone)."""
+
+WITH_SOFTMAX = (ATTENTION, *COMPRESSED_LAYERS, CROSS_ATTENTION)
+"""Mixers with attention, which have no scan, convolution or state of constant size."""
 
 
 def mixers_of(layer_type: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.records import dataclass
 from shapewright.models.compressed import make_compressed
 from shapewright.models.image_linears import count_end_parameters, count_scaling_parameters
-from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class LayerParameters:
     Attributes:
         attention: Self-attention, including its normalizations, sinks, biases, compressors and indexer.
         linear: Linear attention, state space or short convolution, with its normalizations.
-        cross_attention: Attention to the encoder, in decoder layers of an encoder-decoder.
+        cross_attention: Attention to the encoder, in decoder layers of an encoder-decoder, or to images.
         mlp: Dense MLP; 0 in a layer with experts.
         experts: All routed experts.
         active_experts: Routed experts used by one token.
@@ -166,6 +166,10 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     )
 
 
+IMAGE_GATES = 2
+"""Learned factors of a layer of cross-attention to images, one of each block (transformers, modeling_mllama.py)."""
+
+
 def count_layer_parameters(
     config: TransformerConfig, group: LayerGroup, *, is_encoder: bool = False
 ) -> LayerParameters:
@@ -183,9 +187,11 @@ def count_layer_parameters(
         attention = _latent_attention(config) if config.is_mla else _attention(config)
     elif group.layer_type in COMPRESSED_LAYERS:
         attention = make_compressed(config, group.layer_type).num_parameters
-    others = [] if group.layer_type in COMPRESSED_LAYERS else [mixer for mixer in mixers if mixer != ATTENTION]
-    linear = sum(make_mixer(config, mixer).num_parameters for mixer in others)
+    linear = sum(make_mixer(config, mixer).num_parameters for mixer in mixers if mixer not in WITH_SOFTMAX)
     cross_attention = _attention(config) if has_cross_attention else 0
+    if CROSS_ATTENTION in mixers:
+        # Norms of each head's queries and keys, and gates of attention and MLP.
+        cross_attention = _attention(config) + 2 * config.head_dim + IMAGE_GATES
     norms = num_norms * _norm(config) + count_scaling_parameters(config) + _count_stream_mixing(config)
     if not group.is_moe:
         mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias) if group.has_mlp else 0
@@ -286,7 +292,7 @@ def _norm(config: TransformerConfig) -> int:
 
 def _other_embedding(config: TransformerConfig, num_stacks: int) -> int:
     h, e = config.hidden_size, config.embedding_size
-    total = config.num_token_types * h
+    total = (config.num_token_types + config.num_special_tokens) * h
     if config.position_embedding == "learned" and config.patches is None:
         total += (config.max_position_embeddings + config.position_offset) * h
     if config.embedding_norm:

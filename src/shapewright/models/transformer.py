@@ -16,6 +16,8 @@ from shapewright.models.images import Patches
 from shapewright.models.layers import (
     ATTENTION,
     COMPRESSED_LAYERS,
+    CROSS_ATTENTION,
+    WITH_SOFTMAX,
     LayerGroup,
     LayerKind,
     LayerPatterns,
@@ -183,6 +185,7 @@ class TransformerConfig:
     tied_embeddings: bool = doc_field("the logit matrix is the embedding matrix", default=False)
     embedding_size: int = doc_field("width of the embedding, projected to hidden_size if different", default=0)
     embedding_norm: bool = doc_field("a normalization after the embedding", default=False)
+    num_special_tokens: int = doc_field("rows of the embedding that the logits do not have", default=0)
     num_token_types: int = doc_field("rows of the token type (segment) embedding, 0 for none", default=0)
     position_embedding: str = doc_field("kind of position embedding", default="rotary", choices=POSITION_EMBEDDINGS)
     rotary_layers: tuple[bool, ...] = doc_field(
@@ -243,6 +246,11 @@ class TransformerConfig:
         return self.stack == "encoder-decoder" or self.num_caption_tokens > 0
 
     @property
+    def attends_to_images(self) -> bool:
+        """Whether images enter by layers of cross-attention, and not as tokens of the sequence."""
+        return CROSS_ATTENTION in self.layer_types
+
+    @property
     def num_caption_tokens(self) -> int:
         """Tokens of a caption that the layers of a diffusion transformer attend to; 0 without captions."""
         condition = self.patches.condition if self.patches is not None else None
@@ -262,7 +270,7 @@ class TransformerConfig:
     def linear_layers(self) -> tuple[str, ...]:
         """Mixers without softmax attention that the model has, each once."""
         kinds = dict.fromkeys(mixer for layer_type in self.layer_types for mixer in mixers_of(layer_type))
-        return tuple(kind for kind in kinds if kind not in (ATTENTION, *COMPRESSED_LAYERS))
+        return tuple(kind for kind in kinds if kind not in WITH_SOFTMAX)
 
     @property
     def compressed_layers(self) -> tuple[str, ...]:

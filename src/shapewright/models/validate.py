@@ -21,6 +21,7 @@ from shapewright.models.layers import (
     LAYER_TYPES,
     LINEAR_LAYERS,
     SPARSE_COMPRESSED,
+    WITH_SOFTMAX,
     count_unlike_layers,
     mixers_of,
     number_layers,
@@ -230,7 +231,7 @@ def _resolve_linear(values: dict[str, Any]) -> None:
         values["linear_num_key_heads"] = values["linear_num_key_heads"] or values["linear_num_value_heads"]
         values["linear_key_head_dim"] = values["linear_key_head_dim"] or values["head_dim"]
         values["linear_value_head_dim"] = values["linear_value_head_dim"] or values["linear_key_head_dim"]
-    if mixers - {ATTENTION, "lightning_attention", *COMPRESSED_LAYERS}:
+    if mixers - {"lightning_attention", *WITH_SOFTMAX}:
         values["linear_conv_width"] = values["linear_conv_width"] or 4
     if "mamba" in mixers:
         values["linear_step_rank"] = values["linear_step_rank"] or -(-values["hidden_size"] // 16)
@@ -290,7 +291,7 @@ def _check_patterns(values: dict[str, Any]) -> None:
 def _check_linear(values: dict[str, Any]) -> None:
     mixers = {mixer for layer_type in values["layer_types"] for mixer in mixers_of(layer_type)}
     for name in LINEAR_SIZES:
-        if values[name] and not mixers - {ATTENTION, *COMPRESSED_LAYERS}:
+        if values[name] and not mixers - set(WITH_SOFTMAX):
             raise ConfigError(
                 f"{name}={values[name]} needs layers without softmax attention",
                 advice=with_fields("set {layer_types} or leave {name} out", name=FieldName(name)),

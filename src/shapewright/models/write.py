@@ -13,6 +13,7 @@ from shapewright.core.texts import FieldName, joined
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, NESTED, hf_keys_of, read_hf_config
 from shapewright.models.layers import (
     ATTENTION,
+    CROSS_ATTENTION,
     HEAVILY_COMPRESSED,
     SPARSE_COMPRESSED,
     WINDOW_ATTENTION,
@@ -199,6 +200,10 @@ def _resize_layer_lists(part: dict[str, Any], old: TransformerConfig, new: Trans
     for key in ("full_attn_idxs", "attn_layer_indices"):  # lfm2, bamba: indices of the layers with attention
         if isinstance(part.get(key), list):
             part[key] = [index for index, layer in enumerate(layers) if ATTENTION in mixers_of(layer.layer_type)]
+    if isinstance(part.get("cross_attention_layers"), list):  # mllama
+        part["cross_attention_layers"] = [
+            index for index, layer in enumerate(layers) if layer.layer_type == CROSS_ATTENTION
+        ]
     if isinstance(part.get("hybrid_override_pattern"), str):  # nemotron_h: a letter for each layer
         part["hybrid_override_pattern"] = "".join(_letter(layer) for layer in layers)
     if isinstance(part.get("moe_layers"), list):  # llama4: indices of the layers with experts

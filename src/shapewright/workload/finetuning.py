@@ -20,7 +20,7 @@ from shapewright.core.errors import WorkloadError, close_names
 from shapewright.core.ranges import read_integer
 from shapewright.core.texts import with_fields
 from shapewright.models.compressed import make_compressed
-from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, LINEAR_LAYERS, mixers_of
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, LINEAR_LAYERS, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.workload.layout import ParallelLayout
 
@@ -194,10 +194,10 @@ def list_linears(
             # Neither the first output projection, a block of each group, nor the indexer has adapters.
             projections = make_compressed(config, mixer, t).projections
             yield from (Linear("attention", each.role, each.outputs, each.inputs) for each in projections)
-        else:
+        elif mixer != CROSS_ATTENTION:
             projections = make_mixer(config, mixer, t).projections
             yield from (Linear(mixer, each.role, each.outputs, each.inputs) for each in projections)
-    if has_cross_attention:
+    if has_cross_attention or kind.layer_type == CROSS_ATTENTION:
         heads, kv_heads = config.num_heads // t, -(-config.num_kv_heads // t)
         widths = {"q": heads * config.head_dim, "k": kv_heads * config.head_dim, "v": kv_heads * config.v_head_dim}
         yield from (Linear("cross_attention", role, width, h) for role, width in widths.items())

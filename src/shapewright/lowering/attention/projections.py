@@ -50,7 +50,7 @@ def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operat
 
 
 def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
-    """Lower the queries of the decoder and the keys and values of the encoder output."""
+    """Lower the queries of the decoder and the keys and values of the encoder output, or of images."""
     config, tokens = shard.config, shard.num_tokens
     source_tokens = shard.batch_size * shard.source_len
     operations = gather_tokens(shard, "cross_attention", repeats, tokens=tokens)
@@ -71,6 +71,12 @@ def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
             operations.append(
                 weight_gemm(shard, "cross_attention", letter, repeats, m=source_tokens, n=width, k=config.hidden_size)
             )
+    if config.attends_to_images:  # norms of the heads of queries, and of keys where they are new
+        rows = {"q_norm": (shard.num_heads, tokens), "k_norm": (shard.num_kv_heads, source_tokens)}
+        for role, (heads, count) in rows.items():
+            if role == "q_norm" or shard.encodes_source:
+                width = heads * config.head_dim
+                operations.append(norm(shard, "cross_attention", role, repeats, width=width, tokens=count))
     return operations
 
 

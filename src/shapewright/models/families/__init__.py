@@ -11,6 +11,7 @@ from shapewright.models.families import (
     images,
     llama,
     llama_variants,
+    mllama,
     moe,
     moe_shared,
     rotary_layernorm,
@@ -20,7 +21,7 @@ from shapewright.models.families.family import Family
 
 _MODULES = (
     gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, compressed, encoders, hybrids,
-    state_spaces, images,
+    state_spaces, images, mllama,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
     model_type: family for module in _MODULES for family in module.FAMILIES for model_type in family.model_types

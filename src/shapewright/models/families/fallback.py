@@ -48,7 +48,6 @@ _UNSUPPORTED_TYPES = {
     "jetmoe": "mixture-of-experts attention",
     "longcat_flash": "layers with two attention blocks, dense MLPs and experts, and zero-computation experts",
     "mimo_v2_flash": "a number of key-value heads that differs between sliding-window and full layers",
-    "mllama_text_model": "layers of cross-attention to images among its own",
     "modernbert-decoder": "several kinds of layers",
     "moshi": "a second decoder (depth transformer)",
     "nemotron-nas": "layers of different widths, some without attention",

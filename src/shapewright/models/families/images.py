@@ -51,7 +51,9 @@ def _patch_side(values: ConfigValues) -> int:
     return height
 
 
-def _patches(values: ConfigValues, *, num_class_tokens: int = 0, has_positions: bool = True, **fields: Any) -> Fields:
+def read_patches(
+    values: ConfigValues, *, num_class_tokens: int = 0, has_positions: bool = True, **fields: Any
+) -> Fields:
     """Read patches and, unless told otherwise, a learned position for each patch and class token."""
     side, image_size = _patch_side(values), _sides(values, "image_size")
     if not all(image_size):
@@ -75,13 +77,13 @@ def _num_labels(values: ConfigValues) -> int:
 
 
 def _derive_vit(values: ConfigValues) -> Fields:
-    return _patches(values, num_class_tokens=1, num_classes=_num_labels(values))
+    return read_patches(values, num_class_tokens=1, num_classes=_num_labels(values))
 
 
 def _derive_dinov2(values: ConfigValues) -> Fields:
     registers = values.optional_count("num_register_tokens")
     inner = values.count("hidden_size") * values.count("mlp_ratio")
-    read = _patches(
+    read = read_patches(
         values,
         num_class_tokens=1 + registers,
         has_mask_token=True,
@@ -99,7 +101,7 @@ def _derive_dinov2(values: ConfigValues) -> Fields:
 
 
 def _derive_siglip(values: ConfigValues) -> Fields:
-    return _patches(values, pools=values.flag("vision_use_head"))
+    return read_patches(values, pools=values.flag("vision_use_head"))
 
 
 def _derive_siglip2(values: ConfigValues) -> Fields:
@@ -115,17 +117,17 @@ def _derive_siglip2(values: ConfigValues) -> Fields:
 
 
 def _derive_clip(values: ConfigValues) -> Fields:
-    return _patches(values, num_class_tokens=1, has_bias=False)
+    return read_patches(values, num_class_tokens=1, has_bias=False)
 
 
 def _derive_pixtral(values: ConfigValues) -> Fields:
-    return _patches(values, has_positions=False, has_bias=False)
+    return read_patches(values, has_positions=False, has_bias=False)
 
 
 def _derive_internvl(values: ConfigValues) -> Fields:
     is_rms = values.text("norm_type") == "rms_norm"
     return {
-        **_patches(
+        **read_patches(
             values,
             num_class_tokens=1,
             has_positions=values.flag("use_absolute_position_embeddings"),
@@ -140,7 +142,7 @@ def _derive_internvl(values: ConfigValues) -> Fields:
 
 
 def _qwen_patches(values: ConfigValues, **fields: Any) -> Fields:
-    read = _patches(values, has_positions=False, frames=values.count("temporal_patch_size"), **fields)
+    read = read_patches(values, has_positions=False, frames=values.count("temporal_patch_size"), **fields)
     return {"num_kv_heads": 0, **read}
 
 

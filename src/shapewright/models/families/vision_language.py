@@ -108,6 +108,20 @@ def _merge_as_qwen(width_key: str, *, norm_bias: bool) -> Callable[[TowerValues]
     return project
 
 
+def _project_mllama(model: TowerValues) -> Projector:
+    layers = model.part.list_of("intermediate_layers_indices")
+    features = 1 + len(_MLLAMA_FEATURES if layers is None else layers)
+    width, expected = model.part.optional_count("vision_output_dim"), features * model.part.count("hidden_size")
+    if width not in (0, expected):
+        raise ConfigError(
+            f"vision_output_dim={width} must be {expected}, the width of the outputs of {features} layers",
+            field="vision_output_dim",
+        )
+    return Projector(widths=(model.width,), biases=(True,), num_features=features, keeps_class=True)
+
+
+_MLLAMA_FEATURES = (3, 7, 15, 23, 30)
+_MLLAMA = {"hidden_size": 1280}
 _CLIP_LARGE = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14,
@@ -126,6 +140,7 @@ TOWERS = {
     "llava_onevision": Tower("siglip_vision_model", _project_llava_next, _ONEVISION),
     "mistral3": Tower("pixtral", _project_mistral3, {"image_size": 1540, "patch_size": 14}),
     "gemma3": Tower("siglip_vision_model", _project_gemma3),
+    "mllama": Tower("mllama_vision_model", _project_mllama, _MLLAMA),
     "paligemma": Tower("siglip_vision_model", _project_paligemma, _SO400M),
     "internvl": Tower("internvl_vision", _project_internvl),
     "idefics3": Tower("idefics3_vision", _project_idefics3),

@@ -291,7 +291,7 @@ def _depends_on_tokens_alone(config: TransformerConfig) -> bool:
     Tables of positions are read by position, and indexers and captions belong to a sequence.
     """
     return config.position_embedding != "learned" and not (
-        config.index_topk or config.compressed_layers or config.num_caption_tokens
+        config.index_topk or config.compressed_layers or config.num_caption_tokens or config.attends_to_images
     )
 
 

@@ -19,8 +19,9 @@ from shapewright.core.records import dataclass
 from shapewright.models import count_parameters
 from shapewright.models.compressed import make_compressed
 from shapewright.models.image_linears import list_end_linears
-from shapewright.models.layers import ATTENTION, mixers_of
+from shapewright.models.layers import ATTENTION, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
+from shapewright.models.parameters import IMAGE_GATES
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -126,7 +127,7 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         "embedding": _embedding(config),
         "attention": _compressed(config) if config.compressed_layers else f"{all_layers}*({_attention(config)})",
         "linear": _linear(config),
-        "cross_attention": f"L*({_heads_attention(config)})",
+        "cross_attention": _cross_attention(config),
         "mlp": f"{mlp_layers}*({_mlp(config, 'f', has_bias=config.mlp_bias)})",
         "experts": f"L_m*E*({_mlp(config, 'f_m', has_bias=config.expert_bias)})",
         "shared_experts": f"L_m*({_mlp(config, 'f_s', has_bias=False)}" + " + h" * config.shared_expert_gate + ")",
@@ -157,6 +158,8 @@ def _embedding(config: TransformerConfig) -> str:
     parts = [f"v*{width}"]
     if config.num_token_types:
         parts.append("k*h")
+    if config.num_special_tokens:
+        parts.append(f"{config.num_special_tokens}*h")
     if config.position_embedding == "learned":
         parts.append("s*h")
     if config.embedding_norm:
@@ -171,8 +174,8 @@ def _embedding(config: TransformerConfig) -> str:
 def _linear(config: TransformerConfig) -> str:
     """Return the layers of each mixer times its projections (inputs x outputs) and its other parameters."""
     parts = []
-    for group in [] if config.compressed_layers else config.layer_groups():
-        for kind in (mixer for mixer in mixers_of(group.layer_type) if mixer != ATTENTION):
+    for group in config.layer_groups():
+        for kind in (mixer for mixer in mixers_of(group.layer_type) if mixer not in WITH_SOFTMAX):
             mixer = make_mixer(config, kind)
             weights = [f"{each.inputs}*{each.outputs}" for each in mixer.projections]
             rest = mixer.num_parameters - sum(each.inputs * each.outputs for each in mixer.projections)
@@ -189,6 +192,13 @@ def _compressed(config: TransformerConfig) -> str:
         weights.append(f"{layer.num_groups}*{layer.group_width}*{layer.group_rank}")
         parts.append(f"{group.num_layers}*({' + '.join([*weights, str(layer.num_others)])})")
     return " + ".join(parts)
+
+
+def _cross_attention(config: TransformerConfig) -> str:
+    if not config.attends_to_images:
+        return f"L*({_heads_attention(config)})"
+    count = sum(group.num_layers for group in config.layer_groups() if group.layer_type == CROSS_ATTENTION)
+    return f"{count}*({_heads_attention(config)} + 2*d + {IMAGE_GATES})"
 
 
 def _attention(config: TransformerConfig) -> str:
