@@ -36,8 +36,8 @@ def value_of(numbers: str) -> float:
     return float(eval(numbers))
 
 
-@pytest.mark.parametrize("preset", list_presets())
-def test_every_formula_comes_to_its_count(preset: str) -> None:
+@pytest.mark.parametrize("preset", [*list_presets(), {"model_type": "deepseek_v4"}], ids=str)
+def test_every_formula_comes_to_its_count(preset: str | dict[str, str]) -> None:
     """Of each model, the formula of each component with its numbers put in is the exact count; all add up."""
     config = read_model(preset).config
     terms = explain_parameters(config)
@@ -47,9 +47,14 @@ def test_every_formula_comes_to_its_count(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "preset", ["gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "bert-base"]
-)
-def test_flops_of_a_token_are_those_of_a_step(preset: str) -> None:
+    "preset",
+    [
+        "gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "bert-base", "llama-3.2-11b-vision",
+        {"model_type": "deepseek_v4"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_flops_of_a_token_are_those_of_a_step(preset: str | dict[str, str]) -> None:
     """Three forward passes of layers, attention and logits are the model FLOPs of one sequence over its tokens."""
     config = read_model(preset).config
     step = Workload(seq_len=256, micro_batch_size=1, global_batch_size=1)

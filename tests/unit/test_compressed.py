@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shapewright
-from shapewright.core.errors import ConfigError, LayoutError
+from shapewright.core.errors import BenchError, ConfigError, LayoutError
 from shapewright.hardware import load_device
 from shapewright.lowering import count_model_flops, lower
 from shapewright.lowering.operations import Attention, Collective, Gemm, SparseAttention
+from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
 from shapewright.models import count_parameters
 from shapewright.models.hf_config import read_hf_config
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
 
 H100 = load_device("h100-sxm-80gb")
+NO_EXPERTS: dict[str, Any] = {
+    "num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0,
+}  # fmt: skip
 RAW: dict[str, Any] = {
     "model_type": "deepseek_v4",
     "hidden_size": 1024,
@@ -240,6 +244,12 @@ def test_a_changed_model_is_written_as_it_was_read(tmp_path: Path) -> None:
 
     assert written["compress_ratios"] == [0, 128, 4, 128, 4, 128, 128, 128]
     assert read_hf_config(written).config == replace(deeper, name="")
+
+
+def test_layers_are_not_measured_as_those_of_plain_decoders() -> None:
+    """Whole layers are measured for softmax attention alone."""
+    with pytest.raises(BenchError, match="got layer_types=compressed_sparse_attention, heavily_compressed"):
+        require_supported(replace(model(), attention_sinks=False, num_experts=0, **NO_EXPERTS), Workload(seq_len=512))
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ _HUB_KEYS = _words(
     sliding_window sliding_window_pattern ssm_state_size state_size swiglu_limit tie_embedding tie_word_embeddings
     time_step_rank topk_group topk_method type_vocab_size use_bias use_conv_bias use_mtp use_parallel_residual
     use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
+    attention_heads cross_attention_layers dropout image_token_index intermediate_layers_indices max_num_tiles
+    num_global_layers supported_aspect_ratios vision_output_dim
     depth fullatt_block_indexes image_size in_channels input_size learn_sigma mlp_ratio mm_tokens_per_image num_channels
     num_classes num_labels out_hidden_size patch_size qkv_bias spatial_merge_size temporal_patch_size text_config
     vision_config vision_use_head
@@ -181,6 +183,8 @@ def test_counts_round_to_published_counts(name: str) -> None:
     published = float(found[1].replace(",", "")) * _SUFFIXES[found[2]]
 
     count = preset["parameters"]
+    if "with the vision tower" in preset["parameters_source"]:
+        count = count_parameters(read_model(name).with_vision().config).total
     if config["model_type"] == "t5" and not config["tie_word_embeddings"]:
         count += config["vocab_size"] * config["d_model"]  # the logit matrix of the checkpoint
 

@@ -432,7 +432,7 @@ def _check_indexer(values: dict[str, Any]) -> None:
             field=given[0],
         )
     has_latents = values["kv_lora_rank"] and values["q_lora_rank"]
-    if given and not has_latents and SPARSE_COMPRESSED not in values["layer_types"]:
+    if given and not has_latents and not set(values["layer_types"]) & set(COMPRESSED_LAYERS):
         raise ConfigError(
             f"index_topk={values['index_topk']} is sparse attention over latents and needs "
             + with_fields("{kv_lora_rank} and {q_lora_rank}"),

@@ -93,6 +93,7 @@ class FlopsPerToken:
         attention_flops: A, the whole square; of one token on average. [flop]
         head_weights: V.
         conventions: Training FLOPs of a token by convention. [flop]
+        untrained_flops: I, of an indexer's forward pass, which has no gradient; a part of 2 W and A. [flop]
     """
 
     config: TransformerConfig
@@ -102,6 +103,7 @@ class FlopsPerToken:
     attention_flops: float
     head_weights: float
     conventions: dict[str, StepFlops]
+    untrained_flops: float = 0.0
 
     @property
     def forward_flops(self) -> float:
@@ -111,7 +113,7 @@ class FlopsPerToken:
     @property
     def training_flops(self) -> float:
         """Forward and backward pass. [flop]"""
-        return 3.0 * self.forward_flops
+        return 3.0 * self.forward_flops - 2.0 * self.untrained_flops
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -125,13 +127,15 @@ class FlopsPerToken:
             "d": self.config.head_dim,
             "d_v": self.config.v_head_dim,
             "s": self.seq_len,
+            "I": self.untrained_flops,
         }
+        untrained = " - 2*I" if self.untrained_flops else ""
         rows = [
             ("layers, forward", "2*W", 2.0 * self.layer_weights),
             ("attention, forward", _attention_formula(self.config, self.attention_flops, values), self.attention_flops),
             ("logits, forward", "2*V", 2.0 * self.head_weights),
             ("forward", "2*W + A + 2*V", self.forward_flops),
-            ("forward and backward", "3*(2*W + A + 2*V)", self.training_flops),
+            ("forward and backward", f"3*(2*W + A + 2*V){untrained}", self.training_flops),
         ]
         return tuple(Term(name, formula, substitute(formula, values), value) for name, formula, value in rows)
 
@@ -152,11 +156,13 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     validate_lengths(config, workload)
     step = replace(workload.with_recompute("none"), phase="train", micro_batch_size=1, global_batch_size=1)
     tokens = float(step.seq_len)
-    weights = attention = head = 0.0
+    weights = attention = head = untrained = 0.0
     for operation in lower(config, step, ParallelLayout()):
         if operation.pass_name != "forward":
             continue
-        if operation.is_attention_core:
+        if operation.block == "indexer":
+            untrained += float(operation.flops) * int(operation.repeats) / tokens
+        if operation.multiplies_activations:
             attention += float(operation.flops) * int(operation.repeats) / tokens
         elif isinstance(operation, Gemm | GroupedGemm):
             share = float(operation.flops) * int(operation.repeats) / (2.0 * tokens)
@@ -172,6 +178,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
         layer_weights=weights,
         attention_flops=attention,
         head_weights=head,
+        untrained_flops=untrained,
         conventions={name: _per_token(count_convention_flops(config, kept, 1, name), tokens) for name in CONVENTIONS},
     )
 

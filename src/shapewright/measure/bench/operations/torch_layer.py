@@ -64,6 +64,7 @@ def require_supported(config: TransformerConfig, workload: Workload) -> None:
         f"stack={config.stack}": config.stack != "decoder",
         f"num_experts={config.num_experts}": config.is_moe,
         f"kv_lora_rank={config.kv_lora_rank}": config.is_mla,
+        f"layer_types={', '.join(sorted(set(config.layer_types)))}": config.is_hybrid,
         f"attention_windows={config.attention_windows}": any(
             0 < window < workload.kv_len for window in config.attention_windows
         ),
