@@ -12,12 +12,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.builders import activation, dropout, norm, pointwise, weight_gemm
+from shapewright.lowering.builders import (
+    activation,
+    dropout,
+    lower_stream_start,
+    lower_stream_sum,
+    norm,
+    pointwise,
+    weight_gemm,
+)
 from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
 from shapewright.lowering.gradients import gemm_gradients, lower_backward
 from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
 from shapewright.lowering.operations import Gemm, Pointwise
-from shapewright.lowering.streams import lower_stream_start, lower_stream_sum
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count

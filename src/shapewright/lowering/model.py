@@ -17,7 +17,7 @@ from shapewright.lowering.attention.projections import (
     lower_inputs,
     lower_output,
 )
-from shapewright.lowering.builders import norm, residual, weight_gemm
+from shapewright.lowering.builders import lower_stream_mixing, norm, residual, weight_gemm
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers, layers_per_stage
@@ -41,7 +41,6 @@ from shapewright.lowering.optimizer_step import (
     weight_groups,
 )
 from shapewright.lowering.shard import make_encoder_shard, make_shard
-from shapewright.lowering.streams import lower_stream_mixing
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX
 from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules

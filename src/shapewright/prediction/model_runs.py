@@ -17,7 +17,7 @@ from shapewright.lowering import lower
 from shapewright.memory import TrainingRecipe, estimate_memory, list_layer_tensors
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import ATTENTION, NO_MIXER
-from shapewright.models.validate import LINEAR_SIZES
+from shapewright.models.mixer_checks import LINEAR_SIZES
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
 from shapewright.workload import ParallelLayout, Workload

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shapewright.models.families import (
-    compressed,
     deepseek,
     encoders,
     gpt,
@@ -11,17 +10,17 @@ from shapewright.models.families import (
     images,
     llama,
     llama_variants,
-    mllama,
     moe,
     moe_shared,
     rotary_layernorm,
     state_spaces,
+    vision_language,
 )
 from shapewright.models.families.family import Family
 
 _MODULES = (
-    gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, compressed, encoders, hybrids,
-    state_spaces, images, mllama,
+    gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders, hybrids,
+    state_spaces, images, vision_language,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {
     model_type: family for module in _MODULES for family in module.FAMILIES for model_type in family.model_types
