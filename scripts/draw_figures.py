@@ -21,7 +21,7 @@ from shapewright.app.figures.operation_sweep import OperationSweep, operation_sw
 from shapewright.app.figures.registry import FigureRequest, draw_figure
 from shapewright.core.units import TERA
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record

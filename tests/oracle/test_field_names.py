@@ -19,7 +19,7 @@ from test_gemms import TRAINED
 from traced_gemms import trace_training
 
 from shapewright.core.errors import ConfigError
-from shapewright.lowering import count_model_flops
+from shapewright.lowering.flops import count_model_flops
 from shapewright.models import count_parameters
 from shapewright.models.families.fallback import transformers_types
 from shapewright.models.hf_config import read_hf_config

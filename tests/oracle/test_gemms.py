@@ -23,7 +23,8 @@ from traced_gemms import (
     without_layout,
 )
 
-from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.model import lower
 from shapewright.models.families import FAMILIES
 from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload

@@ -15,7 +15,8 @@ from diffusion_models import DiffusionTransformer
 from image_models import ENCODERS, VISION_LANGUAGE, build_image_model, image_config
 from traced_gemms import TracedGemm, cache_name, count_flops, count_gemms, record_gemms, trace_module, without_layout
 
-from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.model import lower
 from shapewright.memory.estimate import estimate_kv_cache
 from shapewright.models import count_parameters, list_presets, load_preset, read_model
 from shapewright.workload import ParallelLayout, Workload

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 
 from hf_models import build_on_meta, tiny_config
 
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Pointwise
 from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import ParallelLayout, Workload

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the trace extra (torch)")
 
 from traced_gemms import TracedGemm, record_gemms, turn
 
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.measure.bench.operations.torch_layer import make_layer, make_pass_context, run_layer
 from shapewright.measure.bench.operations.torch_model import Decoder

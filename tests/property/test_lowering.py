@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
 from shapewright.lowering.operations.base import PASSES, STAGES
 from shapewright.memory import estimate_memory

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload

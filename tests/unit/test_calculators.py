@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.lowering import count_model_flops
-from shapewright.lowering.flops import count_convention_flops
+from shapewright.lowering.flops import count_convention_flops, count_model_flops
 from shapewright.models import count_parameters, list_presets, read_model
 from shapewright.prediction.calculators import (
     BatchRequest,

@@ -14,7 +14,7 @@ from shapewright.app.cli.console import make_console
 from shapewright.app.report.memory import print_memory_report
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering import max_sequence_length
+from shapewright.lowering.checks import max_sequence_length
 from shapewright.memory import estimate_memory, estimate_stages, find_recipe
 from shapewright.models import TransformerConfig
 from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, Capacity

@@ -11,7 +11,8 @@ import pytest
 import shapewright
 from shapewright.core.errors import BenchError, ConfigError, LayoutError
 from shapewright.hardware import load_device
-from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Collective, Gemm, SparseAttention
 from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory

@@ -10,7 +10,8 @@ import pytest
 import shapewright
 from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError
-from shapewright.lowering import count_layers, lower
+from shapewright.lowering.counts import count_layers
+from shapewright.lowering.model import lower
 from shapewright.memory import estimate_memory, estimate_stages
 from shapewright.models import TransformerConfig, read_model
 from shapewright.prediction.composition import rebalance_ends

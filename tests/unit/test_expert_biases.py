@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Pointwise
 from shapewright.memory import estimate_memory
 from shapewright.models import TransformerConfig, read_model

@@ -11,7 +11,7 @@ from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError
 from shapewright.hardware import load_device
 from shapewright.lint.check import check_scenario
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, GroupedGemm, Operation
 from shapewright.memory import estimate_memory
 from shapewright.models import TransformerConfig, read_model

@@ -10,7 +10,7 @@ import pytest
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import GroupedGemm
 from shapewright.models import read_model
 from shapewright.prediction.build import build_scenario

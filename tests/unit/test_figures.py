@@ -22,7 +22,7 @@ from shapewright.app.figures.sweep_values import sweep_field
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts

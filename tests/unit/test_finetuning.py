@@ -12,8 +12,8 @@ import shapewright
 from command_line import run
 from shapewright.app.formats import write_format
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.lowering import lower, lower_parts
 from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.model import lower, lower_parts
 from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
 from shapewright.memory import count_trained_parameters, estimate_memory
 from shapewright.memory.frozen import temporary_weight_bytes

@@ -9,7 +9,8 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
-from shapewright.lowering import count_model_flops, lower
+from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, CausalConv, Gemm, Operation, Scan, SparseAttention
 from shapewright.memory import estimate_memory, list_saved_tensors
 from shapewright.memory.stages import Stage

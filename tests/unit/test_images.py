@@ -12,7 +12,7 @@ import shapewright
 from shapewright.core.errors import LayoutError
 from shapewright.core.units import format_seconds
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Gemm
 from shapewright.models import read_model
 from shapewright.models.hf_config import read_hf_config

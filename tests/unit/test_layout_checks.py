@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering import layers_per_stage, lower, num_microbatches, validate_layout
+from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.counts import layers_per_stage, num_microbatches
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Operation
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload

@@ -8,8 +8,8 @@ import pytest
 
 from lowered import LATENT, ONE_DEVICE, gpt, letters, named
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering import lower
 from shapewright.lowering.checks import validate_lengths
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm, GroupedGemm
 from shapewright.models import TransformerConfig, read_model
 from shapewright.workload import ParallelLayout, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowered import LATENT, ONE_DEVICE, gpt, letters, moved, named
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload

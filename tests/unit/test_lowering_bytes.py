@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowered import ONE_DEVICE, gpt, letters, moved, named
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Pointwise
 from shapewright.models import count_parameters, read_model
 from shapewright.workload import Workload

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lowered import gpt
-from shapewright.lowering import count_hardware_flops, count_model_flops, lower
-from shapewright.lowering.flops import sum_flops
+from shapewright.lowering.flops import count_hardware_flops, count_model_flops, sum_flops
+from shapewright.lowering.model import lower
 from shapewright.models import TransformerConfig, read_model
 from shapewright.workload import ParallelLayout, Workload
 

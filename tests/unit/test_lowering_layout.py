@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shapewright.lowering import lower
 from shapewright.lowering.collectives import ranks_per_node
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Collective, Gemm
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Operation
 from shapewright.models import TransformerConfig, read_model
 from shapewright.workload import ParallelLayout, Workload

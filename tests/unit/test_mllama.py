@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
 from shapewright.models import count_parameters, load_preset, read_model

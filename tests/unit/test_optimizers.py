@@ -6,7 +6,7 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.memory import OPTIMIZERS, MemoryEstimate, estimate_memory, find_recipe
 from shapewright.models import read_model

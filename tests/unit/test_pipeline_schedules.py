@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 from shapewright.memory import count_microbatches_in_flight
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition import WEIGHT_GRADIENTS, combine_stages

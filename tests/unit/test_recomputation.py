@@ -10,7 +10,7 @@ import pytest
 from shapewright.app.formats import write_format
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.memory import estimate_memory
 from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.tensors import select_kept_tensors

@@ -6,7 +6,7 @@ import pytest
 
 from shapewright.app.formats import write_format
 from shapewright.core.errors import ConfigError
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.models import TransformerConfig, read_model
 from shapewright.models.transformer import with_changes
 from shapewright.models.write import to_config_json

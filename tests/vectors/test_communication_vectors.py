@@ -7,7 +7,7 @@ from vector_models import gpt
 
 from shapewright.core.units import GIB
 from shapewright.hardware import load_device
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective
 from shapewright.prediction.calculators import (
     bus_fraction,

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from vector_models import TOKENS, fairseq_moe, gpt
 
-from shapewright.lowering import count_hardware_flops
-from shapewright.lowering.flops import count_convention_flops
+from shapewright.lowering.flops import count_convention_flops, count_hardware_flops
 from shapewright.models import read_model
 from shapewright.prediction.calculators import count_flops
 from shapewright.workload import Workload

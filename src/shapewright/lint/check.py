@@ -23,7 +23,7 @@ from shapewright.lint.evaluate import (
     slowest_operation,
 )
 from shapewright.lint.rule import SEVERITIES, Finding, select_rules
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 from shapewright.models import Model
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import LayoutError, ShapewrightError
 from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
-from shapewright.lowering import num_microbatches, validate_layout
+from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.counts import num_microbatches
 from shapewright.pricing.software import TUNED_SOFTWARE
 from shapewright.workload import ParallelLayout
 

@@ -16,7 +16,7 @@ from shapewright.core.ranges import check_text
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware import Device, load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
-from shapewright.lowering import possible_degrees, validate_lengths
+from shapewright.lowering.checks import possible_degrees, validate_lengths
 from shapewright.models import Model, ModelLike, TransformerConfig, read_model
 from shapewright.models.images import read_image_size
 from shapewright.prediction.scenario import Scenario

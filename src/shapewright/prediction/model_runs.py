@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.memory import TrainingRecipe, estimate_memory, list_layer_tensors
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import ATTENTION, NO_MIXER

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
-from shapewright.lowering import count_step_flops, describe_long_sequence, lower, num_microbatches
-from shapewright.lowering.flops import sum_flops
+from shapewright.lowering.checks import describe_long_sequence
+from shapewright.lowering.counts import num_microbatches
+from shapewright.lowering.flops import count_step_flops, sum_flops
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory
 from shapewright.models import count_parameters

@@ -9,7 +9,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
 from shapewright.core.units import format_bytes
-from shapewright.lowering import count_masked_fraction
+from shapewright.lowering.flops import count_masked_fraction
 from shapewright.lowering.operations import Collective, Gemm, Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel

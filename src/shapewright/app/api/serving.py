@@ -11,7 +11,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.notes import Note
 from shapewright.hardware.nodes import check_allocation
-from shapewright.lowering import validate_lengths
+from shapewright.lowering.checks import validate_lengths
 from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server

@@ -9,7 +9,7 @@ from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points,
 from shapewright.core.errors import LayoutError
 from shapewright.core.texts import with_fields
 from shapewright.core.units import GIB, format_seconds
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_times, simulate_pipeline
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.numeric import divisors
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Gemm
 from shapewright.models import with_changes
 from shapewright.prediction.predict import predict

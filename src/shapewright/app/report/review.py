@@ -25,7 +25,7 @@ from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
 from shapewright.lint.check import check_scenario
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 from shapewright.optimize.search import SearchRequest, search_shapes
 from shapewright.prediction.capacity import estimate_capacity
 from shapewright.prediction.scenario import Scenario

@@ -9,7 +9,7 @@ import numpy as np
 
 from shapewright.core.errors import LayoutError
 from shapewright.core.notes import Refusal
-from shapewright.lowering import validate_layout
+from shapewright.lowering.checks import validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
 from shapewright.optimize.plan.findings import Choice, Findings
 from shapewright.optimize.plan.memory import SplitMemoryEstimator, layout_of

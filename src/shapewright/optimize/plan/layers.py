@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.lowering import LayerCounts, count_encoder_layers, count_layers
+from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
 from shapewright.models.layers import LayerKind
 from shapewright.prediction.composition import (
     EXPERT_EXCHANGES,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-    from shapewright.lowering import StepParts
+    from shapewright.lowering.model import StepParts
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.lowering import lower_parts
+from shapewright.lowering.model import lower_parts
 from shapewright.optimize.plan.layers import COLUMNS, columns_of, find_layer_kinds, make_matrix_steps, sum_by_row
 from shapewright.optimize.plan.space import list_activation_policies
 from shapewright.pricing.operations import price_key, price_operations
@@ -24,7 +24,7 @@ from shapewright.workload.optimizers import OPTIMIZERS
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from shapewright.lowering import StepParts
+    from shapewright.lowering.model import StepParts
     from shapewright.lowering.operations import Operation
     from shapewright.optimize.plan.layers import MatrixSteps
     from shapewright.optimize.plan.request import PlanJob

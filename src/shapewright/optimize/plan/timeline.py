@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.core.errors import LayoutError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.lowering import layers_per_stage, spare_layers
 from shapewright.lowering.collectives import send_to_next_stage
+from shapewright.lowering.counts import layers_per_stage, spare_layers
 from shapewright.lowering.gradients import lower_backward
 from shapewright.lowering.operations import Collective, Pointwise
 from shapewright.lowering.optimizer_step import (

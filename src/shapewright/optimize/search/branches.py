@@ -17,7 +17,8 @@ import numpy as np
 
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.records import dataclass
-from shapewright.lowering import num_microbatches, validate_layout
+from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.counts import num_microbatches
 from shapewright.models import to_config_json
 from shapewright.models.layers import ATTENTION
 from shapewright.optimize.search.request import ffn_field

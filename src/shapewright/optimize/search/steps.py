@@ -12,7 +12,9 @@ import numpy as np
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.traced import Tape, Traced
-from shapewright.lowering import lower, num_microbatches, validate_layout
+from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.counts import num_microbatches
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Pointwise
 from shapewright.optimize.search.pricing import count_cells, price_columns, price_key, price_on_grid
 from shapewright.optimize.search.space.grid import AXES, MOST_CELLS, Sum, Values, is_constant, split_by

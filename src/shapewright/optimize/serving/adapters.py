@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
-from shapewright.lowering import layers_per_stage
+from shapewright.lowering.counts import layers_per_stage
 from shapewright.lowering.operations import Gemm
 from shapewright.workload.finetuning import (
     ADAPTER_IN,

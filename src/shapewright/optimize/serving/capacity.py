@@ -11,7 +11,7 @@ from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.core.units import format_bytes
-from shapewright.lowering import validate_layout
+from shapewright.lowering.checks import validate_layout
 from shapewright.optimize.serving.point import Instance
 from shapewright.workload import ParallelLayout
 

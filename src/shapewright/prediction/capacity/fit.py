@@ -11,7 +11,8 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.lowering import describe_long_sequence, max_sequence_length, num_microbatches, validate_layout
+from shapewright.lowering.checks import describe_long_sequence, max_sequence_length, validate_layout
+from shapewright.lowering.counts import num_microbatches
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT
 from shapewright.prediction.capacity.fit_options import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.numeric import maximum, minimum
 from shapewright.core.records import dataclass
-from shapewright.lowering import layers_per_stage, spare_layers
+from shapewright.lowering.counts import layers_per_stage, spare_layers
 from shapewright.lowering.operations import Collective, Gemm, GroupedGemm
 from shapewright.pricing.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software
 from shapewright.workload.layout import SPLIT_BACKWARD_SCHEDULES, ParallelLayout

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.lowering import layers_per_stage, num_microbatches
+from shapewright.lowering.counts import layers_per_stage, num_microbatches
 from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.base import STAGES
 from shapewright.prediction.composition.stages import (

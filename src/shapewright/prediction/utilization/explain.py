@@ -11,7 +11,8 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware.nodes import check_allocation
-from shapewright.lowering import describe_long_sequence, num_microbatches, validate_layout
+from shapewright.lowering.checks import describe_long_sequence, validate_layout
+from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.flops import CONVENTIONS, get_convention
 from shapewright.prediction.utilization.rates import (
     MEASUREMENT_SCOPES,

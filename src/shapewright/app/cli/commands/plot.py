@@ -109,7 +109,7 @@ def _request(device: Device, rows: list[Row], dtype: str, config: str) -> Figure
     from shapewright.app.figures.measured import samples_from_rows
     from shapewright.app.figures.registry import FigureRequest
     from shapewright.core.dtypes import get_dtype
-    from shapewright.lowering import lower
+    from shapewright.lowering.model import lower
     from shapewright.prediction.build import build_scenario
     from shapewright.workload import ParallelLayout
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.core.units import format_bytes, format_percent, format_seconds
-from shapewright.lowering import num_microbatches
+from shapewright.lowering.counts import num_microbatches
 from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES
 from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES

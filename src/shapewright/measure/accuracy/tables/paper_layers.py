@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.units import TERA, format_seconds
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
 from shapewright.measure.accuracy.measured_files import Format

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
 from shapewright.core.records import dataclass
-from shapewright.lowering import lower
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Collective, Pointwise
 from shapewright.measure.bench.operations.attention import require_sdpa_support
 from shapewright.measure.bench.operations.layers import COMPILED

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.core.errors import ShapewrightError, WorkloadError
-from shapewright.lowering import validate_layout
+from shapewright.lowering.checks import validate_layout
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
 from shapewright.optimize.serving.closed_form import Load, LoadTimes, queued
 from shapewright.optimize.serving.point import Instance
