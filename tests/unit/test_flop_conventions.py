@@ -6,12 +6,12 @@ import pytest
 
 from published_gpts import PUBLISHED, gpt
 from shapewright.lowering.flops import (
-    CONVENTIONS,
     count_convention_flops,
     count_rule_of_thumb_flops,
     estimate_training_s,
 )
 from shapewright.models import TransformerConfig, count_parameters, read_model
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.workload import Workload
 
 A100_FLOPS_PER_S = 312e12

@@ -8,11 +8,12 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.flops import CONVENTIONS, count_convention_flops, count_hardware_flops, count_model_flops
+from shapewright.lowering.flops import count_convention_flops, count_hardware_flops, count_model_flops
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Gemm, Pointwise
 from shapewright.memory import estimate_memory
 from shapewright.models import TransformerConfig, read_model
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.workload import ParallelLayout, Workload
 
 ONE = ParallelLayout()

@@ -9,8 +9,8 @@ import pytest
 import shapewright
 from published_gpts import PUBLISHED, gpt, measured
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.prediction.utilization import LOSSES
 from shapewright.workload import ParallelLayout
 

@@ -1,12 +1,7 @@
-"""FLOPs of a step: model FLOPs, hardware FLOPs, and the conventions of published throughput numbers.
-
-Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, L layers, h width of all query
-heads, s tokens of a sequence.
+"""FLOPs of a step: model FLOPs, hardware FLOPs, and those of the conventions of published throughput numbers.
 
 Model FLOPs count the GEMMs of the forward and backward pass, with attention over all query-key pairs and without
-recomputation. Hardware FLOPs add the recomputation. Published numbers also use conventions that differ in attention
-(all query-key pairs, the causal half, or none) and in embeddings (counted as arithmetic or not), so a FLOP rate is
-meaningful only with its convention.
+recomputation. Hardware FLOPs add the recomputation. Conventions differ from both (``models.flop_conventions``).
 """
 
 from __future__ import annotations
@@ -15,12 +10,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower, lower_before_backward, lower_parts, lower_passes
 from shapewright.lowering.operations import Attention
 from shapewright.lowering.operations.base import PASSES
+from shapewright.models.flop_conventions import get_convention
 from shapewright.models.parameters import count_parameters
 from shapewright.workload import ParallelLayout
 
@@ -133,60 +129,6 @@ def _lower_on_one_device(config: TransformerConfig, workload: Workload) -> tuple
     return tuple(lower_before_backward(lower_parts(config, workload, _SINGLE), config, workload, _SINGLE))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlopConvention:
-    """A convention for counting the FLOPs of a training step.
-
-    Attributes:
-        name: Name to select it by.
-        formula: FLOPs per token, in the letters of this module.
-        used_by: Publications and software that use it.
-        source: Source of the formula.
-    """
-
-    name: str
-    formula: str
-    used_by: str
-    source: str
-
-
-CONVENTIONS = {
-    convention.name: convention
-    for convention in (
-        FlopConvention(
-            name="megatron",
-            formula="6 W + 12 L h s",
-            used_by="Megatron-LM papers, NeMo to 25.07, BLOOM",
-            source="arXiv 2205.05198, eq. 7 and 9; arXiv 2104.04473, eq. 3 (full recomputation)",
-        ),
-        FlopConvention(
-            name="megatron-causal",
-            formula="6 W + 6 L h s",
-            used_by="Megatron-Bridge, NeMo from 25.09",
-            source="NVIDIA/Megatron-LM at d98e8a6, megatron/training/training.py, which halves the causal core",
-        ),
-        FlopConvention(
-            name="torchtitan",
-            formula="6 N + 12 L h s",
-            used_by="torchtitan (2024)",
-            source="pytorch/torchtitan, torchtitan/models/utils.py; both embeddings are in N",
-        ),
-        FlopConvention(
-            name="llm-foundry",
-            formula="6 N + 12 L h s",
-            used_by="MosaicML llm-foundry",
-            source="mosaicml/llm-foundry, scripts/train/benchmarking; HFU is 4/3 of MFU with full recomputation",
-        ),
-        FlopConvention(
-            name="6n",
-            formula="6 N",
-            used_by="rule of thumb",
-            source="arXiv 2001.08361, section 2.1; 8 N with full recomputation",
-        ),
-    )
-}
-
-
 @dataclass(frozen=True)
 class StepFlops:
     """FLOPs of one step over all devices.
@@ -254,20 +196,6 @@ def count_convention_flops(
     if convention == "torchtitan":
         return StepFlops(model_flops, None)
     return StepFlops(model_flops, model_flops * (1.0 + again * _FORWARD_SHARE))
-
-
-def get_convention(name: str) -> FlopConvention:
-    """Look up a convention by name.
-
-    Raises:
-        WorkloadError: the convention is unknown.
-    """
-    if name not in CONVENTIONS:
-        hint = close_names(name, CONVENTIONS)
-        raise WorkloadError(
-            f"unknown FLOP convention {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(CONVENTIONS)}"
-        )
-    return CONVENTIONS[name]
 
 
 def count_rule_of_thumb_flops(num_parameters: float, num_tokens: float, *, recompute: str = "none") -> float:

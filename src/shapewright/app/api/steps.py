@@ -220,7 +220,7 @@ def mfu(
         num_devices: Devices of the whole job; required without a trace.
         global_batch_size: Sequences of the step over all replicas; required without a trace.
         trace: File of torch.profiler (``export_chrome_trace``), plain or gzip, of one rank.
-        convention: FLOP convention of the headline, a key of ``CONVENTIONS`` in ``shapewright.lowering.flops``.
+        convention: FLOP convention of the headline, a key of ``shapewright.models.flop_conventions.CONVENTIONS``.
         parts: See ScenarioParts.
 
     Returns:

@@ -21,9 +21,10 @@ from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.lowering.checks import validate_lengths
-from shapewright.lowering.flops import CONVENTIONS, StepFlops, count_convention_flops
+from shapewright.lowering.flops import StepFlops, count_convention_flops
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.prediction.calculators.parameters import Term, substitute
 from shapewright.workload import ParallelLayout
 

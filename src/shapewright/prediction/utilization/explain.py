@@ -13,7 +13,7 @@ from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import describe_long_sequence, validate_layout
 from shapewright.lowering.counts import num_microbatches
-from shapewright.lowering.flops import CONVENTIONS, get_convention
+from shapewright.models.flop_conventions import CONVENTIONS, get_convention
 from shapewright.prediction.utilization.rates import (
     MEASUREMENT_SCOPES,
     MITIGATIONS,

@@ -18,8 +18,9 @@ from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.hardware import list_devices, load_device
-from shapewright.lowering.flops import StepFlops, count_convention_flops, get_convention
+from shapewright.lowering.flops import StepFlops, count_convention_flops
 from shapewright.lowering.operations import Attention, Collective, Pointwise, SparseAttention
+from shapewright.models.flop_conventions import get_convention
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:

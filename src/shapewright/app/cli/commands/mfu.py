@@ -11,7 +11,7 @@ from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import api_keywords, question_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_options
-from shapewright.lowering.flops import CONVENTIONS
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.core.records import dataclass
-from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig, count_parameters
+from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters
 from shapewright.prediction.calculators.training import TrainingBudget
 from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
