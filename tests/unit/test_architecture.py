@@ -193,9 +193,23 @@ def test_import_loads_nothing_heavy() -> None:
 
 
 def test_help_loads_no_numpy() -> None:
-    """Printing the help does not wait for NumPy."""
-    help_run = "from shapewright.app.cli import main; import sys; sys.argv = ['shapewright', '--help']; main()"
-    assert loaded_modules(help_run, HEAVY | {"numpy"}) == set()
+    """Help pages, that of every command among them, wait neither for NumPy nor for lowering and pricing."""
+    commands = [path.stem.replace("_", "-") for path in (PACKAGE / ONE_MODULE_EACH).glob("[a-z]*.py")]
+    program = (
+        "import sys\n"
+        "from contextlib import suppress\n"
+        "from shapewright.app.cli.main import main\n"
+        "for words in ([], *([command] for command in sys.argv[1:])):\n"
+        "    with suppress(SystemExit):\n"
+        "        main([*words, '--help'])\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program, *commands], capture_output=True, text=True, check=True)
+
+    assert outcome.stdout.count("Usage: shapewright") == len(commands) + 1
+    # Of lowering, torch_trace alone is loaded: it tells a PyTorch module from a config.
+    unwanted = HEAVY | {"numpy", "shapewright.lowering.model", "shapewright.pricing", "shapewright.prediction"}
+    assert unwanted & set(outcome.stderr.split()) == set()
 
 
 def test_heavy_imports_are_noticed() -> None:

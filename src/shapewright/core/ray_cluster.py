@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from typing import Any
@@ -111,6 +110,8 @@ def _check_reachable(address: str) -> None:
     """
     if address == "auto":
         return
+    import socket  # imported here, because help pages name ENGINES
+
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(

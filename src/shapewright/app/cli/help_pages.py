@@ -96,12 +96,10 @@ class GroupedCommand(GuidedCommand):
                     formatter.write_dl(entries)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the whole page where it fits one screen, otherwise a short one."""
-        text = self._whole_page(ctx)
-        most = SCREEN_LINES
-        while _count_lines(text, formatter.width) > SCREEN_LINES and most > 0:
-            most -= 1
-            text = self._short_page(ctx, most)
+        """Write the whole page where it fits one screen, otherwise a short one with as many options as fit."""
+        text = self._whole_page(ctx) if len(self.params) <= SCREEN_LINES else ""
+        if not text or _count_lines(text, formatter.width) > SCREEN_LINES:
+            text = self._short_page(ctx)
         formatter.write(text)
 
     def _whole_page(self, ctx: click.Context) -> str:
@@ -109,7 +107,7 @@ class GroupedCommand(GuidedCommand):
         super().format_help(ctx, formatter)
         return formatter.getvalue()
 
-    def _short_page(self, ctx: click.Context, most_options: int) -> str:
+    def _short_page(self, ctx: click.Context) -> str:
         """Return the purpose, the options most used in a line each, the names of others, and examples."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
@@ -121,17 +119,24 @@ class GroupedCommand(GuidedCommand):
         general = [option for option in options if not isinstance(option, GroupedOption)]
         fields = [option for option in options if isinstance(option, GroupedOption) and FINER not in option.group]
         order = sorted(general, key=lambda option: (not option.required, option.opts[-1] in _SELDOM_USED.split()))
-        listed = [option for option in general if option in order[:most_options]]
-        formatter.write("\nOptions:\n" + "".join(_option_line(option, ctx, width) for option in listed))
-        names = [min(option.opts, key=len) for option in (*general, *fields) if option not in listed]
-        if names:
-            formatter.write("\n" + "".join(f"  {line}\n" for line in _name_lines(names, width)))
+        lines = {option: _option_line(option, ctx, width) for option in order[:SCREEN_LINES]}
         examples = [line.strip() for line in (self.epilog or "").splitlines() if line.strip().startswith("shapewright")]
         # Those that a narrow terminal does not wrap come first.
         shown = sorted(examples, key=lambda line: len(line) + 2 > width)[:_MOST_EXAMPLES]
-        formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in examples if line in shown))
-        formatter.write(f"\n'{ctx.command_path} --help-all' explains all {len(options)} options.\n")
-        return formatter.getvalue()
+        ending = "\nExamples:\n" + "".join(f"  {line}\n" for line in examples if line in shown)
+        ending += f"\n'{ctx.command_path} --help-all' explains all {len(options)} options.\n"
+
+        def page(num_options: int) -> str:
+            listed = [option for option in general if option in order[:num_options]]
+            names = [min(option.opts, key=len) for option in (*general, *fields) if option not in listed]
+            also = "\n" + "".join(f"  {line}\n" for line in _name_lines(names, width)) if names else ""
+            return f"{formatter.getvalue()}\nOptions:\n{''.join(map(lines.__getitem__, listed))}{also}{ending}"
+
+        text, num_options = page(len(lines)), len(lines)
+        while _count_lines(text, width) > SCREEN_LINES and num_options > 0:
+            num_options -= 1
+            text = page(num_options)
+        return text
 
 
 def _count_lines(text: str, width: int) -> int:

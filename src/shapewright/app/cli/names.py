@@ -47,6 +47,13 @@ def complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> l
     return _names_or_file(list_presets(), incomplete)
 
 
+def complete_software(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a training software."""
+    from shapewright.pricing.software import software_names
+
+    return complete(software_names)(context, parameter, incomplete)
+
+
 def complete_rule(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the code or the name of a rule."""
     from shapewright.lint.rule import list_rules

@@ -24,14 +24,18 @@ from shapewright.app.cli.device_options import (
     uncalibrated_option,
 )
 from shapewright.app.cli.help_pages import FINER, GroupedOption
-from shapewright.app.cli.names import CONFIG_FILE, STANDARD_INPUT, complete, complete_config, read_standard_input
+from shapewright.app.cli.names import (
+    CONFIG_FILE,
+    STANDARD_INPUT,
+    complete_config,
+    complete_software,
+    read_standard_input,
+)
 from shapewright.app.cli.param_types import FLAGS, INTEGERS, NAMES
 from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
 from shapewright.models.transformer import TransformerConfig
-from shapewright.prediction.build import build_scenario
-from shapewright.pricing.software import TUNED, software_names
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
@@ -198,11 +202,10 @@ def software_option(command: Command) -> Command:
     """Add --software, for commands that predict training steps."""
     return click.option(
         "--software",
-        default=TUNED,
-        show_default=True,
         metavar="NAME",
-        shell_complete=complete(software_names),
-        help="training software: a tuned stack of today, or a generation such as nemo-2024, nemo-moe-2026 or fsdp-2024",
+        shell_complete=complete_software,
+        help="training software: a tuned stack of today (default), or a generation such as nemo-2024, nemo-moe-2026 or "
+        "fsdp-2024",
     )(command)
 
 
@@ -258,8 +261,12 @@ def _has_flag(command: Command, name: str) -> bool:
     return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
 
 
-def scenario_from_options(config: str | None, device: str, given: dict[str, Any], *, software: str = TUNED) -> Scenario:
+def scenario_from_options(
+    config: str | None, device: str, given: dict[str, Any], *, software: str | None = None
+) -> Scenario:
     """Build the scenario that the options describe."""
+    from shapewright.prediction.build import build_scenario
+
     groups = group_options(given)
     scenario = build_scenario(
         config,

@@ -15,7 +15,6 @@ from shapewright.app.cli.options import question_options, scenario_from_options,
 from shapewright.app.cli.param_types import count_of
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.errors import ConfigError
-from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b
 Examples:
@@ -69,7 +68,7 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
+    software: str | None,
     train_tokens: int | None,
     form: str,
     as_json: bool,
@@ -99,7 +98,7 @@ def command(
         config,
         device,
         given,
-        software=software != TUNED,
+        software=software,
         train_tokens=train_tokens is not None,
         fix=fix,
         format=form == "sarif",

@@ -10,7 +10,6 @@ from shapewright.app.cli.console import print_output
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
-from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b
 Examples:
@@ -30,13 +29,15 @@ Examples:
 @trace_config_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
-def command(config: str | None, device: str, software: str, as_json: bool, html: str | None, **given: Any) -> int:
+def command(
+    config: str | None, device: str, software: str | None, as_json: bool, html: str | None, **given: Any
+) -> int:
     """Estimate the memory that CONFIG needs on a device, by component and pipeline stage.
 
     The verdict says whether it fits, the largest batch and sequence that do, and what to turn on if it does not,
     cheapest in time first.
     """
-    job = pop_traced_job(config, device, given, software=software != TUNED)
+    job = pop_traced_job(config, device, given, software=software)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_memory_output
         from shapewright.app.report.traced.report import memory_page_of_trace, print_memory_of_trace

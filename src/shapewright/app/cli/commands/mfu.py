@@ -12,7 +12,6 @@ from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import api_keywords, question_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_options
 from shapewright.models.flop_conventions import CONVENTIONS
-from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b
 Examples:
@@ -59,7 +58,7 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
+    software: str | None,
     seconds: float | None,
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
@@ -90,7 +89,7 @@ def command(
     if num_given > 1 or (num_given == 0 and trace is None):
         others = ", ".join(f"--{name}" for name in rates)
         raise click.UsageError(f"give what was measured as one of --seconds, {others}")
-    job = pop_traced_job(config, device, given, software=software != TUNED, oneline=oneline, html=html)
+    job = pop_traced_job(config, device, given, software=software, oneline=oneline, html=html)
     if job is not None:
         if num_devices not in (None, 1):
             raise click.UsageError(f"--gpus {num_devices}: a traced module runs on one device; leave --gpus out")

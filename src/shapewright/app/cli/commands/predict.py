@@ -12,7 +12,6 @@ from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.app.report.flags import field_named
-from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
@@ -52,7 +51,7 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
+    software: str | None,
     as_json: bool,
     as_csv: bool,
     explain: str | None,
@@ -71,7 +70,7 @@ def command(
     if as_csv and (as_json or explain or show_all):
         raise click.UsageError("--csv cannot be combined with --json, --explain or --all; give one of them")
     top = None if show_all else 20
-    job = pop_traced_job(config, device, given, software=software != TUNED, sweep=sweeps, explain=explain, csv=as_csv)
+    job = pop_traced_job(config, device, given, software=software, sweep=sweeps, explain=explain, csv=as_csv)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_predict_output
         from shapewright.app.report.traced.report import print_traced_prediction

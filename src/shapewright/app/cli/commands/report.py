@@ -12,7 +12,6 @@ from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.app.cli.trace_options import pop_traced_job, trace_config_option, trace_options
 from shapewright.core.units import format_bytes
-from shapewright.pricing.software import TUNED
 
 _EPILOG = """\b
 Examples:
@@ -33,7 +32,7 @@ Examples:
 def command(
     config: str | None,
     device: str,
-    software: str,
+    software: str | None,
     output: str,
     pdf: str | None,
     no_search: bool,
@@ -49,7 +48,7 @@ def command(
     if output == "-":
         raise click.UsageError("-o needs a file name, such as review.html")
     refuse_unwritable(output, pdf)
-    job = pop_traced_job(config, device, given, software=software != TUNED, pdf=pdf)
+    job = pop_traced_job(config, device, given, software=software, pdf=pdf)
     if job is not None:
         from shapewright.app.report.traced.outputs import traced_check_output
         from shapewright.app.report.traced.report import describe_trace, review_page_of_trace
