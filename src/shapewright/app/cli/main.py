@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -133,6 +134,7 @@ def cli(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 fine, 1 findings, 2 usage or bad input."""
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # the interpreter looks through all objects when it ends, for a sixth of `check`
     for name in ("COLUMNS", "LINES"):
         if not 0 < (read_integer(os.environ.get(name, "")) or 0) <= _MOST_COLUMNS:
             os.environ.pop(name, None)  # libraries would fail on it, or print nothing
