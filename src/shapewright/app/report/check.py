@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.app.report.outputs.check import describe_loss, describe_net
@@ -28,6 +28,21 @@ def print_check(output: CheckOutput, console: Console) -> None:
     if step is not None:
         print_verdict(step, console)
         console.print()
+    _print_findings(output, console)
+    if step is not None:
+        console.print()
+        print_table(operation_columns(step, top=OPERATIONS_SHOWN), console)
+        shown = min(OPERATIONS_SHOWN, len(step.operations))
+        console.print(
+            f"slowest {shown} of {len(step.operations)} operations; 'shapewright predict' lists more", style="dim"
+        )
+        if output.better_shapes:
+            _print_better_shapes(output, console)
+    print_notes((*output.notes, *output.other_warnings), console)
+
+
+def _print_findings(output: CheckOutput, console: Console) -> None:
+    """Print the findings and the combined fix; without any, whether the step can run."""
     has_said = False
     for finding in output.findings:
         if finding.is_assumed and not has_said:
@@ -37,38 +52,33 @@ def print_check(output: CheckOutput, console: Console) -> None:
     if output.combined_fix is not None:
         console.print(combined_fix_words(output.combined_fix), style="bold", soft_wrap=True)
     if not output.findings:
-        if step is not None:
+        if output.step is not None:
             console.print("no findings", style="green")
         else:
             # Shown even if the rule that explains it is ignored.
             console.print(f"cannot run: {output.problem}", style=_STYLES["error"], soft_wrap=True)
     if output.num_suppressed:
         console.print(f"{output.num_suppressed} findings suppressed by --ignore or [tool.shapewright]", style="dim")
-    if step is not None:
-        console.print()
-        print_table(operation_columns(step, top=OPERATIONS_SHOWN), console)
-        shown = min(OPERATIONS_SHOWN, len(step.operations))
-        console.print(
-            f"slowest {shown} of {len(step.operations)} operations; 'shapewright predict' lists more", style="dim"
-        )
-        if output.better_shapes:
-            console.print()
-            tokens = "20 tokens per parameter" if output.train_tokens is None else format_count(output.train_tokens)
-            tokens += "" if output.train_tokens is None else " tokens"
-            console.print(
-                f"nearest better shapes of almost the same size, after {tokens} (except for a padded vocabulary, they "
-                "need retraining)",
-                style="bold",
-            )
-            print_table(better_shape_columns(output.better_shapes), console)
-    print_notes((*output.notes, *output.other_warnings), console)
+
+
+def _print_better_shapes(output: CheckOutput, console: Console) -> None:
+    """Print the nearest better shapes, and the tokens after which their losses are compared."""
+    given = output.train_tokens
+    tokens = "20 tokens per parameter" if given is None else f"{format_count(given)} tokens"
+    console.print()
+    console.print(
+        f"nearest better shapes of almost the same size, after {tokens} (except for a padded vocabulary, they need "
+        "retraining)",
+        style="bold",
+    )
+    print_table(better_shape_columns(output.better_shapes), console)
 
 
 def combined_fix_words(fix: CombinedFix) -> str:
     """The combined fix in one line: every field it sets, and its total."""
     parts = [fix.kind, _saving_words(fix, fix.gain_fraction, fix.compared_at)]
     if fix.parameters_change_fraction:
-        parts.append(f"{100.0 * fix.parameters_change_fraction:+.2g} % parameters")
+        parts.append(f"{_change_words(fix.parameters_change_fraction)} parameters")
     return (
         f"combined fix of {', '.join(dict.fromkeys(fix.codes))}: {fix.title}: step "
         f"{format_seconds(fix.step_time_before_s)} -> {format_seconds(fix.step_time_s)} ({', '.join(parts)})"
@@ -94,8 +104,16 @@ def _list_changes(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in changes.items())
 
 
-def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
-    """Texts of one finding: message, cost, and a line for each suggestion."""
+class FindingWords(TypedDict):
+    """Texts of one finding: what is wrong, what it costs if it costs time, and a line for each suggestion."""
+
+    message: str
+    cost: str
+    suggestions: list[str]
+
+
+def finding_words(finding: Finding | FindingOutput) -> FindingWords:
+    """Describe one finding."""
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
         cost = f"costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step"
@@ -106,7 +124,7 @@ def finding_words(finding: Finding | FindingOutput) -> dict[str, Any]:
             compared_at = {**finding.only_with, **suggestion.compared_at}
             facts.append(_saving_words(suggestion, suggestion.predicted_gain_fraction, compared_at))
         if suggestion.parameters_change_fraction:
-            facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
+            facts.append(f"{_change_words(suggestion.parameters_change_fraction)} parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
     return {"message": finding.statement, "cost": cost, "suggestions": suggestions}
 
@@ -130,7 +148,7 @@ _BETTER_COLUMNS = (
     Column("speed-up", "{speedup:.3f}x"),
     Column("loss (nats)", lambda shape: describe_loss(shape.effect), rank=3, is_text=True),
     Column("to the same loss", lambda shape: describe_net(shape.effect), is_text=True),
-    Column("parameters", lambda shape: _parameters_words(shape.parameters_change_fraction) or "same", rank=1),
+    Column("parameters", lambda shape: _change_words(shape.parameters_change_fraction) or "same", rank=1),
 )
 
 
@@ -139,5 +157,6 @@ def better_shape_columns(shapes: Sequence[BetterShapeOutput]) -> list[Column]:
     return columns_of(shapes, _BETTER_COLUMNS)
 
 
-def _parameters_words(change_fraction: float) -> str:
-    return f"{100.0 * change_fraction:+.2g} %" if change_fraction else ""
+def _change_words(fraction: float) -> str:
+    """A change in percent with its sign; empty where there is none."""
+    return f"{100.0 * fraction:+.2g} %" if fraction else ""
