@@ -262,6 +262,11 @@ def print_facts(facts: dict[str, str], console: Console) -> None:
     if _total(row) <= console.width:
         print_columns(row, console)
         return
+    print_fact_lines(facts, console)
+
+
+def print_fact_lines(facts: dict[str, str], console: Console) -> None:
+    """Print names and values, one per line."""
     margin = max(map(len, facts))
     for name, value in facts.items():
         console.print(f"{name:<{margin}}{_GAP}{value}", soft_wrap=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shapewright.app.report.columns import print_fact_lines
 from shapewright.app.report.outputs.model import Output, described, optional, take
 from shapewright.app.report.outputs.predict import OperationOutput, operation_fields
 from shapewright.core.errors import WorkloadError, close_names
@@ -80,38 +81,67 @@ class ExplainOutput(Output):
     operations: list[ExplainedOperation] = described("the operations")
 
 
-_FORMULAS = {
-    "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
-    "grouped_gemm": "as one GEMM per expert with rows, with kernels and starts of measured expert blocks",
-    "attention": "time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
-    "sparse_attention": "time = start + chain of keys + [(arithmetic)^p + (cache and selection)^p]^(1/p)",
-    "scan": "time = start + steps of chunks + [(arithmetic)^p + (traffic and states)^p]^(1/p)",
-    "convolution": "time = start + rounds of blocks + [(arithmetic)^p + (traffic)^p]^(1/p)",
-    "pointwise": "time = kernels x start + bytes / achieved bandwidth",
-    "collective": "time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
-    "host": "copy = bytes / (0.8 x host link); step = bytes x devices of the host / 109 GB/s",
+class _Pricing(NamedTuple):
+    """How a kind of operation is priced.
+
+    Attributes:
+        formula: Formula of its time.
+        module: Python module of the formula.
+        record_kind: Kind of its calibration records; empty without any.
+    """
+
+    formula: str
+    module: str
+    record_kind: str = ""
+
+
+_PRICING = {
+    "gemm": _Pricing(
+        formula="time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
+        module="shapewright.pricing.gemm.kernels",
+        record_kind="gemm",
+    ),
+    "grouped_gemm": _Pricing(
+        formula="as one GEMM per expert with rows, with kernels and starts of measured expert blocks",
+        module="shapewright.pricing.experts.price",
+        record_kind="moe",
+    ),
+    "attention": _Pricing(
+        formula="time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
+        module="shapewright.pricing.attention.price",
+        record_kind="attention",
+    ),
+    "sparse_attention": _Pricing(
+        formula="time = start + chain of keys + [(arithmetic)^p + (cache and selection)^p]^(1/p)",
+        module="shapewright.pricing.kernels.sparse",
+        record_kind="sparse_attention",
+    ),
+    "scan": _Pricing(
+        formula="time = start + steps of chunks + [(arithmetic)^p + (traffic and states)^p]^(1/p)",
+        module="shapewright.pricing.kernels.scans",
+        record_kind="linear_attention",
+    ),
+    "convolution": _Pricing(
+        formula="time = start + rounds of blocks + [(arithmetic)^p + (traffic)^p]^(1/p)",
+        module="shapewright.pricing.kernels.scans",
+        record_kind="linear_attention",
+    ),
+    "pointwise": _Pricing(
+        formula="time = kernels x start + bytes / achieved bandwidth",
+        module="shapewright.pricing.pointwise",
+        record_kind="pointwise",
+    ),
+    "collective": _Pricing(
+        formula="time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
+        module="shapewright.pricing.collectives",
+        record_kind="collectives",
+    ),
+    "host": _Pricing(
+        formula="copy = bytes / (0.8 x host link); step = bytes x devices of the host / 109 GB/s",
+        module="shapewright.pricing.host",
+    ),
 }
-_MODULES = {
-    "gemm": "shapewright.pricing.gemm.kernels",
-    "grouped_gemm": "shapewright.pricing.experts.price",
-    "attention": "shapewright.pricing.attention.price",
-    "sparse_attention": "shapewright.pricing.kernels.sparse",
-    "scan": "shapewright.pricing.kernels.scans",
-    "convolution": "shapewright.pricing.kernels.scans",
-    "pointwise": "shapewright.pricing.pointwise",
-    "collective": "shapewright.pricing.collectives",
-    "host": "shapewright.pricing.host",
-}
-_RECORD_KINDS = {
-    "gemm": "gemm",
-    "grouped_gemm": "moe",
-    "attention": "attention",
-    "sparse_attention": "sparse_attention",
-    "scan": "linear_attention",
-    "convolution": "linear_attention",
-    "pointwise": "pointwise",
-    "collective": "collectives",
-}
+_NAMES_LISTED = 8  # operations that the message about an unknown one lists
 
 
 def explain_operation(prediction: Prediction, name: str) -> ExplainOutput:
@@ -124,7 +154,7 @@ def explain_operation(prediction: Prediction, name: str) -> ExplainOutput:
     chosen = chosen or [entry for entry in prediction.operations if entry.operation.name.startswith(name)]
     if not chosen:
         known = list(dict.fromkeys(entry.operation.name for entry in prediction.operations))
-        shown = ", ".join(known[:8]) + (", ... (--all lists them)" if len(known) > 8 else "")
+        shown = ", ".join(known[:_NAMES_LISTED]) + (", ... (--all lists them)" if len(known) > _NAMES_LISTED else "")
         hint = close_names(name, known) or f"it has {shown}"
         raise WorkloadError(f"no operation {name!r} in this step; {hint}")
     return ExplainOutput(operations=[_explain(prediction, entry) for entry in chosen])
@@ -133,7 +163,7 @@ def explain_operation(prediction: Prediction, name: str) -> ExplainOutput:
 def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperation:
     operation, price, device = entry.operation, entry.price, prediction.device
     is_host = isinstance(operation, Collective) and operation.is_host
-    kind = "host" if is_host else operation.kind
+    pricing = _PRICING["host" if is_host else operation.kind]
     explanation: dict[str, Any] = {}
     if isinstance(price, GemmPrice) and isinstance(operation, Gemm | GroupedGemm):
         explanation["contiguous_dims"] = dict(zip("ABC", contiguous_dims(operation.layout), strict=True))
@@ -145,7 +175,7 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
     if is_host:
         record = ExplainedRecord(id="none", transfer=price.calibration.label, adjustments="", words="", provenance={})
     else:
-        found = load_record(_RECORD_KINDS[kind], device)
+        found = load_record(pricing.record_kind, device)
         words = "" if found.transfer == "exact" else found.distance_words
         source = price.calibration
         adjustments = source.adjustments if source.record_id == found.id else ""
@@ -154,8 +184,8 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
             explanation["tile_choice"] = describe_tiles(operation, device, found)
     return ExplainedOperation(
         **operation_fields(entry),
-        formula=_FORMULAS[kind],
-        module=_MODULES[kind],
+        formula=pricing.formula,
+        module=pricing.module,
         terms=ExplainedTerms(
             start_s=float(price.start_s),
             compute_s=float(price.compute_s),
@@ -180,10 +210,7 @@ def print_explanations(output: ExplainOutput, console: Console) -> None:
         if index:
             console.print()
         console.print(f"{entry.name} ({entry.pass_name}): {entry.shape}, {entry.dtype}", style="bold", soft_wrap=True)
-        rows = explanation_rows(entry)
-        margin = max(map(len, rows))
-        for name, text in rows.items():
-            console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
+        print_fact_lines(explanation_rows(entry), console)
 
 
 def explanation_rows(entry: ExplainedOperation) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
+from shapewright.app.report.columns import Column, columns_of, print_fact_lines, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
 from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import format_amount, format_bytes, format_count, format_percent, format_seconds
@@ -53,10 +53,7 @@ def print_design(found: DesignOutput, console: Console) -> None:
     console.print(describe_request(found), style="bold", soft_wrap=True)
     console.print(found.verdict.text, style="bold", soft_wrap=True)
     console.print()
-    facts = answer_facts(found)
-    margin = max(map(len, facts))
-    for name, value in facts.items():
-        console.print(f"{name:<{margin}}  {value}", soft_wrap=True)
+    print_fact_lines(answer_facts(found), console)
     console.print()
     console.print("Answer and runners-up, compared with the shape of the family on its own best plan", style="bold")
     print_table(design_columns(found), console)
