@@ -72,6 +72,15 @@ def format_amount(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.3g}"
 
 
+def energy_unit(energy_kwh: float) -> tuple[str, float]:
+    """Unit in which an energy is written, and the kWh of one: MWh from a thousand kWh on.
+
+    >>> energy_unit(250.0), energy_unit(1200.0)
+    (('kWh', 1.0), ('MWh', 1000.0))
+    """
+    return ("MWh", KILO) if energy_kwh >= KILO else ("kWh", 1.0)
+
+
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage.
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.columns import Column, columns_of, print_fact_lines, print_notes, print_table, spread
 from shapewright.app.report.outputs.search import describe_changes
 from shapewright.app.report.proxies import print_experiments
-from shapewright.core.units import format_amount, format_bytes, format_count, format_percent, format_seconds
+from shapewright.core.units import (
+    energy_unit,
+    format_amount,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +23,6 @@ if TYPE_CHECKING:
     from shapewright.app.report.page import Section
 
 _FRONT_SHOWN = 8
-_KWH_PER_MWH = 1000.0
 
 
 def _difference_words(shape: DesignedShape) -> str:
@@ -130,8 +136,8 @@ def _run_words(shape: DesignedShape) -> str:
         f"{_interval(*(cost.device_hours for cost in costs))} GPU hours",
     ]
     if run.cost.energy_kwh is not None:
-        unit, scale = ("MWh", _KWH_PER_MWH) if run.cost.energy_kwh >= _KWH_PER_MWH else ("kWh", 1.0)
-        energies = ((cost.energy_kwh or 0.0) / scale for cost in costs)
+        unit, unit_kwh = energy_unit(run.cost.energy_kwh)
+        energies = ((cost.energy_kwh or 0.0) / unit_kwh for cost in costs)
         parts.append(f"at most {_interval(*energies)} {unit} at the board power")
     if run.cost.usd is not None:
         parts.append(f"{_interval(*(cost.usd or 0.0 for cost in costs))} USD")

@@ -9,7 +9,7 @@ from shapewright.app.report.optimize.candidates import candidate_columns, descri
 from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.app.report.predict import describe, print_verdict
 from shapewright.app.report.proxies import print_experiments
-from shapewright.core.units import format_amount, format_count, format_seconds
+from shapewright.core.units import energy_unit, format_amount, format_count, format_seconds
 from shapewright.optimize.search import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _GAINS_SHOWN = 4
 _FRONT_SHOWN = 8
-_KWH_PER_MWH = 1000.0
 
 
 def print_search(found: SearchOutput, console: Console) -> None:
@@ -170,12 +169,8 @@ def describe_run_cost(found: SearchOutput) -> list[str]:
 def _cost_words(cost: RunCost) -> str:
     parts = [f"{format_amount(cost.device_hours)} device hours"]
     if cost.energy_kwh is not None:
-        is_large = cost.energy_kwh >= _KWH_PER_MWH
-        parts.append(
-            f"{format_amount(cost.energy_kwh / _KWH_PER_MWH)} MWh"
-            if is_large
-            else f"{format_amount(cost.energy_kwh)} kWh"
-        )
+        unit, unit_kwh = energy_unit(cost.energy_kwh)
+        parts.append(f"{format_amount(cost.energy_kwh / unit_kwh)} {unit}")
     if cost.usd is not None:
         parts.append(f"{format_amount(cost.usd)} USD")
     return ", ".join(parts)
