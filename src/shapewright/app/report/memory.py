@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.predict import finetuning_words
@@ -32,17 +32,12 @@ _STYLES = {
 _MOST_STAGES = 16
 
 
-def memory_words(output: MemoryOutput) -> dict[str, Any]:
-    """Texts of the command: verdict, components, largest sizes, and remedies as columns."""
+def largest_sizes(output: MemoryOutput) -> dict[str, str]:
+    """Largest batch and length that fit, as texts by name."""
     longest = "largest context_len" if output.workload.phase == "decode" else "largest seq_len"
     return {
-        "verdict": verdict_words(output),
-        "components": component_rows(output),
-        "largest": {
-            "largest micro_batch_size": _or_none(output.largest_micro_batch_size),
-            longest: _or_none(largest_length(output)),
-        },
-        "remedies": remedy_columns(output),
+        "largest micro_batch_size": _or_none(output.largest_micro_batch_size),
+        longest: _or_none(largest_length(output)),
     }
 
 
@@ -70,7 +65,7 @@ def print_memory_report(output: MemoryOutput, console: Console) -> None:
         console.print()
         print_table(stage_columns(output), console)
     console.print()
-    print_facts(memory_words(output)["largest"], console)
+    print_facts(largest_sizes(output), console)
     if output.remedies:
         console.print()
         console.print(REMEDIES_TITLE, style="bold")

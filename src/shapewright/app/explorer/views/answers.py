@@ -18,7 +18,7 @@ from shapewright.app.explorer.views.outputs import figure
 from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
-from shapewright.app.report.memory import memory_words
+from shapewright.app.report.memory import component_rows, largest_sizes, remedy_columns, verdict_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
@@ -162,8 +162,12 @@ def answer_capacity(scenario: Scenario, optimizer: str = "adamw") -> Answer:
     """JSON and text output of ``memory``."""
     found = estimate_capacity(scenario, optimizer=optimizer)
     output = memory_output(found)
-    words = memory_words(output)
-    text = {**words, "remedies": columns_to_json(words["remedies"])}
+    text = {
+        "verdict": verdict_words(output),
+        "components": component_rows(output),
+        "largest": largest_sizes(output),
+        "remedies": columns_to_json(remedy_columns(output)),
+    }
     return {**output.to_json(), "text": text, "figure": plain(memory_figure(output))}
 
 
