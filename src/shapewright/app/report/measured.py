@@ -269,8 +269,6 @@ def print_calibration(found: CalibrateOutput, console: Console) -> None:
     )
 
 
-# covered: interval coverage; roofline: mean error of the roofline bound; regret: slowdown of the shape predicted to be
-# best over the best measured one of its size.
 _WORDS = (
     Column("table", "{table}", is_text=True),
     Column("device", "{device}", is_text=True),
@@ -282,6 +280,7 @@ _EXTRA_WORDS = {
     "decade": Column("measured time", "{decade}", is_text=True),
     "file": Column("file", "{file}", is_text=True),
 }
+# covered: interval coverage; roofline: mean error of the roofline bound.
 _FIGURES = (
     Column("rows", "{rows:,}"),
     Column("mean error", "{mape}"),
@@ -292,6 +291,7 @@ _FIGURES = (
     Column("covered", "{coverage_90:percent}", rank=1),
     Column("roofline", "{roofline_mape}", rank=1),
 )
+# Slowdown of the shape predicted to be best over the best measured one of its size.
 _REGRETS = (
     Column("sizes", lambda row: "" if row.regret_median is None else f"{row.regret_groups:,}"),
     Column("regret", "{regret_median:percent}"),

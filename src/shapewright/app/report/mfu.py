@@ -58,7 +58,9 @@ def print_utilization(output: MfuOutput, console: Console) -> None:
     )
     print_facts(utilization_facts(output), console)
     console.print()
-    _print_conventions(output, console)
+    print_table(convention_columns(output), console)
+    console.print()
+    print_table(peak_columns(output), console)
     if output.waterfall:
         console.print()
         print_table(waterfall_columns(output), console)
@@ -104,12 +106,6 @@ def _image_facts(output: MfuOutput) -> dict[str, str]:
         return {}
     flops = f"{output.model_flops_per_image / GIGA:,.1f} GFLOP"
     return {"images/s": f"{output.images_per_s:,.1f}", "per image": flops}
-
-
-def _print_conventions(output: MfuOutput, console: Console) -> None:
-    print_table(convention_columns(output), console)
-    console.print()
-    print_table(peak_columns(output), console)
 
 
 def peak_columns(output: MfuOutput) -> list[Column]:

@@ -150,6 +150,15 @@ def verdict(output: PredictOutput) -> dict[str, str]:
     }
 
 
+def _throughput(output: PredictOutput) -> dict[str, str]:
+    """Tokens per second and device, and images where the step has some."""
+    facts = {"tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}"}
+    if output.images_per_s_per_device is None or output.workload.phase == "decode":
+        return facts
+    images = {"images/s/device": f"{output.images_per_s_per_device:,.1f}"}
+    return images if output.config.patches is not None else {**facts, **images}
+
+
 def memory_words(memory: StepMemory | TracedMemoryParts) -> str:
     """Memory against the capacity of the device."""
     words = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
@@ -181,15 +190,6 @@ _OPERATION_COLUMNS = (
     Column("align", "{facts.alignment} B", rank=2),
     Column("bound by", "{facts.bound_by}", is_text=True),
 )
-
-
-def _throughput(output: PredictOutput) -> dict[str, str]:
-    """Tokens per second and device, and images where the step has some."""
-    facts = {"tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}"}
-    if output.images_per_s_per_device is None or output.workload.phase == "decode":
-        return facts
-    images = {"images/s/device": f"{output.images_per_s_per_device:,.1f}"}
-    return images if output.config.patches is not None else {**facts, **images}
 
 
 def operation_columns(output: PredictOutput | TracedPredictOutput, *, top: int | None = None) -> list[Column]:

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 
 _OPERATIONS_LISTED = 40
 _CANDIDATES_LISTED = 12
+_INTERVAL_NOTE = "Ranges in brackets are 90 % intervals, from residuals on held-out shapes."
+_STEP_NOTE = (
+    "the prediction is for a tuned current stack: no stragglers, no data loading, a host that keeps up, clocks of "
+    "kernels measured in isolation, so it tends to be optimistic; the interval covers older software, see --software"
+)
 _FINDING_COLUMNS = (
     Column("severity", "{severity}", is_text=True),
     Column("rule", "{code} {name}", is_text=True),
@@ -143,15 +148,6 @@ def _verdict(review: Review) -> Section:
         )
     rows = tuple(facts.items())
     return Table("Verdict", ("what", "predicted"), rows, words=("what", "predicted"), note=_INTERVAL_NOTE)
-
-
-_INTERVAL_NOTE = "Ranges in brackets are 90 % intervals, from residuals on held-out shapes."
-
-
-_STEP_NOTE = (
-    "the prediction is for a tuned current stack: no stragglers, no data loading, a host that keeps up, clocks of "
-    "kernels measured in isolation, so it tends to be optimistic; the interval covers older software, see --software"
-)
 
 
 def _findings(findings: Sequence[FindingOutput]) -> Section:

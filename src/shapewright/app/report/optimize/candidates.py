@@ -48,7 +48,6 @@ _CANDIDATE_COLUMNS = (
     Column("memory", "{memory_bytes}", rank=6),
     Column("KV/token", "{kv_bytes_per_token:bytes}", rank=7),
 )
-# Symbols of fields, as in docs/notation.md.
 _LOSS_WORDS = (
     "loss: above the baseline's after the same tokens, at equal size, with its 90 % interval; free: other heads of "
     "64 to 256 or a padded vocabulary, the same loss (docs/decisions/0006-search.md)"
@@ -155,7 +154,7 @@ def _rate_words(one: OperationOutput) -> str:
     return f"{one.executed_flops / one.time_s / TERA:.0f}" if one.flops else ""
 
 
-_COLUMNS = (
+_PAIR_COLUMNS = (
     Column("operation", "{name}", is_text=True),
     Column("pass", "{pass_name}", rank=3, is_text=True),
     Column("baseline", lambda pair: fill("{before.shape}", pair) or "-", rank=2, is_text=True),
@@ -174,7 +173,7 @@ def print_explained_shape(output: ExplainedShapeOutput, console: Console) -> Non
     """Print baseline and one shape, operation by operation."""
     shape = output.shape
     console.print(f"rank {shape.rank}: {describe_changes(shape)}; {describe_gain(shape)}", style="bold")
-    print_table(columns_of(output.operations, _COLUMNS), console)
+    print_table(columns_of(output.operations, _PAIR_COLUMNS), console)
     moved = describe_measures(shape)
     if moved:
         console.print(f"moves {moved}", style="dim", soft_wrap=True)

@@ -372,6 +372,7 @@ FIELD_LETTERS = {
     "expert_parallel": "ep",
     "recompute": "recompute",
 }
+"""Symbols of fields in changes, as in docs/notation.md."""
 
 
 class ChangedShape(Protocol):
