@@ -5,24 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import (
-    Attention,
-    CausalConv,
-    Collective,
-    Gemm,
-    GroupedGemm,
-    Operation,
-    Pointwise,
-    Scan,
-)
+from shapewright.lowering.operations import Operation
 
-_KINDS: dict[str, type] = {
-    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Scan, CausalConv, Pointwise, Collective)
-}
+_KINDS: dict[str, type] = {cls.kind: cls for cls in get_args(Operation)}
 
 
 @dataclass(frozen=True, kw_only=True)
