@@ -232,11 +232,7 @@ def memory_page(output: MemoryOutput) -> str:
 def memory_figure(output: MemoryOutput) -> Figure:
     """Components of each stage against the device, with the verdict."""
     from shapewright.app.figures.step import memory_chart
-    from shapewright.app.report.page import Figure
+    from shapewright.app.report.page import Figure, sentence
 
-    words = verdict_words(output)
-    return Figure(
-        memory_chart(output),
-        caption=f"{words[0].upper()}{words[1:]}.",
-        chart_height_px=150 + 24 * len(output.stages),
-    )
+    caption = sentence(verdict_words(output))
+    return Figure(memory_chart(output), caption, chart_height_px=150 + 24 * len(output.stages))

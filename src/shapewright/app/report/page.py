@@ -71,6 +71,11 @@ def table_of(title: str, columns: Sequence[Column], *, note: str = "") -> Table:
     )
 
 
+def sentence(words: str) -> str:
+    """Words as a sentence, such as a caption: with a capital and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def render_page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """Render a page as one HTML document.
 

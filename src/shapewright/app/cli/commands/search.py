@@ -36,6 +36,7 @@ from shapewright.app.cli.options import (
     write_experiments,
 )
 from shapewright.app.cli.param_types import SHARE, count_of
+from shapewright.app.report.flags import flag_of
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
 
@@ -119,7 +120,7 @@ def _flags_beside(candidate: Candidate) -> str:
         "micro_batch": [f"--micro-batch-size {workload.micro_batch_size}"],
         "recompute": [f"--recompute {workload.recompute}"],
         "layout": [
-            f"--{name.replace('_', '-')} {getattr(layout, name)}"
+            f"{flag_of(name)} {getattr(layout, name)}"
             for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
         ],
     }

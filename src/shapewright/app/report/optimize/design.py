@@ -177,7 +177,7 @@ def design_page(found: DesignOutput) -> str:
 def design_sections(found: DesignOutput) -> list[Section]:
     """Sections of the page."""
     from shapewright.app.figures.shapes import loss_against_time_chart
-    from shapewright.app.report.page import Figure, Table, Words, table_of
+    from shapewright.app.report.page import Figure, Table, Words, sentence, table_of
 
     plan = found.designs[0].plan
     sections: list[Section] = [
@@ -187,7 +187,7 @@ def design_sections(found: DesignOutput) -> list[Section]:
     ]
     if found.front:
         sections += [
-            Figure(loss_against_time_chart(found), _FRONT_NOTE[0].upper() + _FRONT_NOTE[1:] + "."),
+            Figure(loss_against_time_chart(found), sentence(_FRONT_NOTE)),
             table_of("Runs that no other run of the family beats", front_columns(found)),
         ]
     parts = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shapewright.app.report.flags import flag_of
 from shapewright.app.report.outputs.model import (
     DeviceSummary,
     JobLayout,
@@ -145,6 +146,4 @@ def _offload(offload: Offload | None, found: Capacity) -> OffloadOutput | None:
 
 def changes_as_flags(changes: Mapping[str, Any]) -> str:
     """Changed fields as options of the command line."""
-    return " ".join(
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items()
-    )
+    return " ".join(flag_of(name) + ("" if value is True else f" {value}") for name, value in changes.items())
