@@ -118,13 +118,17 @@ def read_shapes(data: Path) -> dict[str, Any]:
 
     Steps are predicted by the software of these runs, fitted to the shapes of other widths, and by a tuned stack.
     """
-    from shapewright.measure.refit.generations import GENERATIONS
-    from shapewright.measure.refit.loss_steps import SOFTWARE, read_measured_steps
-    from shapewright.measure.refit.software import predict_left_out, predict_steps
+    from shapewright.measure.refit.software import (
+        GEMSTONES_SOFTWARE,
+        GENERATIONS,
+        predict_left_out,
+        predict_steps,
+        read_measured_steps,
+    )
     from shapewright.pricing.software import TUNED, load_software
 
     runs = read_measured_steps(data)
-    generation = next(one for one in GENERATIONS if one.software.name == SOFTWARE)
+    generation = next(one for one in GENERATIONS if one.software.name == GEMSTONES_SOFTWARE)
     predicted = predict_left_out(generation, list(runs.values()))
     tuned = predict_steps(load_software(TUNED), list(runs.values()))
     fields = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")

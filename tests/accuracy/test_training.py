@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from measured import measured_file
-from refit_module import load_refit
 
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy.context import Context
@@ -19,8 +18,7 @@ from shapewright.measure.accuracy.statistics import kendall_tau
 from shapewright.measure.accuracy.tables.published_rows import FORMAT
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
-from shapewright.measure.refit import loss_steps
-from shapewright.measure.refit.generations import GENERATIONS
+from shapewright.measure.refit import software as script
 from shapewright.models import TransformerConfig
 from shapewright.prediction.predict import predict
 from shapewright.pricing.software import load_software
@@ -58,10 +56,9 @@ def rates(chosen: list[PublishedRun], software: str = "") -> tuple[np.ndarray, n
 @pytest.mark.parametrize("name", LIMITS["held_out"])
 def test_models_left_out(name: str) -> None:
     """Fitted without a group of rows, the mean error on that group stays within the limit, over all groups."""
-    script = load_refit("software")
-    (generation,) = [each for each in GENERATIONS if each.software.name == name]
-    own_table = generation.table == loss_steps.TABLE
-    everyone = loss_steps.read_measured_steps(measured_file(generation.table).parent).values() if own_table else runs()
+    (generation,) = [each for each in script.GENERATIONS if each.software.name == name]
+    own_table = generation.table == script.GEMSTONES_TABLE
+    everyone = script.read_measured_steps(measured_file(generation.table).parent).values() if own_table else runs()
     chosen = [run for run in everyone if run.software == name]
     groups = np.array([generation.group_of(run) for run in chosen])
     errors = []

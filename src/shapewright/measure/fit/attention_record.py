@@ -18,7 +18,14 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.operations import Attention
-from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, folds_of_groups, interval_of
+from shapewright.measure.fit.shared import (
+    Array,
+    error_summary,
+    fit_log_times,
+    folds_of_groups,
+    interval_of,
+    predict_in_turn,
+)
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
 from shapewright.pricing.attention.kernels import AttentionRates, AttentionShape, read_parameters
 from shapewright.pricing.attention.prefill import PrefillParameters, estimate_prefill
@@ -131,17 +138,13 @@ def _fit_phase(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return constants, interval and report of one phase."""
     predict = _predictor(phase, calls, start, device)
-    everything = np.ones(len(calls), dtype=bool)
-    free = _fit(phase, predict, measured, everything)
+    free = _fit(phase, predict, measured, np.ones(len(calls), dtype=bool))
     layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
-    folds = folds_of_groups(layouts, NUM_FOLDS)
-    held_out = np.empty(len(calls))
     is_split = len(set(layouts)) > 1
-    for fold in range(NUM_FOLDS):
-        held = folds == fold
-        if held.any():
-            partial = _fit(phase, predict, measured, ~held) if is_split else free
-            held_out[held] = predict(partial)[held]
+    held_out = predict_in_turn(
+        folds_of_groups(layouts, NUM_FOLDS),
+        lambda seen, held: predict(_fit(phase, predict, measured, seen) if is_split else free)[held],
+    )
     report = {
         "rows": len(calls),
         "split": "folds of whole head layouts (num_heads, num_kv_heads, head_dim)" if is_split else "none: one layout",

@@ -25,7 +25,7 @@ from shapewright.measure.fit.gemm_section import (
     percentage_errors,
     predict_rows,
 )
-from shapewright.measure.fit.shared import Array, folds_of_groups, interval_of, split_by_shape
+from shapewright.measure.fit.shared import Array, folds_of_groups, interval_of, predict_in_turn, split_by_shape
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.alignment import ROLES, alignment_bytes
 from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM
@@ -195,14 +195,12 @@ def _describe_choice(report: dict[str, Any]) -> str:
 
 def _predict_left_out(rows: pd.DataFrame, form: Form, rates: DeviceRates, num_folds: int = NUM_FOLDS) -> Array:
     """Predict rows with fits that did not see their (n, k). [s]"""
-    folds = folds_of_groups(list(zip(rows.n, rows.k, strict=True)), num_folds)
-    predicted = np.empty(len(rows))
-    for fold in range(num_folds):
-        held = folds == fold
-        if held.any():  # with a single shape, its own rows are all there is
-            seen = rows[~held] if (~held).any() else rows
-            predicted[held] = predict_rows(rows[held], form.fit(seen, rates), rates, "NT")
-    return predicted
+
+    def predict(seen: Any, held: Any) -> Array:
+        fitted = rows[seen] if seen.any() else rows  # with a single shape, its own rows are all there is
+        return predict_rows(rows[held], form.fit(fitted, rates), rates, "NT")
+
+    return predict_in_turn(folds_of_groups(list(zip(rows.n, rows.k, strict=True)), num_folds), predict)
 
 
 def gemm_forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool) -> list[Form]:

@@ -104,6 +104,22 @@ def fit_log_times(
     return unfold(result.x), float(result.cost)
 
 
+def predict_in_turn(
+    groups: Any, predict: Callable[[Any, Any], Float[np.ndarray, " left"]]
+) -> Float[np.ndarray, " rows"]:
+    """Predict the rows of each group by a fit to the others.
+
+    Args:
+        groups: Group of each row, such as its fold. [rows]
+        predict: Takes masks of the rows to fit and of those to predict, and returns predictions of the latter.
+    """
+    predicted = np.empty(len(groups))
+    for group in np.unique(groups):
+        left = groups == group
+        predicted[left] = predict(~left, left)
+    return predicted
+
+
 def error_summary(predicted: Float[np.ndarray, " rows"], measured: Float[np.ndarray, " rows"]) -> dict[str, float]:
     """Return the errors of predictions as fractions of the measurements."""
     ratio = predicted / measured

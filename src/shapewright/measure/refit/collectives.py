@@ -18,13 +18,13 @@ import pandas as pd
 from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,
-    NUM_FOLDS,
     Array,
     coverage_of,
     error_summary,
     fit_log_times,
     fold_of_rows,
     interval_of,
+    predict_in_turn,
     round_numbers,
 )
 from shapewright.measure.refit.record_files import DEVICES, SAME_CHIP, SOURCE, command, write_record
@@ -183,11 +183,10 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
     folds = fold_of_rows(rows.op_name, rows.num_gpus, rows.message_bytes)
     seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
     fitted, fitted_to_seen = (fit_device(part, link) for part in (rows, seen))
-    seen_folds = folds[folds != HELD_OUT_FOLD]
-    held_out = np.empty(len(seen))
-    for fold in range(1, NUM_FOLDS):
-        inside = seen_folds == fold
-        held_out[inside] = price_rows(fit_device(seen[~inside], link), seen[inside], link)
+    held_out = predict_in_turn(
+        folds[folds != HELD_OUT_FOLD],
+        lambda others, left: price_rows(fit_device(seen[others], link), seen[left], link),
+    )
     interval = interval_of(held_out, seen.latency_s.to_numpy())
 
     in_turn, lines_in_turn, tenths = np.empty(len(rows)), np.empty(len(rows)), cell_tenths(rows)

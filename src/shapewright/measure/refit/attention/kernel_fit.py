@@ -15,13 +15,13 @@ from shapewright.core.records import dataclass
 from shapewright.measure.fit.attention_record import attention_rates
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,
-    NUM_FOLDS,
     Array,
     coverage_of,
     error_summary,
     fit_log_times,
     fold_of_rows,
     interval_of,
+    predict_in_turn,
     round_numbers,
 )
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
@@ -279,15 +279,14 @@ class Kernel:
 
 def predict_held_out(kernel: Kernel, rows: pd.DataFrame, fit: Fit) -> Array:
     """Predict each row with constants that did not see its layout. [s]"""
-    folds, predicted = layout_folds(rows), np.empty(len(rows))
-    for fold in range(NUM_FOLDS):
-        inside = folds == fold
-        if inside.any():
-            other = rows[~inside]
-            enough = not other.empty and set(other.head_dim) == set(rows.head_dim)
-            again = kernel.fit(sample_rows(other, ROWS_PER_FIT), fit.choice, 15, fit.free) if enough else fit
-            predicted[inside] = kernel.predict(shape_from_rows(rows[inside], kernel.source), kernel.parameters(again))
-    return predicted
+
+    def predict_fold(others: Any, left: Any) -> Array:
+        enough = others.any() and set(rows.head_dim[others]) == set(rows.head_dim)
+        seen = sample_rows(rows[others], ROWS_PER_FIT)
+        again = kernel.fit(seen, fit.choice, 15, fit.free) if enough else fit
+        return kernel.predict(shape_from_rows(rows[left], kernel.source), kernel.parameters(again))
+
+    return predict_in_turn(layout_folds(rows), predict_fold)
 
 
 def error_of(predicted: Array, rows: pd.DataFrame) -> float:

@@ -22,7 +22,14 @@ import pandas as pd
 from shapewright.core.records import dataclass
 from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, fold_of_rows, interval_of
+from shapewright.measure.fit.shared import (
+    HELD_OUT_FOLD,
+    Array,
+    error_summary,
+    fold_of_rows,
+    interval_of,
+    predict_in_turn,
+)
 from shapewright.measure.refit.attention.kernel_fit import (
     AIMED_COVERAGE,
     Source,
@@ -127,15 +134,18 @@ def predict_left_out(rows: pd.DataFrame, seen: Array, target: Array) -> Array:
 
     If all layouts of a kernel fall into one fold, its batch sizes are left out instead, so that its own rows judge it.
     """
-    folds, out = layout_folds(rows), np.zeros(len(rows))
+    folds = layout_folds(rows)
     for index in rows.groupby(["family", "head_dim"]).indices.values():
         if len(set(folds[index])) == 1:
             folds[index] = fold_of_rows(rows.batch_size.to_numpy()[index])
-    for fold in range(NUM_FOLDS):
-        left = folds == fold
-        if left.any() and not left.all():
-            out[left] = fit_trees(seen[~left], target[~left], TREES).predict(seen[left])
-    return out
+
+    def correct_fold(others: Any, left: Any) -> Array:
+        if not others.any():
+            return np.zeros(len(rows))
+        found: Array = fit_trees(seen[others], target[others], TREES).predict(seen[left])
+        return found
+
+    return predict_in_turn(folds, correct_fold)
 
 
 def knots_of(rows: pd.DataFrame) -> dict[str, Array]:

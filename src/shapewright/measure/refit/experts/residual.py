@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shapewright.hardware import Device, load_device
 from shapewright.measure.accuracy.tables.moe import block_of, unlisted_s
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, interval_of
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, error_summary, interval_of, predict_in_turn
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table
 from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
@@ -145,12 +145,15 @@ def fit_blocks(blocks: Blocks, feature_set: str) -> Any:
 
 def predict_left_out(blocks: Blocks, feature_set: str) -> Array:
     """Return the correction of each block by trees that saw no row of its layout."""
-    out = np.zeros(len(blocks.measured))
-    for fold in range(NUM_FOLDS):
-        left = blocks.fold == fold
-        if left.any() and not left.all():
-            out[left] = fit_blocks(blocks.take(~left), feature_set).predict(blocks.take(left).features(feature_set))
-    return out
+
+    def correct_fold(others: Any, left: Any) -> Array:
+        if not others.any():
+            return np.zeros(len(left))
+        trees = fit_blocks(blocks.take(others), feature_set)
+        found: Array = trees.predict(blocks.take(left).features(feature_set))
+        return found
+
+    return predict_in_turn(blocks.fold, correct_fold)
 
 
 def tabulate(trees: Any, feature_set: str, share: float, layers: NDArray[np.intp], num_layers: int) -> ResidualTable:

@@ -28,7 +28,7 @@ from shapewright.measure.fit.gemm_section import (
     predict_rows,
     transform,
 )
-from shapewright.measure.fit.shared import fold_of_rows
+from shapewright.measure.fit.shared import fold_of_rows, predict_in_turn
 from shapewright.measure.refit.intervals.residual_intervals import (
     Interval,
     is_inside,
@@ -118,11 +118,7 @@ def predict(rows: pd.DataFrame, section: dict[str, Any]) -> Array:
 
 def predict_left_out(rows: pd.DataFrame, groups: np.ndarray, current: dict[str, Any]) -> Array:
     """Price each row with a section that saw no row of its group. [s]"""
-    predicted = np.empty(len(rows))
-    for group in np.unique(groups):
-        mine = groups == group
-        predicted[mine] = predict(rows[mine], fit_section(rows[~mine], current))
-    return predicted
+    return predict_in_turn(groups, lambda seen, left: predict(rows[left], fit_section(rows[seen], current)))
 
 
 def interval_of_models(parts: Mapping[str, tuple[Array, Array]]) -> Interval:
