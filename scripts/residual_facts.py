@@ -20,7 +20,6 @@ from shapewright.measure.refit.intervals.rows import (
     fitted_shapes,
     held_out_rows,
     is_held_out,
-    label_values,
     only_measured,
     price_rows,
     read_table,
@@ -155,10 +154,10 @@ def alignment_curves(data: Path) -> dict[str, Curve]:
 def _paper_gemms(data: Path, gpu: str) -> Iterable[tuple[str, Columns, np.ndarray, np.ndarray]]:
     """The paper's GEMMs on one GPU: table, its rows, n and k of each row."""
     sweeps = read_table(data, "paper_gemm")
-    sweeps = sweeps.take(label_values(sweeps, "gpu") == gpu)
+    sweeps = sweeps.take(sweeps.labels["gpu"].values == gpu)
     yield "paper_gemm", sweeps, sweeps.numbers["n"], sweeps.numbers["k"]
     layers = read_table(data, "paper_layers")
-    layers = layers.take(label_values(layers, "gpu") == gpu)
+    layers = layers.take(layers.labels["gpu"].values == gpu)
     for name in GEMMS:
         measured = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
         product = layer_gemm(name, measured.numbers)

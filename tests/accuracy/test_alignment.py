@@ -38,7 +38,7 @@ def test_narrow_loads_cost_cycles(name: str, rows_of: ModuleType) -> None:
     rates = [float(read_parameters(each).tile_rate_fraction.max()) for each in (own, borrowed)]
     ratio = tensor_rate_ratio(device, donor) * rates[0] / rates[1]
 
-    rows = rows_of.paper_rows(name.partition("-")[0])(measured_file("paper_gemm.csv").parent)
+    rows = rows_of.paper_rows(measured_file("paper_gemm.csv").parent, name.partition("-")[0])
     rows = rows[(rows.batch == 1) & (alignment_bytes(rows.n.to_numpy(), 16) < WIDEST_LOAD_BYTES)]
     overhead_s = load_record("gemm", device).provenance["sections"]["fp16"]["collector_overhead_s"]
     errors = {}

@@ -133,7 +133,7 @@ def test_layers_of_other_generations_and_vendors_are_covered(part: str, most: fl
 def test_blocks_of_another_vendor_are_covered(name: str, most: float, script: ModuleType) -> None:
     """Errors common to all GEMMs of a device do not cancel in its MLPs: MI250X priced as unmeasured."""
     layers = script.read_table(measured_file("paper_layers.csv").parent, "paper_layers")
-    layers = layers.take(script.label_values(layers, "gpu") == "mi250x")
+    layers = layers.take(layers.labels["gpu"].values == "mi250x")
     rows = script.price_rows("paper_layers", layers, uncalibrated=True).query(f"table == 'paper_layers/{name}'")
 
     assert len(rows) > 90

@@ -52,6 +52,12 @@ class Labels:
             words.append(" ".join(pair))
         return Labels(codes, tuple(words))
 
+    @property
+    def values(self) -> np.ndarray:
+        """The label of each row."""
+        found: np.ndarray = np.array(self.words)[self.codes]
+        return found
+
     def __getitem__(self, row: int) -> str:
         return self.words[int(self.codes[row])]
 

@@ -149,13 +149,13 @@ def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
     """
     device, context = load_device(FOREIGN_DEVICE), Context()
     columns = read_columns(data / "paper_layers.csv", FORMAT, Counter())
-    columns = columns.take(np.array([columns.labels["gpu"][row] == FOREIGN_GPU for row in range(columns.num_rows)]))
+    columns = columns.take(columns.labels["gpu"].values == FOREIGN_GPU)
     misfits, found = find_misfits(columns), []
     for name in ("attention", "layer"):
         measured = columns.numbers[f"{name}_s"]
         wrong = find_floors(columns.labels["log"].codes, measured) | (misfits & (name == "attention"))
-        for row in np.flatnonzero((measured > 0.0) & ~wrong):
-            layer = PaperLayer(*(int(columns.numbers[size][row]) for size in FORMAT.numbers))
+        for row in np.flatnonzero((measured > 0.0) & ~wrong).tolist():
+            layer = PaperLayer.of(columns, row)
             block = price_block(name, layer, device, is_flash=False, context=context)
             kinds = [getattr(entry.operation, "operation", "") in FOREIGN_KINDS for entry in block]
             times = np.array([entry.total_time_s for entry in block])

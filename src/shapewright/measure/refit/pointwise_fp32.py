@@ -31,7 +31,7 @@ from shapewright.measure.fit.shared import (
 )
 from shapewright.measure.refit.gemm.fp32 import MEASURED, SAME_BOARD, SOURCE
 from shapewright.measure.refit.intervals.interval_files import write_groups
-from shapewright.measure.refit.intervals.transfer import transfer_groups
+from shapewright.measure.refit.intervals.left_out import transfer_groups
 from shapewright.measure.refit.record_files import command, write_record
 from shapewright.pricing.calibration.records import FP32_POINTWISE, load_record
 from shapewright.pricing.calibration.transfer import fixed_cost_scale

@@ -148,8 +148,7 @@ def _gemm_format(word: str) -> str:
 
 def _training(rows: Columns, group: KernelGroup) -> KernelWork:
     words, device, rates = group
-    mask, direction = rows.labels["mask"], words["pass"]
-    masks = np.array([mask[row] for row in range(rows.num_rows)])
+    masks, direction = rows.labels["mask"].values, words["pass"]
     if unknown := sorted({*masks.tolist()} - {"none", "causal"}):
         raise MeasuredFileError(f"unknown mask {unknown[0]!r}; known are none and causal")
     if direction not in ("forward", "backward"):

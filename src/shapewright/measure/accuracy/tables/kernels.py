@@ -135,8 +135,6 @@ def _norm(rows: Columns, group: KernelGroup) -> KernelWork:
         raise MeasuredFileError(f"unknown pass {words['pass']!r}; known are forward and backward")
     is_backward = words["pass"] == "backward"
     width = get_dtype(read_stored_format(words["dtype"]).dtype).num_bytes
-    operation = rows.labels["operation"]
-    has_mean = [float(operation[row] == "layer_norm") for row in range(rows.num_rows)]
     return row_work(
         group.rates,
         rows=num_rows,
@@ -144,7 +142,7 @@ def _norm(rows: Columns, group: KernelGroup) -> KernelWork:
         read_bytes=width * (2.0 if is_backward else 1.0),
         written_bytes=width,
         sums_columns=is_backward,
-        has_mean=np.array(has_mean),
+        has_mean=(rows.labels["operation"].values == "layer_norm").astype(float),
     )
 
 

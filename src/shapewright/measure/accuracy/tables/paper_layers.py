@@ -169,11 +169,9 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
             context.skipped[reason] += int(rows.sum())
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        shapes = np.stack([rows.numbers[column] for column in FORMAT.numbers])
-        found = [
-            _price_block(name, PaperLayer(*map(int, shape)), device, words[1], context)
-            for shape in shapes.T  # a few hundred layers, each a list of operations
-        ]
+        # A few hundred layers, each a list of operations.
+        layers = (PaperLayer.of(rows, row) for row in range(rows.num_rows))
+        found = [_price_block(name, layer, device, words[1], context) for layer in layers]
         overhead_s = noted_overhead_s("paper_layers", device, context)
         time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
         return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
@@ -221,6 +219,11 @@ class PaperLayer(NamedTuple):
     micro_batch_size: int
     seq_len: int
     tensor_parallel: int
+
+    @classmethod
+    def of(cls, columns: Columns, row: int) -> PaperLayer:
+        """Return the sizes of one row."""
+        return cls(*(int(columns.numbers[name][row]) for name in cls._fields))
 
     @property
     def config(self) -> TransformerConfig:

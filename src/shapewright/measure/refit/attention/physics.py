@@ -231,7 +231,7 @@ def read_paper_rows(data: Path) -> PaperRows:
     """Read attention blocks and layers of the flash log."""
     device, context = load_device(MEASURED_DEVICE), Context()
     columns = read_columns(data / "paper_layers.csv", FORMAT, Counter())
-    columns = columns.take(np.array([columns.labels["log"][row] == LOG for row in range(columns.num_rows)]))
+    columns = columns.take(columns.labels["log"].values == LOG)
     sizes, measured, other = [], [], []
     overhead_s = noted_overhead_s("paper_layers", device, context)
     misfits = find_misfits(columns)
@@ -239,7 +239,7 @@ def read_paper_rows(data: Path) -> PaperRows:
         for row in range(columns.num_rows):
             if name == "attention" and misfits[row]:
                 continue
-            layer = PaperLayer(*(int(columns.numbers[size][row]) for size in FORMAT.numbers))
+            layer = PaperLayer.of(columns, row)
             priced = price_block(name, layer, device, is_flash=True, context=context)
             sizes.append((layer.micro_batch_size, layer.seq_len, layer.num_heads, layer.hidden_size / layer.num_heads))
             measured.append(float(columns.numbers[f"{name}_s"][row]))

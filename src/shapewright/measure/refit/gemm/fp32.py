@@ -36,8 +36,8 @@ from shapewright.measure.fit.gemm_section import (
 from shapewright.measure.fit.shared import Array, coverage_of, interval_of, split_by_shape
 from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.intervals.interval_files import write_groups
+from shapewright.measure.refit.intervals.left_out import transfer_groups
 from shapewright.measure.refit.intervals.residual_intervals import Groups
-from shapewright.measure.refit.intervals.transfer import transfer_groups
 from shapewright.measure.refit.record_files import command, record_path, write_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
 from shapewright.pricing.calibration.records import FP32_GEMM, load_record

@@ -52,19 +52,18 @@ FREE_KINDS = ("mask", "softmax")
 
 def read_blocks(folder: Path, device: Device, gpu: str) -> pd.DataFrame:
     """Read unfused blocks of the paper's layers: kind, tokens, hidden size, measured time, predicted rest."""
-    columns = read_columns(folder / "paper_layers.csv", FORMAT, Counter())
-    words, is_misfit, rows, context = columns.labels["gpu"], find_misfits(columns), [], Context()
+    columns, context, rows = read_columns(folder / "paper_layers.csv", FORMAT, Counter()), Context(), []
+    is_chosen = (columns.labels["gpu"].values == gpu) & (columns.labels["flash_attention"].values == "0")
+    is_chosen &= columns.numbers["tensor_parallel"] == 1.0
     for kind in GEMMS_OF_BLOCK:
         seconds = columns.numbers[f"{kind}_s"]
-        is_used = (seconds > 0.0) & (columns.numbers["tensor_parallel"] == 1.0)
+        is_used = is_chosen & (seconds > 0.0)
         if kind != "mlp":
             is_used &= ~find_floors(columns.labels["log"].codes, seconds)
         if kind == "attention":
-            is_used &= ~is_misfit
+            is_used &= ~find_misfits(columns)
         for row in np.flatnonzero(is_used).tolist():
-            if words[row] != gpu or columns.labels["flash_attention"][row] != "0":
-                continue
-            layer = PaperLayer(*(int(columns.numbers[name][row]) for name in FORMAT.numbers))
+            layer = PaperLayer.of(columns, row)
             priced = price_block(kind, layer, device, is_flash=False, context=context)
             other_s = sum(entry.total_time_s for entry in priced if not _is_fitted(entry.operation))
             tokens = layer.micro_batch_size * layer.seq_len

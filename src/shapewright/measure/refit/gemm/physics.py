@@ -69,7 +69,7 @@ SCALES = ("scale", "scale_slowest")
 
 def split_odd_sizes(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split the paper's sweeps and batches by shape; column ``scale`` names the time factor of a row's table."""
-    tables = (paper_rows(gpu)(folder), layer_rows(gpu, BATCHED_GEMMS)(folder))
+    tables = (paper_rows(folder, gpu), layer_rows(folder, gpu, BATCHED_GEMMS))
     return split_by_shape(pd.concat(table.assign(scale=name) for name, table in zip(SCALES, tables, strict=True)))
 
 
@@ -152,7 +152,7 @@ def fit_older_gemms(
     folder: Path, gpu: str, section: dict[str, Any], rates: DeviceRates, overhead_s: float
 ) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, Any]]:
     """Fit the loss of short contractions in the paper's software, and return the errors of its single GEMMs."""
-    rows = layer_rows(gpu, [name for name in GEMMS if name not in BATCHED_GEMMS])(folder)
+    rows = layer_rows(folder, gpu, [name for name in GEMMS if name not in BATCHED_GEMMS])
     seen, held_out = split_by_shape(rows)
     at_kernel = seen.assign(latency_s=np.maximum(seen.latency_s - overhead_s, 1e-6))
     cases = {"spans": fit_spans(at_kernel, [OLDER_SPANS[gpu]], {**section, "slow_cases": {}}, rates, "NT")}

@@ -23,7 +23,7 @@ from shapewright.hardware import load_device
 from shapewright.measure.accuracy.statistics import ranking_regrets
 from shapewright.measure.fit.gemm_section import NARROW, Array, interval_per_regime, percentage_errors
 from shapewright.measure.fit.shared import split_by_shape
-from shapewright.measure.refit.gemm.rows import SOURCES, Source
+from shapewright.measure.refit.gemm.rows import SOURCES, TABLE, Source
 from shapewright.measure.refit.gemm.trees import (
     MIDDLE_TREES,
     OWN_TREES,
@@ -40,7 +40,6 @@ from shapewright.measure.refit.record_files import command, read_record, record_
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.residual import LEFT_OUT_PREFIX, LOG_STEP, TABLE_PREFIX, section_name
 
-TABLE = "gemm.parquet"
 # Smaller GEMMs are memory-bound: alternatives of one n k hardly differ.
 SMALLEST_RANKED_M = 256
 LETTERS = ["m", "n", "k"]

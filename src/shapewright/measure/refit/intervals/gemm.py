@@ -22,7 +22,7 @@ from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS, GEMMS
-from shapewright.measure.refit.intervals.left_out import bias_of
+from shapewright.measure.refit.intervals.left_out import OtherDevices, bias_of, transfer_groups
 from shapewright.measure.refit.intervals.residual_intervals import (
     Groups,
     leave_one_out_widening,
@@ -34,7 +34,6 @@ from shapewright.measure.refit.intervals.residual_intervals import (
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     held_out_rows,
-    label_values,
     only_measured,
     paper_gemm_rows,
     price_rows,
@@ -42,7 +41,6 @@ from shapewright.measure.refit.intervals.rows import (
     sampled,
     with_labels,
 )
-from shapewright.measure.refit.intervals.transfer import OtherDevices, transfer_groups
 from shapewright.prediction.composition import ERROR_CORRELATION
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.calibration.residual import section_name
@@ -153,8 +151,8 @@ def borrowed_rows(folder: Path) -> pd.DataFrame:
 
 def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
     """Yield the rows of each library, priced with the section of every other library of its device."""
-    libraries = label_values(columns, "library")
-    devices = label_values(columns, "device")
+    libraries = columns.labels["library"].values
+    devices = columns.labels["device"].values
     for device in sorted(set(devices)):
         here = sorted(set(libraries[devices == device]))
         for measured, priced in product(here, here):

@@ -21,10 +21,9 @@ from shapewright.measure.fit.shared import round_numbers
 from shapewright.measure.refit.collectives import ONE_MACHINE_GROUPS
 from shapewright.measure.refit.intervals.gemm import gemm_groups, prior_biases
 from shapewright.measure.refit.intervals.kernels import attention_groups, expert_groups
-from shapewright.measure.refit.intervals.left_out import left_out_interval, prior_bias_of
+from shapewright.measure.refit.intervals.left_out import causes_of, left_out_interval, prior_bias_of, transfer_groups
 from shapewright.measure.refit.intervals.residual_intervals import Groups, own_groups, parts_of, pool
 from shapewright.measure.refit.intervals.rows import foreign_pointwise_rows, price_rows, read_table, seen_and_halves
-from shapewright.measure.refit.intervals.transfer import causes_of, transfer_groups
 from shapewright.measure.refit.record_files import command, record_path
 from shapewright.pricing.calibration.records import load_record
 

@@ -14,18 +14,17 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.hardware import find_measured_device, load_device
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.refit.intervals.gemm import prior_biases
+from shapewright.measure.refit.intervals.left_out import transfer_groups
 from shapewright.measure.refit.intervals.residual_intervals import Groups, Interval, library_groups, own_groups
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     held_out_rows,
-    label_values,
     price_rows,
     read_table,
     sampled,
     seen_and_halves,
     with_labels,
 )
-from shapewright.measure.refit.intervals.transfer import transfer_groups
 from shapewright.pricing.attention.kernels import AttentionShape
 from shapewright.pricing.attention.sections import choose_kernels, choose_section
 from shapewright.pricing.calibration.records import load_record
@@ -128,7 +127,7 @@ def other_attention_libraries(columns: Columns) -> Iterator[Columns]:
     The default sections, those of the newest vllm, price every unknown name. Its own rows are priced with the other
     library's sections, by that library's kernels of the same width.
     """
-    devices, libraries = label_values(columns, "device"), label_values(columns, "library")
+    devices, libraries = columns.labels["device"].values, columns.labels["library"].values
     for device in sorted(set(devices)):
         record = load_record("attention", find_measured_device(device))
         others = [name for name in record.parameters["libraries"] if name in set(libraries[devices == device])]
@@ -162,7 +161,7 @@ def own_rows(columns: Columns) -> tuple[pd.DataFrame, dict[str, Interval]]:
     Returned too are the intervals of learned tables, by group.
     """
     parts = seen_and_halves("moe", columns)
-    kernels = label_values(columns, "kernel")
+    kernels = columns.labels["kernel"].values
     own = []
     for kernel in sorted(set(kernels)):
         for chosen, labels in parts:
@@ -188,16 +187,16 @@ def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
     Args:
         columns: The whole table, which contains the measured combinations.
     """
-    is_default = np.array([word.startswith("vllm") for word in label_values(some, "library")])
+    is_default = np.array([word.startswith("vllm") for word in some.labels["library"].values])
     unnamed = with_labels(some, library="another", kernel="another")
     yield price_rows("moe", unnamed.take(~is_default), as_new_shapes=True)
-    measured = set(zip(*(label_values(columns, name) for name in ("kernel", "library", "device")), strict=True))
+    measured = set(zip(*(columns.labels[name].values for name in ("kernel", "library", "device")), strict=True))
     sglang = sorted({(kernel, library) for kernel, library, _ in measured if kernel.startswith("sglang")})
     for kernel, library in sglang:
         devices = sorted(
-            device for device in set(label_values(some, "device")) if (kernel, library, device) in measured
+            device for device in set(some.labels["device"].values) if (kernel, library, device) in measured
         )
-        chosen = some.take(is_default & np.isin(label_values(some, "device"), devices))
+        chosen = some.take(is_default & np.isin(some.labels["device"].values, devices))
         yield price_rows("moe", with_labels(chosen, library=library, kernel=kernel), as_new_shapes=True)
 
 

@@ -45,13 +45,6 @@ def read_table(folder: Path, name: str) -> Columns:
     return read_columns(folder / TABLES[name].file_name, TABLES[name].columns, Counter())
 
 
-def label_values(columns: Columns, name: str) -> np.ndarray:
-    """Return a column of labels as an array."""
-    labels = columns.labels[name]
-    values: np.ndarray = np.array(labels.words)[labels.codes]
-    return values
-
-
 def with_labels(columns: Columns, **words: str) -> Columns:
     """Return the table with one label throughout each of some columns."""
     changed = {
@@ -89,7 +82,7 @@ def price_rows(name: str, columns: Columns, **context: Any) -> pd.DataFrame:
 def is_new_gemm(columns: Columns) -> NDArray[np.bool_]:
     """Return whether the (n, k) of each row was held out on its device."""
     rows = pd.DataFrame({letter: columns.numbers[letter].astype(int) for letter in ("m", "n", "k")})
-    rows = rows.assign(device=label_values(columns, "device"), dtype=label_values(columns, "dtype"))
+    rows = rows.assign(device=columns.labels["device"].values, dtype=columns.labels["dtype"].values)
     found = np.zeros(len(rows), dtype=bool)
     for _, index in rows.groupby(["device", "dtype"]).indices.items():
         part = rows.iloc[index]
@@ -110,7 +103,7 @@ SHAPE_COLUMNS = {
 def shapes_of(name: str, columns: Columns) -> list[tuple[Any, ...]]:
     """Return the shape of each row of a table."""
     values = (
-        label_values(columns, column) if column in columns.labels else columns.numbers[column].astype(int)
+        columns.labels[column].values if column in columns.labels else columns.numbers[column].astype(int)
         for column in SHAPE_COLUMNS[name]
     )
     return list(zip(*(column.tolist() for column in values), strict=True))
@@ -155,7 +148,7 @@ def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:
     for gpu in ("a100", "v100", "mi250x"):
         fitted = fitted_shapes(folder, gpu)
         sweeps = read_table(folder, "paper_gemm")
-        sweeps = sweeps.take(label_values(sweeps, "gpu") == gpu)
+        sweeps = sweeps.take(sweeps.labels["gpu"].values == gpu)
         held_out = is_held_out(sweeps.numbers["n"], sweeps.numbers["k"], fitted)
         if (
             gpu != "a100"
@@ -166,7 +159,7 @@ def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:
             if chosen.num_rows:
                 yield price_rows("paper_gemm", chosen).assign(is_batch=is_batch)
         layers = read_table(folder, "paper_layers")
-        layers = layers.take(label_values(layers, "gpu") == gpu)
+        layers = layers.take(layers.labels["gpu"].values == gpu)
         for name in GEMMS:
             layer_of_gemm = layer_gemm(name, layers.numbers)
             held_out = is_held_out(np.asarray(layer_of_gemm.n, float), np.asarray(layer_of_gemm.k, float), fitted)
@@ -190,12 +183,12 @@ def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
     seconds = layers.numbers["attention_s"]
     is_stuck = find_floors(layers.labels["log"].codes, seconds) | find_misfits(layers)
     context, rows = Context(), []
-    for gpu in sorted(set(label_values(layers, "gpu"))):
+    for gpu in sorted(set(layers.labels["gpu"].values)):
         device = find_measured_device(gpu)
         if load_record("pointwise", device).distance != "foreign":
             continue
-        for row in np.flatnonzero((label_values(layers, "gpu") == gpu) & (seconds > 0.0) & ~is_stuck):
-            layer = PaperLayer(*(int(layers.numbers[name][row]) for name in PaperLayer._fields))
+        for row in np.flatnonzero((layers.labels["gpu"].values == gpu) & (seconds > 0.0) & ~is_stuck).tolist():
+            layer = PaperLayer.of(layers, row)
             block = price_block("attention", layer, device, is_flash=False, context=context)
             parts = {
                 is_gemm: sum(entry.total_time_s for entry in block if isinstance(entry.operation, Gemm) == is_gemm)
@@ -223,6 +216,6 @@ def fitted_shapes(folder: Path, gpu: str) -> set[tuple[int, int]]:
     device = find_measured_device(gpu).name
     sources = [source.rows(folder) for source in SOURCES if source.table == PAPER and source.device == device]
     if not sources:  # alignment factors only
-        sources = [pd.concat([paper_rows(gpu)(folder), layer_rows(gpu, BATCHED_GEMMS)(folder)])]
+        sources = [pd.concat([paper_rows(folder, gpu), layer_rows(folder, gpu, BATCHED_GEMMS)])]
     train = split_by_shape(sources[0])[0]
     return set(zip(train.n.astype(int).tolist(), train.k.astype(int).tolist(), strict=True))
