@@ -93,9 +93,8 @@ def compare_pair(one: str, other: str, tokens: float, curves: dict[str, Any], sh
 def read_curves(data: Path) -> dict[str, Any]:
     """Measured losses of the models, and those predicted by fits that leave the model out, by tokens."""
     from shapewright.measure.accuracy.measured_files import read_columns
-    from shapewright.measure.fit.loss_law import predict_left_out
     from shapewright.measure.fit.loss_rows import FORMAT, read_loss_rows
-    from shapewright.measure.refit.loss import fit_sources
+    from shapewright.measure.refit.loss import fit_sources, predict_left_out
 
     skipped: Counter[str] = Counter()
     rows = read_loss_rows(read_columns(data / TABLE, FORMAT, skipped), skipped)

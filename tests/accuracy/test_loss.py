@@ -19,8 +19,7 @@ from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
 pytest.importorskip("scipy", reason="fits need the fit extra")
 pytest.importorskip("pandas", reason="fits need the fit extra")
 
-from shapewright.measure.fit.loss_law import predict_left_out, scatter_about_law
-from shapewright.measure.refit.loss import fit_sources
+from shapewright.measure.refit.loss import fit_sources, predict_left_out, scatter_about_law
 from shapewright.prediction.loss import ShapeForLoss
 from shapewright.prediction.loss.law import Z_90, load_loss_law
 

@@ -194,10 +194,3 @@ def _is_best_of_equal_runs(rows: LossRows) -> Any:
     kept = np.zeros(len(rows), dtype=bool)
     kept[list(best.values())] = True
     return kept
-
-
-def folds_of_models(rows: LossRows, num_folds: int) -> Int[np.ndarray, " rows"]:
-    """Return the fold of each row; all rows of a model are in one."""
-    models = np.unique(rows.model)
-    fold = dict(zip(np.random.default_rng(0).permutation(models), np.arange(len(models)) % num_folds, strict=True))
-    return np.array([fold[model] for model in rows.model])

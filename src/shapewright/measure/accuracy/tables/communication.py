@@ -92,7 +92,7 @@ _OPERATION_BYTES = {"dispatch": DISPATCH_BYTES, "combine": COMBINE_BYTES}
 
 def _all_reduce(rows: Columns, group: KernelGroup) -> KernelWork:
     message_bytes, ranks = need(rows, "message_bytes", "num_gpus")
-    for name in set(rows.labels["op_name"].values):
+    for name in set(rows.labels["op_name"].values.tolist()):
         if name != "all_reduce":
             raise MeasuredFileError(f"unknown op_name {name!r}; serving libraries' own kernels are all_reduce")
     return all_reduce_work(group.device, message_bytes=message_bytes, ranks=ranks)
