@@ -14,7 +14,7 @@ pd = pytest.importorskip("pandas", reason="needs the fit extra")
 pytest.importorskip("scipy", reason="needs the fit extra")
 
 from shapewright.measure.fit.gemm_section import device_rates, predict_rows
-from shapewright.measure.refit.gemm.paper_blocks import fit_blocks
+from shapewright.measure.refit.gemm.paper_device import fit_blocks
 
 DEVICE = load_device("mi250x-gcd")
 RATES = device_rates(DEVICE, "fp16", hot=False)

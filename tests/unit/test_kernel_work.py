@@ -10,8 +10,7 @@ import pytest
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.refit.intervals.work_kernels import KernelRows, coverage_left_out, intervals_of
-from shapewright.measure.refit.kernels import fit_kernel, tabulate
+from shapewright.measure.refit.kernels import KernelRows, coverage_left_out, fit_kernel, intervals_of, tabulate
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.kernels.price import (

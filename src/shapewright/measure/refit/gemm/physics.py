@@ -39,14 +39,15 @@ from shapewright.measure.fit.gemm_section import (
 )
 from shapewright.measure.fit.shared import split_by_shape
 from shapewright.measure.refit.gemm.batch_kernels import LEAST_WAVES, PLANS, fit_batch_kernels
-from shapewright.measure.refit.gemm.paper_blocks import fit_blocks, read_blocks
 from shapewright.measure.refit.gemm.paper_device import (
     NARROW_CASES,
     SPANS_OF_BLOCKS,
+    fit_blocks,
     fit_paper_device,
     fit_spans,
     narrow_cases,
     narrow_rows,
+    read_blocks,
 )
 from shapewright.measure.refit.gemm.rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from shapewright.measure.refit.record_files import RECORDS, SAME_CHIP, command, read_record, save_record, write_record
