@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import REPOSITORY, load_refit
+from judging import ALL_LIMITS, REPOSITORY, load_refit, mean_error, measured_file
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
@@ -21,7 +19,6 @@ from shapewright.measure.refit.attention.kernel_fit import layout_folds
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
 
-ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS, BORROWED = ALL_LIMITS["attention"], ALL_LIMITS["attention_borrowed"]
 RECORDS = sorted((REPOSITORY / "src/shapewright/pricing/data/attention").glob("*.json"))
 CASES = [(*path.rsplit("/", 1), name) for path, limits in LIMITS.items() for name in limits]
@@ -72,7 +69,7 @@ def price_held_out(script: ModuleType, name: str, section: str, phase: str, *, u
 
 def error(predicted: object, measured: np.ndarray) -> float:
     """Mean |predicted / measured - 1|."""
-    return float(np.mean(np.abs(np.asarray(predicted) / measured - 1.0)))
+    return mean_error(np.asarray(predicted), measured)
 
 
 @pytest.mark.parametrize(("section", "phase", "name"), CASES)

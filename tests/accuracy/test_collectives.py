@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import load_refit
+from judging import ALL_LIMITS as LIMITS
+from judging import load_refit, mean_error, measured_file
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Collective
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective
-
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 
 
 def judge(name: str, rows: Any, *, uncalibrated: bool = False, as_new_shapes: bool = False) -> tuple[Any, Any, Any]:
@@ -58,12 +54,12 @@ def test_held_out_sizes(name: str) -> None:
     report = load_record("collectives", load_device(name)).provenance["reports"]
 
     assert len(truth) > 15
-    error = float(np.mean(np.abs(times / truth - 1.0)))
+    error = mean_error(times, truth)
     assert error <= LIMITS["collectives"][name]
     assert error == pytest.approx(report["held_out_fifth"]["mean_absolute_error"], abs=1e-3)
     assert report["held_out"]["rows"] > 150
     assert report["held_out"]["mean_absolute_error"] <= LIMITS["collectives_in_turn"][name]
-    assert float(np.mean(np.abs(bounds / truth - 1.0))) > 0.4
+    assert mean_error(bounds, truth) > 0.4
 
 
 @pytest.mark.parametrize("name", list(LIMITS["collectives_borrowed"]))
@@ -75,4 +71,4 @@ def test_unmeasured_device(name: str) -> None:
     rows = rows[rows.device == load_refit("collectives").DEVICES[name]]
     times, _, truth = judge(name, rows, uncalibrated=True)
 
-    assert float(np.mean(np.abs(times / truth - 1.0))) <= LIMITS["collectives_borrowed"][name]
+    assert mean_error(times, truth) <= LIMITS["collectives_borrowed"][name]

@@ -6,7 +6,7 @@ import csv
 from statistics import median
 
 import pytest
-from measured import measured_file
+from judging import measured_file
 
 from shapewright.lowering.flops import count_convention_flops
 from shapewright.models import TransformerConfig

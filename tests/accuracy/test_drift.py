@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from refit_module import REPOSITORY
+from judging import REPOSITORY
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS as LIMITS
+from judging import load_refit, mean_error, measured_file
 from numpy.typing import NDArray
-from refit_module import load_refit
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
@@ -19,7 +17,6 @@ from shapewright.measure.accuracy.statistics import kendall_tau
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 NAME, LIBRARY = "a100-sxm-80gb", "vidur"
 Array = NDArray[np.float64]
 
@@ -58,7 +55,7 @@ def test_models_left_out_are_in_order(left_out: LeftOut) -> None:
     """All models together: their mean error, and how well their layers are ordered."""
     measured = left_out.rows.latency_s.to_numpy()
 
-    assert float(np.mean(np.abs(left_out.predicted / measured - 1.0))) <= LIMITS["gemm_vidur"]["mean"]
+    assert mean_error(left_out.predicted, measured) <= LIMITS["gemm_vidur"]["mean"]
     assert 1.0 - (kendall_tau(left_out.predicted, measured) or 0.0) <= LIMITS["gemm_vidur"]["disorder"]
 
 
@@ -88,7 +85,7 @@ def test_todays_libraries_keep_a_runs_clock(left_out: LeftOut) -> None:
     """Without any fit to these rows, the FLOPs of the whole run improve the order of layers."""
     measured = left_out.rows.latency_s.to_numpy()
     alone, in_runs = scaled_today(left_out, None), scaled_today(left_out, left_out.rows.run_flops.to_numpy(float))
-    error = float(np.mean(np.abs(in_runs / measured - 1.0)))
+    error = mean_error(in_runs, measured)
     disorder = 1.0 - (kendall_tau(in_runs, measured) or 0.0)
 
     assert error <= LIMITS["gemm_vidur_today"]["mean"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import load_refit
+from judging import ALL_LIMITS, load_refit, measured_file
 
 from shapewright.measure.refit.intervals.residual_intervals import is_inside, pool
 
 TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "collectives")
-LIMITS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["interval"]
+LIMITS = ALL_LIMITS["interval"]
 # Rows priced for a test; a cell of device, format and library then has some thousands.
 ROWS = 60_000
 FEWEST_ROWS = 200

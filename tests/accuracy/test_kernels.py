@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS, measured_file
 
 from shapewright.hardware import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
@@ -19,7 +17,7 @@ pytest.importorskip("scipy", reason="refits need the fit extra")
 
 from shapewright.measure.refit.kernels import SOURCES, fit_kernel
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["kernels"]
+LIMITS = ALL_LIMITS["kernels"]
 TABLES = {table.name: table for table, _ in SOURCES}
 # One device and every fourth kernel tell the numbers of large tables as well, and are quicker.
 ONE_DEVICE = {

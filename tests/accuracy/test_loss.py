@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS, measured_file
 
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.statistics import loss_errors
@@ -26,7 +24,7 @@ from shapewright.prediction.loss.law import Z_90, load_loss_law
 if TYPE_CHECKING:
     from shapewright.measure.fit.shared import Array
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["loss"]
+LIMITS = ALL_LIMITS["loss"]
 SOURCES = ("gemstones", "grid", "morph")
 
 

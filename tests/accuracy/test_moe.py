@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,14 +10,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import REPOSITORY, load_refit
+from judging import ALL_LIMITS, REPOSITORY, load_refit, measured_file
 
 from shapewright.measure.accuracy.chunk import Chunk, Columns, Labels
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables import moe
 
-ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS, BORROWED = ALL_LIMITS["moe"], ALL_LIMITS["moe_borrowed"]
 RECORDS = sorted((REPOSITORY / "src/shapewright/pricing/data/moe").glob("*.json"))
 CASES, BORROWED_CASES = (

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS, load_refit, measured_file
 
+from shapewright.hardware import load_device
 from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.fit.gemm_section import device_rates, predict_rows
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, fold_of_rows
+from shapewright.pricing.calibration.records import load_record
 
-ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS = ALL_LIMITS["paper_layers"]
 A100, MI250X = "a100-sxm-40gb", "mi250x-gcd"
 
@@ -62,3 +64,34 @@ def test_blocks_of_another_vendor() -> None:
 
     for block, limit in ALL_LIMITS["paper_blocks"].items():
         assert errors[block] <= limit, block
+
+
+def test_fit_recovers_slow_cases_of_generated_blocks() -> None:
+    """MLPs are 4h x h and h x 4h, attention 3h x h and h x h and a mask, a layer all four and the mask.
+
+    Widths are those at which far pages cost a part of their rate; every third one judges.
+    """
+    fit_blocks = load_refit("gemm.paper_device").fit_blocks
+    import pandas as pd
+
+    device = load_device(MI250X)
+    rates, mask_s, other_s = device_rates(device, "fp16", hot=False), 0.03, 0.002
+    section: dict[str, Any] = load_record("gemm", device).parameters["dtypes"]["fp16"]
+    truth = {**section["slow_cases"], "reach_bytes": 2.0e9, "reach_loss": 0.2, "spans": []}
+    rows = []
+    for h in range(8192, 20480, 1024):
+        mlp, attention = [(4 * h, h), (h, 4 * h)], [(3 * h, h), (h, h)]
+        for kind, pairs in (("mlp", mlp), ("attention", attention), ("layer", mlp + attention)):
+            n, k = zip(*pairs, strict=True)
+            gemms = pd.DataFrame({"m": 8192, "n": n, "k": k, "batch": 1}).astype(float)
+            gemms_s = float(np.sum(predict_rows(gemms, {**section, "slow_cases": truth}, rates, "NT")))
+            rows.append((kind, 8192, h, gemms_s + (0.0 if kind == "mlp" else mask_s) + other_s, other_s))
+    blocks = pd.DataFrame(rows, columns=["kind", "tokens", "hidden_size", "measured_s", "other_s"])
+    is_held_out = (blocks.hidden_size // 1024 % 3 == 0).to_numpy()
+    cases, report = fit_blocks(blocks, is_held_out, section, [], rates)
+
+    assert report["mask_s"] == pytest.approx(mask_s, rel=0.02)
+    assert cases["reach_bytes"] == pytest.approx(truth["reach_bytes"], rel=0.05)
+    assert cases["reach_loss"] == pytest.approx(truth["reach_loss"], abs=0.02)
+    assert (report["rows"], report["mean_ape"]) == (4, pytest.approx(0.0, abs=0.005))
+    assert (cases["spans"], cases["small_edge"]) == ([], truth["small_edge"])

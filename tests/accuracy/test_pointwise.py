@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import load_refit
+from judging import ALL_LIMITS, load_refit, mean_error, measured_file
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Pointwise
@@ -16,7 +12,7 @@ from shapewright.measure.accuracy.tables.pointwise import KIND_OF
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import price_pointwise
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["pointwise"]
+LIMITS = ALL_LIMITS["pointwise"]
 
 
 @pytest.mark.parametrize("model", ["Llama-2-7b-hf", "Qwen-72B", "phi-2"])
@@ -32,7 +28,7 @@ def test_held_out_models(model: str) -> None:
     held_out = held_out[np.isin(script.kinds_of(held_out), script.kinds_of(others))]
     predicted = script.predict(script.fit(others, *sheet), held_out, *sheet)
 
-    assert float(np.mean(np.abs(predicted / held_out.latency_s.to_numpy() - 1.0))) <= LIMITS[model]
+    assert mean_error(predicted, held_out.latency_s.to_numpy()) <= LIMITS[model]
 
 
 def test_record_reproduces_its_fit() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import load_refit
+from judging import ALL_LIMITS, load_refit, measured_file
 
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.pricing.servers import load_server
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["serving"]
+LIMITS = ALL_LIMITS["serving"]
 TABLES = ("serving_throughput", "serving_static")
 # Interval of held-out pairs, of which two thirds of the rows were fitted: wider than 90 % on all rows.
 COVERAGE = (0.85, 0.99)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS, measured_file
 
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["serving_runs"]
+LIMITS = ALL_LIMITS["serving_runs"]
 
 
 @pytest.mark.parametrize("quantity", list(LIMITS))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import measured_file
+from judging import ALL_LIMITS, mean_error, measured_file, published_runs
 
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.statistics import kendall_tau
-from shapewright.measure.accuracy.tables.published_rows import FORMAT
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 from shapewright.measure.refit import software as script
@@ -24,7 +20,7 @@ from shapewright.prediction.predict import predict
 from shapewright.pricing.software import load_software
 from shapewright.workload import ParallelLayout, Workload
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["training"]
+LIMITS = ALL_LIMITS["training"]
 # arXiv 2205.05198, tables 3 and 5: layers, hidden size, heads, stages, chunks, micro-batch, global batch; a step's
 # seconds with full recomputation, and with the selective one and sequence parallelism. 8 ways of tensor parallelism.
 MEGATRON_2022 = {
@@ -33,13 +29,6 @@ MEGATRON_2022 = {
     "530B": (105, 20480, 128, 35, 3, 1, 280, 49.05, 37.83),
     "1T": (128, 25600, 160, 64, 1, 1, 512, 94.42, 71.49),
 }
-
-
-@cache
-def runs() -> tuple[PublishedRun, ...]:
-    """Rows with a full configuration."""
-    path = measured_file("published_training_throughput.csv")
-    return tuple(read_runs(read_columns(path, FORMAT, Counter()), Context(), has_experts=None))
 
 
 def rates(chosen: list[PublishedRun], software: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +47,9 @@ def test_models_left_out(name: str) -> None:
     """Fitted without a group of rows, the mean error on that group stays within the limit, over all groups."""
     (generation,) = [each for each in script.GENERATIONS if each.software.name == name]
     own_table = generation.table == script.GEMSTONES_TABLE
-    everyone = script.read_measured_steps(measured_file(generation.table).parent).values() if own_table else runs()
+    everyone = (
+        script.read_measured_steps(measured_file(generation.table).parent).values() if own_table else published_runs()
+    )
     chosen = [run for run in everyone if run.software == name]
     groups = np.array([generation.group_of(run) for run in chosen])
     errors = []
@@ -90,13 +81,13 @@ def test_adapters_and_rows_without_a_fit(name: str) -> None:
     ]
     measured, predicted = rates(chosen)
 
-    assert float(np.mean(np.abs(predicted / measured - 1.0))) <= LIMITS["fine_tuning"][name]
+    assert mean_error(predicted, measured) <= LIMITS["fine_tuning"][name]
 
 
 @pytest.mark.parametrize("name", LIMITS["kendall_tau"])
 def test_order_of_rows(name: str) -> None:
     """Predicted tokens per second put rows of a generation, all dense and all expert ones in about the right order."""
-    chosen = [run for run in runs() if name in ("experts" if run.config.is_moe else "all", run.software)]
+    chosen = [run for run in published_runs() if name in ("experts" if run.config.is_moe else "all", run.software)]
     measured, predicted = rates(chosen)
 
     assert kendall_tau(measured, predicted) >= LIMITS["kendall_tau"][name]
@@ -105,7 +96,7 @@ def test_order_of_rows(name: str) -> None:
 @pytest.mark.parametrize("dtype", LIMITS["bloom_kendall_tau"])
 def test_order_of_bloom_layouts(dtype: str) -> None:
     """Layouts that were tried before BLOOM was trained come in about the measured order, in each element format."""
-    chosen = [run for run in runs() if run.source.startswith("BLOOM") and run.workload.dtype == dtype]
+    chosen = [run for run in published_runs() if run.source.startswith("BLOOM") and run.workload.dtype == dtype]
 
     assert kendall_tau(*rates(chosen)) >= LIMITS["bloom_kendall_tau"][dtype]
 
@@ -177,10 +168,7 @@ def test_savings_of_sequence_parallelism() -> None:
 
 def test_records_are_better_than_the_default() -> None:
     """With the software given, errors on old stacks are at most half of those of a tuned stack."""
-    chosen = [run for run in runs() if load_software(run.software).overlap_share == 0.0]
+    chosen = [run for run in published_runs() if load_software(run.software).overlap_share == 0.0]
+    errors = [mean_error(predicted, measured) for measured, predicted in (rates(chosen), rates(chosen, "tuned"))]
 
-    def mean_error(software: str) -> float:
-        measured, predicted = rates(chosen, software)
-        return float(np.mean(np.abs(predicted / measured - 1.0)))
-
-    assert mean_error("") <= mean_error("tuned") / 2.0
+    assert errors[0] <= errors[1] / 2.0

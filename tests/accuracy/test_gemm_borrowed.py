@@ -1,31 +1,57 @@
-"""Rate factors from best measured GEMMs reduce the error of a borrowed older record on measured devices."""
+"""Borrowed GEMM records: alignment factors carried to another SM, and rate factors from best measured GEMMs."""
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from measured import measured_file
-from refit_module import load_refit
+from judging import ALL_LIMITS, load_refit, mean_error, measured_file
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.pricing.calibration.records import list_records
+from shapewright.measure.fit.gemm_section import device_rates, predict_rows
+from shapewright.pricing.calibration.records import list_records, load_record
+from shapewright.pricing.calibration.transfer import tensor_rate_ratio
+from shapewright.pricing.gemm.alignment import WIDEST_LOAD_BYTES, alignment_bytes, transfer_alignment_factors
+from shapewright.pricing.gemm.parameters import read_parameters
 from shapewright.pricing.gemm.price import flatten, price_shaped
 from shapewright.pricing.gemm.section import prepare_gemm_pricing
 from shapewright.pricing.gemm.transfer import scale_rates
 
-REPOSITORY = Path(__file__).parents[2]
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["gemm_best_rate"]
 # Rows of each device that are judged.
 _ROWS = 4000
 # Whose best GEMM is whose: the finder's H200 was as fast as its H100.
 _SAME_BEST = {"h200-sxm-141gb": "h100-sxm-80gb"}
+
+
+@pytest.mark.parametrize("name", sorted(ALL_LIMITS["gemm_carried_alignment"]))
+def test_narrow_loads_cost_cycles(name: str) -> None:
+    """Single misaligned GEMMs, by the device's own kernels and A100's factors, scaled and as they are."""
+    device, donor = load_device(name), load_device("a100-sxm-80gb")
+    own, borrowed = load_record("gemm", device).parameters, load_record("gemm", donor).parameters["dtypes"]["bf16"]
+    own = next(iter(own["dtypes"].values()))
+    rates = [float(read_parameters(each).tile_rate_fraction.max()) for each in (own, borrowed)]
+    ratio = tensor_rate_ratio(device, donor) * rates[0] / rates[1]
+
+    rows = load_refit("gemm.rows").paper_rows(measured_file("paper_gemm.csv").parent, name.partition("-")[0])
+    rows = rows[(rows.batch == 1) & (alignment_bytes(rows.n.to_numpy(), 16) < WIDEST_LOAD_BYTES)]
+    overhead_s = load_record("gemm", device).provenance["sections"]["fp16"]["collector_overhead_s"]
+    errors = {}
+    for word, of in (("carried", lambda row: transfer_alignment_factors(row, ratio)), ("as lent", lambda row: row)):
+        table = borrowed["alignment_factor"]
+        factors = {
+            role: dict(zip(own_row, of(np.array(list(own_row.values()))).tolist(), strict=True))
+            for role, own_row in table.items()
+        }
+        section = {**own, "alignment_factor": factors}
+        predicted = predict_rows(rows, section, device_rates(device, "fp16", hot=False), "NN") + overhead_s
+        errors[word] = mean_error(predicted, rows.latency_s)
+
+    assert len(rows) > 100
+    assert errors["carried"] <= ALL_LIMITS["gemm_carried_alignment"][name] < errors["as lent"] / 2.0
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +75,7 @@ def test_factors_equal_the_current_rules(name: str, script: ModuleType, best: di
     assert script.ratio_at_best(best[name]) == pytest.approx(np.exp(np.mean(np.log(exact))), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", sorted(LIMITS))
+@pytest.mark.parametrize("name", sorted(ALL_LIMITS["gemm_best_rate"]))
 def test_best_rate_corrects_an_older_record(name: str, script: ModuleType, best: dict[str, Any]) -> None:
     """MI250X's record, borrowed by a measured device: error of all its GEMMs with its best rate known.
 
@@ -76,6 +102,6 @@ def test_best_rate_corrects_an_older_record(name: str, script: ModuleType, best:
     for factor in (1.0, scale):
         section = pricing.section.map_parameters(lambda kernels, factor=factor: scale_rates(kernels, factor))
         price = price_shaped(*flatten(Gemm(name="x", dtype="bf16", **dims)), pricing._replace(section=section))
-        errors.append(float(np.abs(price.time_s / rows.latency_s.to_numpy() - 1.0).mean()))
+        errors.append(mean_error(price.time_s, rows.latency_s))
 
-    assert errors[1] <= LIMITS[name] < errors[0]
+    assert errors[1] <= ALL_LIMITS["gemm_best_rate"][name] < errors[0]
