@@ -15,10 +15,10 @@ from shapewright.pricing.kernels.price import kernel_rates
 
 pytest.importorskip("scipy", reason="refits need the fit extra")
 
-from shapewright.measure.refit.kernels import SOURCES, fit_kernel
+from shapewright.measure.refit import kernels
 
 LIMITS = ALL_LIMITS["kernels"]
-TABLES = {table.name: table for table, _ in SOURCES}
+TABLES = {table.name: table for table in kernels.TABLES}
 # One device and every fourth kernel tell the numbers of large tables as well, and are quicker.
 ONE_DEVICE = {
     "attention_encoder": "h100_sxm",
@@ -33,19 +33,20 @@ ONE_DEVICE = {
 def test_layouts_left_out(name: str) -> None:
     """Fitted without whole layouts, the mean error on them stays within the limit."""
     table = TABLES[name]
-    suffix = "csv" if name in ("attention_training", "norms", "fused_ops") else "parquet"
-    columns = table.label_sizes(read_columns(measured_file(f"{name}.{suffix}"), table.columns, Counter()))
+    columns = table.label_sizes(read_columns(measured_file(table.file_name), table.columns, Counter()))
     errors = []
     for (alias,), rows in columns.groups("device"):
         if alias != ONE_DEVICE.get(name, alias):
             continue
         device = find_measured_device(alias)
-        kernels = list(rows.groups(*table.labels))
-        for labels, own in kernels[:: 4 if len(kernels) > 30 else 1]:
+        groups = list(rows.groups(*table.labels))
+        for labels, own in groups[:: 4 if len(groups) > 30 else 1]:
             group = KernelGroup(dict(zip(table.labels, labels, strict=True)), device, kernel_rates(device))
             layouts = [np.nan_to_num(own.numbers[column]) for column in table.layout]
             work = table.build(own, group)
-            fit = fit_kernel(work, own.numbers["latency_s"], layouts, table.axes, shapes_recur=table.shapes_recur)
+            fit = kernels.fit_kernel(
+                work, own.numbers["latency_s"], layouts, table.axes, shapes_recur=table.shapes_recur
+            )
             if "left_out" in fit.report:
                 left_out = fit.report["left_out"]
                 errors += [left_out["mean_absolute_error"]] * left_out["rows"]

@@ -15,7 +15,6 @@ from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.evaluate import evaluate_folder
-from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 
@@ -198,8 +197,3 @@ def test_regret_of_choosing_heads(tmp_path: Path) -> None:
     (found,) = evaluate_folder(tmp_path).rows
 
     assert (found.regret_groups, found.regret_median, found.regret_p90) == (1, pytest.approx(1.0), pytest.approx(1.0))
-
-
-def test_tables_are_named_as_their_files() -> None:
-    """--table takes the name of a file without its suffix."""
-    assert {Path(table.file_name).stem for table in TABLES.values()} == set(TABLES)

@@ -5,18 +5,24 @@ Labels are stored as codes, so that a million rows group quickly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.core.records import dataclass
+from shapewright.prediction.composition import compose_step
+from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from shapewright.core.numeric import Numeric
+    from shapewright.models import TransformerConfig
+    from shapewright.prediction.composition import PricedOperation
     from shapewright.pricing.price import Price
+    from shapewright.workload import Workload
 
     Index = Int[np.ndarray, " rows"]
 
@@ -55,7 +61,7 @@ class Labels:
     @property
     def values(self) -> np.ndarray:
         """The label of each row."""
-        found: np.ndarray = np.array(self.words)[self.codes]
+        found: np.ndarray = np.array(self.words, dtype=str)[self.codes]
         return found
 
     def __getitem__(self, row: int) -> str:
@@ -136,6 +142,23 @@ def prices_of(price: Price, roofline: Numeric, *, extra_s: float = 0.0) -> Price
         high=np.asarray(price.high_s) + extra_s,
         roofline=np.asarray(roofline, dtype=float),
     )
+
+
+def roofline_step_s(
+    priced: Sequence[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> float:
+    """Return the time of a step whose operations take their roofline times. [s]"""
+    bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
+    return compose_step(bounds, config, workload, layout).step_s
+
+
+def price_step(
+    priced: Sequence[PricedOperation], config: TransformerConfig, workload: Workload
+) -> tuple[float, float, float, float]:
+    """Return the time of operations on one device as a step, the ends of its interval and its roofline. [s]"""
+    times = compose_step(priced, config, workload, ParallelLayout())
+    floor_s = roofline_step_s(priced, config, workload, ParallelLayout())
+    return times.step_s, times.step_low_s, times.step_high_s, floor_s
 
 
 class Alternatives(NamedTuple):

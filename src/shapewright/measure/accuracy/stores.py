@@ -16,11 +16,11 @@ import numpy as np
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, StoreError
 from shapewright.core.files import read_start
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
-from shapewright.measure.accuracy.chunk import Chunk, Labels, Prices, prices_of, split_chunks
+from shapewright.measure.accuracy.chunk import Chunk, Labels, Prices, price_step, prices_of, split_chunks
 from shapewright.measure.accuracy.context import ROWS_AT_ONCE
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK
-from shapewright.prediction.composition import PricedOperation, compose_step
+from shapewright.prediction.composition import PricedOperation
 from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 from shapewright.prediction.predict import predict
 from shapewright.pricing.attention.price import price_attention
@@ -29,7 +29,6 @@ from shapewright.pricing.gemm.price import price_gemm
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.pointwise import price_pointwises
 from shapewright.pricing.price import roofline_s
-from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,11 +192,7 @@ def _price_layer(rows: Sequence[Row], device: Device, context: Context) -> Price
         operations = layer.operations()
         prices = price_operations(operations, context.with_pricing(device))
         priced = [PricedOperation(operation, one) for operation, one in zip(operations, prices, strict=True)]
-        bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
-        config, workload = layer.config_and_workload()
-        times = compose_step(priced, config, workload, ParallelLayout())
-        floor_s = compose_step(bounds, config, workload, ParallelLayout()).step_s
-        found.append((times.step_s, times.step_low_s, times.step_high_s, floor_s))
+        found.append(price_step(priced, *layer.config_and_workload()))
     return Prices(*np.array(found, dtype=float).T)
 
 

@@ -85,12 +85,9 @@ def read_loss_rows(columns: Columns, skipped: Counter[str]) -> LossRows:
         columns: Columns of ``FORMAT``.
         skipped: Receives the number of rows left out by reason.
     """
-    number, label = columns.numbers, columns.labels
+    number = columns.numbers
     batch = number["batch_tokens"]
-    words = [
-        np.array(label[name].words, dtype=object)[label[name].codes] if columns.num_rows else np.empty(0, dtype=object)
-        for name in FORMAT.labels
-    ]
+    words = [columns.labels[name].values.astype(object) for name in FORMAT.labels]
     recipe = np.array(
         [
             ", ".join([*(word for word in parts if word), *([f"batch of {size:.0f} tokens"] if size > 0.0 else [])])

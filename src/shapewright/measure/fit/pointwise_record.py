@@ -29,10 +29,8 @@ def predict_pointwise(
     free: Mapping[Constant, float],
     kinds: Any,
     num_bytes: Array,
-    bandwidth_bytes_per_s: float,
-    l2_bytes: float,
-    *,
-    num_kernels: Array | float = 1.0,
+    num_kernels: Array | float,
+    device: Device,
 ) -> Array:
     """Predict the time of each operation from the free parameters. [s]
 
@@ -40,13 +38,13 @@ def predict_pointwise(
         free: ``start_s`` [s] and ``bandwidth_fraction`` of each kind, ``l2_reach_fraction`` and ``l2_speedup``.
         kinds: Kind of each operation. [rows]
         num_bytes: Bytes that each moves. [byte]
-        bandwidth_bytes_per_s: Memory bandwidth of the device. [byte/s]
-        l2_bytes: Its last-level cache. [byte]
+        num_kernels: Kernels that each runs.
     """
     names = sorted(set(kinds))
     start = np.select([kinds == kind for kind in names], [free["start_s", kind] for kind in names])
     fraction = np.select([kinds == kind for kind in names], [free["bandwidth_fraction", kind] for kind in names])
-    reach_bytes = max(l2_bytes * free["l2_reach_fraction", ""], 1.0)
+    bandwidth_bytes_per_s = device.memory_bandwidth_bytes_per_s
+    reach_bytes = max(float(device.l2_bytes or 0.0) * free["l2_reach_fraction", ""], 1.0)
     resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** CACHE_EDGE_POWER)
     traffic_s = num_bytes / (bandwidth_bytes_per_s * fraction) * (1.0 - resident * (1.0 - 1.0 / free["l2_speedup", ""]))
     found: Array = np.maximum(num_kernels * start + traffic_s, num_bytes / bandwidth_bytes_per_s)
@@ -56,23 +54,21 @@ def predict_pointwise(
 def fit_pointwise(
     kinds: Any,
     num_bytes: Array,
+    num_kernels: Array,
     measured: Array,
-    bandwidth_bytes_per_s: float,
-    l2_bytes: float,
+    device: Device,
     *,
     start_bounds_s: tuple[float, float] = START_BOUNDS_S,
     fraction_bounds: tuple[float, float] = FRACTION_BOUNDS,
     pull: float = 0.0,
-    num_kernels: Array | float = 1.0,
 ) -> dict[Constant, float]:
     """Fit start and bandwidth fraction of every kind, and the cache, to measured times.
 
     Args:
         kinds: Kind of each row. [rows]
         num_bytes: Bytes that each moves. [byte]
+        num_kernels: Kernels that each runs.
         measured: Times. [s]
-        bandwidth_bytes_per_s: Memory bandwidth of the device. [byte/s]
-        l2_bytes: Its last-level cache. [byte]
         start_bounds_s: Range of the starts. [s]
         pull: See ``fit_log_times``.
     """
@@ -84,13 +80,7 @@ def fit_pointwise(
     start |= {("start_s", kind): _START_S for kind in names}
     start |= {("bandwidth_fraction", kind): _FRACTION for kind in names}
     return fit_log_times(
-        lambda free: predict_pointwise(
-            free, kinds, num_bytes, bandwidth_bytes_per_s, l2_bytes, num_kernels=num_kernels
-        ),
-        measured,
-        start,
-        bounds,
-        pull=pull,
+        lambda free: predict_pointwise(free, kinds, num_bytes, num_kernels, device), measured, start, bounds, pull=pull
     )[0]
 
 
@@ -133,9 +123,9 @@ def fit_pointwise_record(
         if held.any():
             others = ~(folds == fold)
             partial = _fit(kinds[others], num_bytes[others], num_kernels[others], measured[others], device)
-            held_out[held] = _predict(partial, kinds[held], num_bytes[held], num_kernels[held], device)
+            held_out[held] = predict_pointwise(partial, kinds[held], num_bytes[held], num_kernels[held], device)
     known = ~np.isnan(held_out)
-    predicted = _predict(free, kinds, num_bytes, num_kernels, device)
+    predicted = predict_pointwise(free, kinds, num_bytes, num_kernels, device)
     judged, truth = (held_out[known], measured[known]) if known.sum() >= FEWEST_ROWS else (predicted, measured)
     report: dict[str, Any] = {
         "rows": len(used),
@@ -181,28 +171,8 @@ def _kind(row: Row) -> str:
 
 
 def _fit(kinds: Any, num_bytes: Array, num_kernels: Array, measured: Array, device: Device) -> dict[Constant, float]:
-    return fit_pointwise(
-        kinds,
-        num_bytes,
-        measured,
-        device.memory_bandwidth_bytes_per_s,
-        float(device.l2_bytes or 0.0),
-        start_bounds_s=_START_BOUNDS_S,
-        fraction_bounds=_FRACTION_BOUNDS,
-        pull=_PULL,
-        num_kernels=num_kernels,
-    )
-
-
-def _predict(free: Mapping[Constant, float], kinds: Any, num_bytes: Array, num_kernels: Array, device: Device) -> Array:
-    return predict_pointwise(
-        free,
-        kinds,
-        num_bytes,
-        device.memory_bandwidth_bytes_per_s,
-        float(device.l2_bytes or 0.0),
-        num_kernels=num_kernels,
-    )
+    wide = {"start_bounds_s": _START_BOUNDS_S, "fraction_bounds": _FRACTION_BOUNDS}
+    return fit_pointwise(kinds, num_bytes, num_kernels, measured, device, **wide, pull=_PULL)
 
 
 def _parameters(free: Mapping[Constant, float], device: Device) -> dict[str, Any]:

@@ -110,16 +110,10 @@ def fit_protocols(rows: pd.DataFrame, link: float) -> list[dict[str, float]]:
 
 def fit_device(rows: pd.DataFrame, link: float) -> dict[str, Any]:
     """Return the protocols of every operation and group size, and the correction of what they leave over."""
-    operations = round_numbers(fit_operations(rows, link))
-    return {"operations": operations, "corrections": learn_corrections(rows, operations, link)}
-
-
-def fit_operations(rows: pd.DataFrame, link: float) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Return the protocols of every operation and group size."""
-    operations: dict[str, dict[str, list[dict[str, float]]]] = {}
+    operations: dict[str, dict[str, Any]] = {}
     for (op_name, num_gpus), group in rows.groupby(["op_name", "num_gpus"]):
-        operations.setdefault(str(op_name), {})[str(num_gpus)] = fit_protocols(group, link)
-    return operations
+        operations.setdefault(str(op_name), {})[str(num_gpus)] = round_numbers(fit_protocols(group, link))
+    return {"operations": operations, "corrections": learn_corrections(rows, operations, link)}
 
 
 def price_by_lines(operations: dict[str, Any], rows: pd.DataFrame, link: float) -> Array:

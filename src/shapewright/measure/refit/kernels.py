@@ -334,39 +334,23 @@ def _gap_error(excess: Array, everywhere: Array, rows: KernelRows) -> float:
     return max([0.0, *(upper_quantile(each, AIMED_COVERAGE) for each in known if len(each) >= FEWEST_RESIDUALS)])
 
 
-# Source and licence of each table.
+# Source and licence of tables, if not SOURCE.
 _CUDNN, _LIGER = "NVIDIA/cudnn-frontend @3929da2, MIT", "linkedin/Liger-Kernel @ead96b6, BSD-2-Clause"
-SOURCES: tuple[tuple[KernelTable, str], ...] = (
-    (TRAINING, _CUDNN),
-    (ENCODER, SOURCE),
-    (LATENT, SOURCE),
-    (NORMS, _CUDNN),
-    (FUSED, _LIGER),
-    (QUANTIZE, SOURCE),
-    (LINEAR, SOURCE),
-    (SPARSE, SOURCE),
-    (ALL_REDUCE, SOURCE),
-    (EXCHANGE, SOURCE),
-)
+SOURCES = {TRAINING.name: _CUDNN, NORMS.name: _CUDNN, FUSED.name: _LIGER}
+TABLES = (TRAINING, ENCODER, LATENT, NORMS, FUSED, QUANTIZE, LINEAR, SPARSE, ALL_REDUCE, EXCHANGE)
 
 
 def refit(data: Path, kinds: Sequence[str] = ()) -> None:
     """Fit every record of these kinds, or of all."""
-    for table, source in SOURCES:
+    for table in TABLES:
         if not kinds or table.name in kinds:
-            refit_table(data, table, source)
+            columns = table.label_sizes(read_columns(data / table.file_name, table.columns, Counter()))
+            for (name,), rows in columns.groups("device"):
+                print(write_device(table, name, rows))
 
 
-def refit_table(data: Path, table: KernelTable, source: str) -> None:
-    """Fit the record of every device of a table."""
-    path = next(path for suffix in ("parquet", "csv") if (path := data / f"{table.name}.{suffix}").is_file())
-    columns = table.label_sizes(read_columns(path, table.columns, Counter()))
-    for (name,), rows in columns.groups("device"):
-        print(write_device(table, name, rows, (path.name, source)))
-
-
-def write_device(table: KernelTable, alias: str, columns: Columns, origin: tuple[str, str]) -> Path:
-    """Fit and write the record of one device; ``origin``: file and source of the rows."""
+def write_device(table: KernelTable, alias: str, columns: Columns) -> Path:
+    """Fit and write the record of one device from its rows."""
     device = find_measured_device(alias)
     rates = kernel_rates(device)
     fits: dict[str, KernelFit] = {}
@@ -396,8 +380,8 @@ def write_device(table: KernelTable, alias: str, columns: Columns, origin: tuple
         "interval": intervals_of(predicted),
         "residual": {"file": file} if arrays else None,
         "provenance": {
-            "source": origin[1],
-            "files": [origin[0]],
+            "source": SOURCES.get(table.name, SOURCE),
+            "files": [table.file_name],
             "rows": columns.num_rows,
             "split": f"layouts ({', '.join(table.layout)}) left out whole in turn; parameters fitted on all of them",
             "command": command("kernels", f"--kind {table.name}"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import load_device
+from shapewright.hardware import Device, load_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
@@ -79,22 +79,16 @@ def kinds_of(rows: pd.DataFrame) -> Any:
     return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
 
 
-def fit(rows: pd.DataFrame, bandwidth_bytes_per_s: float, l2_bytes: float) -> dict[Constant, float]:
+def fit(rows: pd.DataFrame, device: Device) -> dict[Constant, float]:
     """Fit start and bandwidth fraction of every kind, and the cache."""
     sample = rows.sample(min(6000, len(rows)), random_state=1)
-    measured, num_kernels = sample.latency_s.to_numpy(), kernels_of(sample)
-    read, written = bytes_of(sample)
-    return fit_pointwise(
-        kinds_of(sample), read + written, measured, bandwidth_bytes_per_s, l2_bytes, num_kernels=num_kernels
-    )
+    num_bytes = np.add(*bytes_of(sample))
+    return fit_pointwise(kinds_of(sample), num_bytes, kernels_of(sample), sample.latency_s.to_numpy(), device)
 
 
-def predict(free: dict[Constant, float], rows: pd.DataFrame, bandwidth_bytes_per_s: float, l2_bytes: float) -> Array:
+def predict(free: dict[Constant, float], rows: pd.DataFrame, device: Device) -> Array:
     """Predict the time of each row. [s]"""
-    read, written = bytes_of(rows)
-    return predict_pointwise(
-        free, kinds_of(rows), read + written, bandwidth_bytes_per_s, l2_bytes, num_kernels=kernels_of(rows)
-    )
+    return predict_pointwise(free, kinds_of(rows), np.add(*bytes_of(rows)), kernels_of(rows), device)
 
 
 def dropout_fraction(softmax_fraction: float) -> float:
@@ -174,7 +168,6 @@ def refit(data: Path) -> None:
     """Fit and write the pointwise record of A100."""
     rows = pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True)
     device = load_device("a100-sxm-80gb")
-    bandwidth_bytes_per_s, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
     measured = rows.latency_s.to_numpy()
 
     held_out = np.full(len(rows), np.nan)
@@ -183,14 +176,12 @@ def refit(data: Path) -> None:
         inside = (rows.model == model).to_numpy().copy()
         # A kind that only the held-out model has cannot be predicted.
         inside &= np.isin(kinds_of(rows), list(set(kinds_of(rows[~inside]))))
-        held_out[inside] = predict(
-            fit(rows[~inside], bandwidth_bytes_per_s, l2_bytes), rows[inside], bandwidth_bytes_per_s, l2_bytes
-        )
+        held_out[inside] = predict(fit(rows[~inside], device), rows[inside], device)
         reports[f"held out {model}"] = error_summary(held_out[inside], measured[inside])
     known = ~np.isnan(held_out)
     interval = interval_of(held_out[known], measured[known])
-    fitted = fit(rows, bandwidth_bytes_per_s, l2_bytes)
-    predicted = predict(fitted, rows, bandwidth_bytes_per_s, l2_bytes)
+    fitted = fit(rows, device)
+    predicted = predict(fitted, rows, device)
     for operation in sorted(rows.operation.unique()):
         here = (rows.operation == operation).to_numpy()
         reports[f"fit {operation}"] = error_summary(predicted[here], measured[here])

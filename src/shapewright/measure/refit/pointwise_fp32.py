@@ -97,8 +97,7 @@ def predict(free: Mapping[Constant, float], rows: pd.DataFrame, device: Device) 
     kinds = rows.kind.to_numpy(str)
     names = sorted(set(kinds))
     constants: dict[Constant, float] = {**free, **{("start_s", kind): kernel_start_of(device) for kind in names}}
-    bandwidth, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
-    kernel_s = predict_pointwise(constants, kinds, rows.num_bytes.to_numpy(), bandwidth, l2_bytes)
+    kernel_s = predict_pointwise(constants, kinds, rows.num_bytes.to_numpy(), 1.0, device)
     launch_s = np.select([kinds == kind for kind in names], [free["launch_s", kind] for kind in names])
     return with_launch(kernel_s, launch_s, free["hidden_s", ""]), kernel_s
 

@@ -37,17 +37,13 @@ PREFILL_FORMAT = Format(numbers=_SIZES, labels=_LABELS, positive=("latency_s",))
 DECODE_FORMAT = Format(numbers={**_SIZES, "context_len": 1}, labels=_LABELS, positive=("latency_s",))
 
 
-def price_prefill(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Price causal attention over whole sequences; parts are kernels."""
-    return _price("attention_prefill", columns, context, "query_len")
+def price(columns: Columns, context: Context, *, table: str, keys: str) -> Iterator[Chunk]:
+    """Price causal attention over whole sequences, or of one new token with a cache; parts are kernels.
 
+    Args:
+        keys: Column of the number of keys.
+    """
 
-def price_decode(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Price one new token with a cache of context_len tokens; parts are kernels."""
-    return _price("attention_decode", columns, context, "context_len")
-
-
-def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         sizes = rows.numbers
         form, cache = context.read_format(words[1], device), _read_cache(words[3], words[1], context)
@@ -192,6 +188,7 @@ TRAINING = KernelTable(
     part="pass",
     sizes_as_labels=("deterministic",),
     shapes_recur=True,
+    suffix="csv",
 )  # fmt: skip
 ENCODER = KernelTable(
     name="attention_encoder",
@@ -321,3 +318,4 @@ SPARSE = KernelTable(
     layout=("num_heads",),
     part="operation",
 )  # fmt: skip
+KERNEL_TABLES = (TRAINING, ENCODER, LATENT, LINEAR, SPARSE)

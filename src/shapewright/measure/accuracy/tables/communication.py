@@ -151,3 +151,4 @@ EXCHANGE = KernelTable(
     dtype="",
     part="operation",
 )
+KERNEL_TABLES = (ALL_REDUCE, EXCHANGE)

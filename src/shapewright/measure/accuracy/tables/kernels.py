@@ -61,6 +61,7 @@ class KernelTable:
         library: Label column that reports show as the library.
         shapes_recur: Whether a benchmark times the same few shapes on every device, so that a residual table is worth
             having where it does not hurt on other shapes.
+        suffix: Format of the file.
     """
 
     name: str
@@ -74,6 +75,12 @@ class KernelTable:
     sizes_as_labels: tuple[str, ...] = ()
     library: str = "library"
     shapes_recur: bool = False
+    suffix: str = "parquet"
+
+    @property
+    def file_name(self) -> str:
+        """File that holds it."""
+        return f"{self.name}.{self.suffix}"
 
     @property
     def grouped_by(self) -> tuple[str, ...]:
@@ -180,6 +187,7 @@ NORMS = KernelTable(
     part="operation",
     library="backend",
     shapes_recur=True,
+    suffix="csv",
 )
 QUANTIZE = KernelTable(
     name="quantize",
@@ -208,4 +216,6 @@ FUSED = KernelTable(
     layout=_FUSED_SIZES,
     library="provider",
     shapes_recur=True,
+    suffix="csv",
 )
+KERNEL_TABLES = (NORMS, FUSED, QUANTIZE)

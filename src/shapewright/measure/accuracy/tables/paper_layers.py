@@ -14,7 +14,6 @@ kernel of that time, which includes dropout of the weights, if the device's reco
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from shapewright.core.units import TERA, format_seconds
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
-from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
+from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Prices, price_step, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import (
     GEMMS_ALONE,
@@ -34,7 +33,7 @@ from shapewright.measure.accuracy.tables.gemm import (
     price_gemms,
 )
 from shapewright.models import TransformerConfig
-from shapewright.prediction.composition import PricedOperation, compose_step
+from shapewright.prediction.composition import PricedOperation
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.gemm.price import price_gemms as price_shaped
 from shapewright.pricing.operations import price_operations
@@ -170,8 +169,11 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         # A few hundred layers, each a list of operations.
-        layers = (PaperLayer.of(rows, row) for row in range(rows.num_rows))
-        found = [_price_block(name, layer, device, words[1], context) for layer in layers]
+        is_flash, found = _is_flash(words[1]), []
+        for row in range(rows.num_rows):
+            layer = PaperLayer.of(rows, row)
+            priced = price_block(name, layer, device, is_flash=is_flash, context=context)
+            found.append(price_step(priced, layer.config, layer.workload(is_flash=is_flash)))
         overhead_s = noted_overhead_s("paper_layers", device, context)
         time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
         return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
@@ -289,19 +291,6 @@ def price_block(
         PricedOperation(operation, price_of(operation, price))
         for operation, price in zip(operations, prices, strict=True)
     ]
-
-
-def _price_block(
-    name: str, layer: PaperLayer, device: Device, flash: str, context: Context
-) -> tuple[float, float, float, float]:
-    """Return the time of a block, the ends of its interval and its roofline. [s]"""
-    is_flash = _is_flash(flash)
-    priced = price_block(name, layer, device, is_flash=is_flash, context=context)
-    bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
-    config, workload, layout = layer.config, layer.workload(is_flash=is_flash), ParallelLayout()
-    times = compose_step(priced, config, workload, layout)
-    roofline = compose_step(bounds, config, workload, layout)
-    return times.step_s, times.step_low_s, times.step_high_s, roofline.step_s
 
 
 def _is_flash(word: str) -> bool:

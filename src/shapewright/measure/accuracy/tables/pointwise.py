@@ -167,12 +167,11 @@ def with_launch(kernel_s: Array, launch_s: Array | float, hidden_s: float) -> Ar
 def price_fp32(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are operations."""
     height, width = (columns.numbers[name] for name in ("rows", "columns"))
-    label = columns.labels["operation"]
-    names = np.array(label.words, dtype=str)[label.codes] if columns.num_rows else np.empty(0, dtype=str)
-    kinds, codes = np.unique(kind_names(names, width), return_inverse=True)
+    operations = columns.labels["operation"].values
+    kinds, codes = np.unique(kind_names(operations, width), return_inverse=True)
     columns = replace(
         columns,
-        numbers={**columns.numbers, "num_bytes": bytes_of(names, height * width)},
+        numbers={**columns.numbers, "num_bytes": bytes_of(operations, height * width)},
         labels={**columns.labels, "kind": Labels(codes.reshape(-1).astype(np.int64), tuple(kinds.tolist()))},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,41 +50,47 @@ class Table(NamedTuple):
     price: Callable[[Columns, Context], Iterator[Chunk]]
 
 
-TABLES: Mapping[str, Table] = {
-    "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
-    "gemm_amd": Table("gemm_amd.parquet", gemm.AMD_FORMAT, gemm.price_amd),
-    "gemm_fp32": Table("gemm_fp32.parquet", gemm.FP32_FORMAT, gemm.price_fp32),
-    "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
-    "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),
-    "moe": Table("moe.parquet", moe.FORMAT, moe.price),
-    "collectives": Table("collectives.parquet", communication.FORMAT, communication.price),
-    "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
-    "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
-    "pointwise_fp32": Table("pointwise_fp32.parquet", pointwise.FP32_FORMAT, pointwise.price_fp32),
-    "paper_gemm": Table("paper_gemm.csv", gemm.PAPER_FORMAT, gemm.price_paper),
-    "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
-    "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
-    "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
-    "published_training_more": Table("published_training_more.csv", published_rows.FORMAT, training.price_more),
-    "serving_runs": Table("serving_runs.csv", serving_runs.FORMAT, serving_runs.price),
-    "serving_throughput": Table("serving_throughput.csv", serving_rows.FORMAT, serving_table.price),
-    "serving_static": Table("serving_static.csv", serving_rows.STATIC_FORMAT, serving_table.price_static),
-    "training_mlperf": Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, training.price_mlperf),
-} | {
-    table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
-    for table, suffix in (
-        (attention.TRAINING, "csv"),
-        (attention.ENCODER, "parquet"),
-        (attention.LATENT, "parquet"),
-        (kernels.NORMS, "csv"),
-        (kernels.FUSED, "csv"),
-        (kernels.QUANTIZE, "parquet"),
-        (attention.LINEAR, "parquet"),
-        (attention.SPARSE, "parquet"),
-        (communication.ALL_REDUCE, "parquet"),
-        (communication.EXCHANGE, "parquet"),
-    )
-}
+_NAMED = (
+    Table("gemm.parquet", gemm.FORMAT, gemm.price),
+    Table("gemm_amd.parquet", gemm.AMD_FORMAT, gemm.price_amd),
+    Table("gemm_fp32.parquet", gemm.FP32_FORMAT, gemm.price_fp32),
+    Table(
+        "attention_prefill.parquet",
+        attention.PREFILL_FORMAT,
+        partial(attention.price, table="attention_prefill", keys="query_len"),
+    ),
+    Table(
+        "attention_decode.parquet",
+        attention.DECODE_FORMAT,
+        partial(attention.price, table="attention_decode", keys="context_len"),
+    ),
+    Table("moe.parquet", moe.FORMAT, moe.price),
+    Table("collectives.parquet", communication.FORMAT, communication.price),
+    Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
+    Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
+    Table("pointwise_fp32.parquet", pointwise.FP32_FORMAT, pointwise.price_fp32),
+    Table("paper_gemm.csv", gemm.PAPER_FORMAT, gemm.price_paper),
+    Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
+    Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
+    Table(
+        "published_training_throughput.csv",
+        published_rows.FORMAT,
+        partial(training.price, table="published_training_throughput"),
+    ),
+    Table(
+        "published_training_more.csv", published_rows.FORMAT, partial(training.price, table="published_training_more")
+    ),
+    Table("serving_runs.csv", serving_runs.FORMAT, serving_runs.price),
+    Table("serving_throughput.csv", serving_rows.FORMAT, serving_table.price),
+    Table("serving_static.csv", serving_rows.STATIC_FORMAT, serving_table.price_static),
+    Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, partial(training.price, table="training_mlperf")),
+    *(
+        Table(table.file_name, table.columns, table.price)
+        for module in (attention, kernels, communication)
+        for table in module.KERNEL_TABLES
+    ),
+)
+TABLES: Mapping[str, Table] = {Path(table.file_name).stem: table for table in _NAMED}
 
 # Suffixes of table files.
 SUFFIXES = (".parquet", ".csv")

@@ -24,7 +24,7 @@ import numpy as np
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
-from shapewright.measure.accuracy.chunk import Chunk, Prices
+from shapewright.measure.accuracy.chunk import Chunk, Prices, roofline_step_s
 from shapewright.measure.accuracy.tables.published_rows import (
     PublishedRow,
     UnusableRowError,
@@ -35,7 +35,6 @@ from shapewright.measure.accuracy.tables.published_rows import (
 )
 from shapewright.memory.estimate import estimate_memory
 from shapewright.models import TransformerConfig, read_model
-from shapewright.prediction.composition import compose_step
 from shapewright.prediction.predict import predict
 from shapewright.workload import ParallelLayout, Workload
 from shapewright.workload.recompute import CORE
@@ -323,8 +322,11 @@ def _read_zero_stage(row: PublishedRow, assumed: Counter[str]) -> int:
     return 2 if "SHARD_GRAD_OP" in words else 1 if "ZeRO-1" in words else 0
 
 
-def price(columns: Columns, context: Context, table: str = "published_training_throughput") -> Iterator[Chunk]:
-    """Predict every complete row; the library is the first word of the source, parts are sources and models."""
+def price(columns: Columns, context: Context, *, table: str) -> Iterator[Chunk]:
+    """Predict every complete row; the library is the first word of the source, parts are sources and models.
+
+    Mixtures of experts and rows that train adapters are tables of their own, such as ``training_mlperf/lora``.
+    """
     for run in read_runs(columns, context, has_experts=None):
         try:
             prediction = predict(
@@ -349,23 +351,10 @@ def price(columns: Columns, context: Context, table: str = "published_training_t
         )
 
 
-def price_more(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Predict the rows of published_training_more.csv, as those of the older table."""
-    yield from price(columns, context, "published_training_more")
-
-
-def price_mlperf(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Predict the rows of training_mlperf.csv; those that train adapters are ``training_mlperf/lora``."""
-    yield from price(columns, context, "training_mlperf")
-
-
 def _prices_of(prediction: Prediction) -> Prices:
     """Return tokens per second and device; the longest step gives the lowest throughput."""
     tokens = prediction.tokens_per_step / prediction.layout.num_devices
-    bounds = [
-        replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in prediction.operations
-    ]
-    roofline_s = compose_step(bounds, prediction.config, prediction.workload, prediction.layout).step_s
+    roofline_s = roofline_step_s(prediction.operations, prediction.config, prediction.workload, prediction.layout)
     return Prices(
         predicted=np.array([tokens / prediction.step_time_s]),
         low=np.array([tokens / prediction.step_time_high_s]),
