@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from judging import ALL_LIMITS as LIMITS
-from judging import load_refit, measured_file
+from judging import load_refit, mean_error, measured_file
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
@@ -64,7 +64,7 @@ def held_out_rows(calibrate: ModuleType, source: Any) -> Any:
     return calibrate.split_by_shape(source.rows(folder))[1]
 
 
-def mean_error(
+def held_out_error(
     calibrate: ModuleType,
     name: str,
     dtype: str,
@@ -83,13 +83,13 @@ def mean_error(
 )
 def test_mean_of_libraries(calibrate: ModuleType, name: str, dtype: str) -> None:
     """Without a library the price is the mean of the measured ones; their spread is part of this error."""
-    assert mean_error(calibrate, name, dtype) <= LIMITS["gemm_all"][name][dtype]
+    assert held_out_error(calibrate, name, dtype) <= LIMITS["gemm_all"][name][dtype]
 
 
 @pytest.mark.parametrize(("library", "name", "dtype"), EVERY_LIBRARY)
 def test_one_library(calibrate: ModuleType, library: str, name: str, dtype: str) -> None:
     """One library against its own measurements on held-out shapes."""
-    error = mean_error(calibrate, name, dtype, library)
+    error = held_out_error(calibrate, name, dtype, library)
 
     assert error <= LIMITS["gemm_library"][library][name][dtype]
 
@@ -97,7 +97,7 @@ def test_one_library(calibrate: ModuleType, library: str, name: str, dtype: str)
 @pytest.mark.parametrize(("name", "limit"), LIMITS["gemm_physics"].items())
 def test_physics_only(calibrate: ModuleType, name: str, limit: float) -> None:
     """The formulas are accurate without the learned corrections."""
-    assert mean_error(calibrate, name, "bf16", physics_only=True) <= limit
+    assert held_out_error(calibrate, name, "bf16", physics_only=True) <= limit
 
 
 @pytest.mark.parametrize("part", ["sweeps", "layers"])

@@ -23,10 +23,9 @@ def test_held_out_models(model: str) -> None:
 
     rows = pd.read_parquet(measured_file("pointwise.parquet"))
     device = load_device("a100-sxm-80gb")
-    sheet = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
     others, held_out = rows[rows.model != model], rows[rows.model == model]
     held_out = held_out[np.isin(script.kinds_of(held_out), script.kinds_of(others))]
-    predicted = script.predict(script.fit(others, *sheet), held_out, *sheet)
+    predicted = script.predict(script.fit(others, device), held_out, device)
 
     assert mean_error(predicted, held_out.latency_s.to_numpy()) <= LIMITS[model]
 
