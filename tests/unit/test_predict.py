@@ -171,29 +171,52 @@ def test_masked_scores_are_the_models_and_not_a_ranks() -> None:
     assert float(message.split()[-2]) / 100.0 == pytest.approx(split.mfu * (1.0 - 2.15 / 2.0 / (2.15 + 0.44)), rel=0.05)
 
 
-def test_the_kernel_of_narrow_experts_is_named() -> None:
-    """Experts in fp8 are priced with one library's kernel, which a warning names; 16 bits has no warning."""
-    workloads = ({"phase": "prefill", "dtype": dtype} for dtype in ("fp8", "bf16"))
-    fp8, bf16 = (build_scenario("qwen3-30b-a3b", H100, workload=workload).predict().warnings for workload in workloads)
-
-    assert any("experts are priced as" in line for line in fp8)
-    assert not any("experts are priced as" in line for line in bf16)
+TO_2048, TO_512 = ({"phase": "prefill", "seq_len": length, "micro_batch_size": 1} for length in (2048, 512))
+UNFUSED = {"phase": "decode", "context_len": 2048, "attention": "unfused", "micro_batch_size": 8}
+TP8 = {"tensor_parallel": 8}
+PCIE = "communication over PCIe, measured in one host"
+BOUNDS = "pointwise, gemm, attention on groq-lpu-v1: roofline bounds from the data sheet, not predictions; real steps"
 
 
 @pytest.mark.parametrize(
-    ("device", "degree", "seq_len", "is_told"),
-    [("l40s", 8, 2048, True), ("l40s", 8, 16, True), ("l40s", 1, 2048, False), ("h100-sxm-80gb", 8, 2048, False)],
+    ("model", "device", "workload", "layout", "code", "words"),
+    [
+        # Experts in fp8 are priced with the kernel of one library.
+        ("qwen3-30b-a3b", H100, {"phase": "prefill", "dtype": "fp8"}, {}, "expert-kernel", "experts are priced as"),
+        ("qwen3-30b-a3b", H100, {"phase": "prefill", "dtype": "bf16"}, {}, "expert-kernel", None),
+        # Prefill over eight L40S is mostly all-reduces; one device and NVLink have no PCIe.
+        ("llama-3.1-70b", "l40s", TO_2048, TP8, "host-link", PCIE),
+        ("llama-3.1-70b", "l40s", {**TO_2048, "seq_len": 16}, TP8, "host-link", PCIE),
+        ("llama-3.1-70b", "l40s", TO_2048, {}, "host-link", None),
+        ("llama-3.1-70b", H100, TO_2048, TP8, "host-link", None),
+        # ZeRO shards over replicas and context ranks.
+        ("llama-3-8b", H100, {}, {"zero_stage": 3}, "no-effect", "zero_stage=3 has no effect"),
+        ("llama-3-8b", H100, {}, {"zero_stage": 3, "tensor_parallel": 2}, "no-effect", "zero_stage=3 has no effect"),
+        ("llama-3-8b", H100, {}, {"zero_stage": 3, "data_parallel": 2}, "no-effect", None),
+        ("llama-3-8b", H100, {}, {"zero_stage": 3, "context_parallel": 2}, "no-effect", None),
+        # No kernel of Groq is measured.
+        ("gpt2", "groq-lpu-v1", {**TO_512, "dtype": "fp16"}, {}, "roofline-bound", BOUNDS),
+        ("gpt2", H100, {**TO_512, "dtype": "fp16"}, {}, "roofline-bound", None),
+        # Unfused decode over 2,049 keys runs slower kernels than over 2,048.
+        ("llama-3-8b", H100, UNFUSED, {}, "unaligned-cache", "attention over 2049 keys"),
+        ("llama-3-8b", H100, {**UNFUSED, "context_len": 2047}, {}, "unaligned-cache", None),
+        ("llama-3-8b", H100, {**UNFUSED, "attention": "flash"}, {}, "unaligned-cache", None),
+        # B300 runs int8 at 7 % of the rate of fp16, and MI210 at the same rate.
+        ("gpt2", "b300", {**TO_512, "dtype": "int8"}, {}, "slow-format", "7 % of the matrix rate of"),
+        ("gpt2", "mi210", {**TO_512, "dtype": "int8"}, {}, "slow-format", "of the matrix rate of"),
+        ("gpt2", "b300", {**TO_512, "dtype": "fp8"}, {}, "slow-format", None),
+        ("gpt2", H100, {**TO_512, "dtype": "int8"}, {}, "slow-format", None),
+    ],
 )
-def test_communication_over_pcie_has_a_warning(device: str, degree: int, seq_len: int, is_told: bool) -> None:
-    """Prefill over eight L40S is mostly all-reduces; there is no warning for one device or NVLink."""
-    prediction = build_scenario(
-        "llama-3.1-70b",
-        device,
-        workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": seq_len},
-        layout={"tensor_parallel": degree},
-    ).predict()
+def test_warnings_of_scenarios(
+    model: str, device: str, workload: dict[str, Any], layout: dict[str, int], code: str, words: str | None
+) -> None:
+    """A scenario has the warning of this code and words, or none of this code."""
+    found = shapewright.predict(model, device=device, workload=workload, layout=layout)
+    told = [str(warning) for warning in found.warnings if warning.code == code]
 
-    assert any("communication over PCIe, measured in one host" in line for line in prediction.warnings) == is_told
+    assert len(told) == (words is not None)
+    assert all(str(words) in text for text in told)
 
 
 def test_borrowed_calibration_has_a_warning() -> None:
@@ -297,17 +320,6 @@ def test_a_pipeline_without_a_global_batch_has_a_warning() -> None:
     assert assumed.step_time_s == given.step_time_s
     assert [f"bubble is {share:.0f} % of the step" in line for line in message] == [True]
     assert not any(line.field == "global_batch_size" for line in (*given.warnings, *single.warnings))
-
-
-@pytest.mark.parametrize(
-    ("layout", "says"),
-    [({}, True), ({"tensor_parallel": 2}, True), ({"data_parallel": 2}, False), ({"context_parallel": 2}, False)],
-)
-def test_sharding_over_one_replica_has_a_warning(layout: dict[str, int], says: bool) -> None:
-    """ZeRO shards over replicas and context ranks; with a single one it has no effect, which a warning states."""
-    found = build_scenario("llama-3-8b", H100, layout={**layout, "zero_stage": 3}).predict()
-
-    assert any("zero_stage=3 has no effect" in line for line in found.warnings) == says
 
 
 def test_host_copies_have_their_own_calibration_source() -> None:
@@ -421,38 +433,3 @@ def test_errors_of_operations_cancel_in_part(
     assert found.step_s - found.step_low_s == pytest.approx(0.1 * spread)
     assert found.step_high_s - found.step_s == pytest.approx(0.2 * spread)
     assert found.layer_forward_s == pytest.approx(2.0 / (4 / stages))
-
-
-def test_roofline_bounds_have_a_warning() -> None:
-    """A warning names the kinds of operations with roofline bounds; H100 has none."""
-    job = {"phase": "prefill", "seq_len": 256, "dtype": "fp16"}
-    groq, h100 = (shapewright.predict("gpt2", device=name, workload=job) for name in ("groq-lpu-v1", "h100-sxm-80gb"))
-
-    (message,) = [line for line in groq.warnings if "real steps take longer" in line]
-    assert message.startswith("pointwise, gemm, attention on groq-lpu-v1: roofline bounds from the data sheet")
-    assert not any("real steps take longer" in line for line in h100.warnings)
-
-
-@pytest.mark.parametrize(
-    ("attention", "context_len", "is_noted"),
-    [("unfused", 2048, True), ("unfused", 2047, False), ("flash", 2048, False)],
-)
-def test_unaligned_caches_are_noted(attention: str, context_len: int, is_noted: bool) -> None:
-    """Unfused decode over 2,049 keys runs slower kernels than over 2,048, and the prediction says so."""
-    workload = {"phase": "decode", "context_len": context_len, "attention": attention, "micro_batch_size": 8}
-    found = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=workload)
-
-    assert any(note.code == "unaligned-cache" for note in found.warnings) == is_noted
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "is_slow"),
-    [("b300", "int8", True), ("b300", "fp8", False), ("mi210", "int8", True), ("h100", "int8", False)],
-)
-def test_narrow_formats_without_a_higher_rate_are_noted(device: str, dtype: str, is_slow: bool) -> None:
-    """B300 runs int8 at 7 % of the rate of fp16, and MI210 at the same rate."""
-    found = shapewright.predict("gpt2", device=device, workload={"phase": "prefill", "seq_len": 512, "dtype": dtype})
-    words = [str(note) for note in found.warnings if getattr(note, "code", "") == "slow-format"]
-
-    assert bool(words) is is_slow
-    assert all("of the matrix rate of" in each for each in words)
