@@ -8,19 +8,20 @@ from shapewright.core.errors import MeasuredFileError
 from shapewright.measure.accuracy.tables.moe import busiest_load
 
 
-def test_balanced_rows_divide() -> None:
-    """512 tokens to 8 of 32 experts on 4 devices: 1024 rows for 8 experts, each device receives every token."""
-    assert busiest_load(512, 8, 32, 4, "balanced") == (1024.0, 8.0, 512.0)
-
-
-def test_few_balanced_rows_reach_few_experts() -> None:
-    """One token to 2 of 64 experts on 4 devices: a device has one row at most, for one expert."""
-    assert busiest_load(1, 2, 64, 4, "balanced") == (1.0, 1.0, 1.0)
-
-
-def test_balanced_tokens_reach_a_device_once() -> None:
-    """2 of 8 experts, one on each device: each receives a quarter of 64 tokens, one row each."""
-    assert busiest_load(64, 2, 8, 8, "balanced") == (16.0, 1.0, 16.0)
+@pytest.mark.parametrize(
+    ("arguments", "load"),
+    [
+        # 1024 rows for 8 experts, and each device receives every token.
+        ((512, 8, 32, 4), (1024.0, 8.0, 512.0)),
+        # A device has one row at most, for one expert.
+        ((1, 2, 64, 4), (1.0, 1.0, 1.0)),
+        # One expert on each device: each receives a quarter of the tokens, one row each.
+        ((64, 2, 8, 8), (16.0, 1.0, 16.0)),
+    ],
+)
+def test_balanced_rows(arguments: tuple[int, int, int, int], load: tuple[float, float, float]) -> None:
+    """Rows, experts and tokens of a device: so many tokens to so many of all experts on some devices."""
+    assert busiest_load(*arguments, "balanced") == load
 
 
 def test_one_device_keeps_all_rows() -> None:

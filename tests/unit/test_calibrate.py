@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from shapewright.core.errors import CalibrationError, DeviceError
 from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import find_architecture
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
-from shapewright.measure.fit.calibrate import calibrate_rows
+from shapewright.measure.fit.calibrate import CalibrationResult, calibrate_rows
 from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
@@ -44,6 +44,18 @@ def make_row(case: Case, device: str, median_s: float, *, is_cold: bool = True) 
     """A good row."""
     facts = row_facts(case, make_run(device))
     return Row(**facts, measured_utc="", status="ok", median_s=median_s, is_cold=is_cold)
+
+
+def needs_fit_extra() -> None:
+    """Skip the test where the libraries of the fits are missing."""
+    for name in ("scipy", "pandas"):
+        pytest.importorskip(name, reason="fitting needs the fit extra")
+
+
+def fit_rows(rows: list[Row], devices: Sequence[str] = (H100.name,), *, device: str = "") -> CalibrationResult:
+    """Fit rows of runs on these devices."""
+    needs_fit_extra()
+    return calibrate_rows(rows, [make_run(name) for name in devices], device=device)
 
 
 def simple_time_s(operation: Gemm | Pointwise | Attention) -> float:
@@ -82,8 +94,7 @@ def cpu_cases() -> list[Case]:
 @pytest.fixture(scope="module")
 def cpu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of the stand-in, made by the command."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    needs_fit_extra()
     folder = tmp_path_factory.mktemp("calibrate")
     with Store(folder / "s.db") as store:
         rows = [make_row(case, "cpu", simple_time_s(case.operation)) for case in cpu_cases()]
@@ -215,19 +226,15 @@ def test_a_described_device_reads_back() -> None:
         ([("NVIDIA Foo", 9)], "", "no device file for 'NVIDIA Foo'"),
     ],
 )
-def test_stores_that_cannot_be_fitted(rows: list[tuple[str, int]], device: str, words: str) -> None:
+def test_stores_that_cannot_be_fit_rows(rows: list[tuple[str, int]], device: str, words: str) -> None:
     """Too few rows, several devices, or an unknown one give a one-line error."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    from shapewright.measure.fit.calibrate import calibrate_rows
-
     listed = [
         make_row(Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64 + index, k=64)), name, 1e-4)
         for name, count in rows
         for index in range(count)
     ]
     with pytest.raises(CalibrationError, match=words):
-        calibrate_rows(listed, [make_run(name) for name, _ in rows], device=device)
+        fit_rows(listed, [name for name, _ in rows], device=device)
 
 
 @pytest.mark.parametrize("devices", [["--device", "h100_sxm"], ["--devices", "l40s,h100_sxm"]], ids=["one", "several"])
@@ -267,14 +274,7 @@ def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: py
     assert times("--calibration", path, "--uncalibrated")[0] == 2
 
 
-def fitted(rows: list[Row]) -> Any:
-    """Return the fit to rows of an H100."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    return calibrate_rows(rows, [make_run(H100.name)])
-
-
-def test_random_gemms_for_evaluation_are_never_fitted() -> None:
+def test_random_gemms_for_evaluation_are_never_fit_rows() -> None:
     """The held-out half of the random suite changes the reported error, and no fitted parameter."""
     grid = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
     plain = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in grid]
@@ -282,10 +282,10 @@ def test_random_gemms_for_evaluation_are_never_fitted() -> None:
 
     def with_random(factor: float) -> Any:
         rows = [make_row(Case(operation=entry), H100.name, factor * (1e-5 + entry.flops / 5e14)) for entry in drawn]
-        return fitted([*plain, *(replace(row, suite="random") for row in rows)])
+        return fit_rows([*plain, *(replace(row, suite="random") for row in rows)])
 
     right, late = with_random(1.0), with_random(3.0)
-    alone = fitted(plain)
+    alone = fit_rows(plain)
     parameters = [found.content["records"]["gemm"]["parameters"] for found in (right, late, alone)]
 
     assert parameters[0] == parameters[1] == parameters[2]
@@ -306,7 +306,7 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
             make_row(Case(operation=call, variant=kernel), H100.name, time * (1e-5 + float(call.executed_flops) / 4e14))
             for call in calls
         ]
-    found = fitted(rows)
+    found = fit_rows(rows)
     report = found.content["records"]["attention"]["provenance"]["sections"]["prefill"]
 
     assert report["kernel"] == ("the library's choice" if own else quick)
@@ -323,7 +323,7 @@ def test_a_section_names_the_donor_of_its_alignment(name: str, donor: str | None
     gemms = [Gemm(name="x", dtype="fp16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
     rows = [make_row(Case(operation=entry), name, 1e-5 + entry.flops / 5e13) for entry in gemms]
 
-    (section,) = fitted(rows).content["records"]["gemm"]["parameters"]["dtypes"].values()
+    (section,) = fit_rows(rows).content["records"]["gemm"]["parameters"]["dtypes"].values()
 
     assert section.get("alignment_from") == donor
 
@@ -359,9 +359,7 @@ def tiled_time_s(operation: Gemm) -> float:
 )
 def test_the_simplest_form_that_suffices_is_taken(time_s: Callable[[Gemm], float], form: str) -> None:
     """A device without tiles is described by a roofline, one with tiles by tiles; a remark says so."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    result = calibrate_rows(gemm_rows(time_s), [make_run("cpu")])
+    result = fit_rows(gemm_rows(time_s), ["cpu"])
     report = result.content["records"]["gemm"]["provenance"]["sections"]["fp32"]
 
     assert report["form"] == form
@@ -371,9 +369,7 @@ def test_the_simplest_form_that_suffices_is_taken(time_s: Callable[[Gemm], float
 
 def test_a_cpu_with_gemms_only_prices_traffic_by_them() -> None:
     """Without pointwise rows, traffic is that of the GEMMs, not that of a GPU of the package; the interval is wide."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    content = calibrate_rows(gemm_rows(simple_time_s), [make_run("cpu")]).content
+    content = fit_rows(gemm_rows(simple_time_s), ["cpu"]).content
     gemm, pointwise = (content["records"][kind] for kind in ("gemm", "pointwise"))
     residual = pointwise["parameters"]["kinds"]["residual"]
 
@@ -385,10 +381,8 @@ def test_a_cpu_with_gemms_only_prices_traffic_by_them() -> None:
 
 def test_a_cpu_with_gemms_only_prices_attention_by_them(tmp_path: Path) -> None:
     """Without rows of attention, its two GEMMs and the softmax count at measured rates."""
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
     path = tmp_path / "cpu.json"
-    path.write_text(json.dumps(calibrate_rows(gemm_rows(simple_time_s), [make_run("cpu")]).content), encoding="utf-8")
+    path.write_text(json.dumps(fit_rows(gemm_rows(simple_time_s), ["cpu"]).content), encoding="utf-8")
     device = calibrated_device("cpu", path)
     call = Attention(
         name="a", dtype="fp32", batch_size=2, num_heads=8, num_kv_heads=8, head_dim=64, v_head_dim=64, query_len=256,
