@@ -15,7 +15,7 @@ from dataclasses import field
 from typing import Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Gemm, Operation, Pointwise
+from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device, positive
 from shapewright.measure.store.record import FAILED, OK, Case
 from shapewright.models import TransformerConfig
@@ -36,13 +36,12 @@ _POINTWISE = {
     "dropout": ("dropout", 1.0, 1.5, 1),  # a mask of one byte per 2-byte element
     "copy": ("permute", 1.0, 1.0, 1),
     "cross_entropy": ("cross_entropy", 1.0, 0.0, 1),
+    "adamw": ("optimizer", 4.0, 3.0, 1),  # parameters, gradients and two moments, in fp32; all but gradients written
 }
 # Of kernels with the same kind and bytes, the default one; the others are variants.
-_DEFAULT_KERNELS = ("layer_norm", "softmax", "gelu", "add", "dropout")
+_DEFAULT_KERNELS = ("layer_norm", "softmax", "gelu", "add", "dropout", "adamw")
 # Number of learned positions in the script's models.
 _MODEL_POSITIONS = 16384
-# AdamW reads fp32 parameters, gradients and two moments, and writes all but the gradients. [byte per parameter]
-_ADAMW_READ_BYTES, _ADAMW_WRITTEN_BYTES = 16.0, 12.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,17 +212,8 @@ def _attention(case: Record, dtype: str) -> Case:
 
 def _pointwise(case: Record, dtype: str) -> Case:
     name, tokens, width = str(case["operation"]), int(case["tokens"]), int(case["width"])
+    dtype = "fp32" if name == "adamw" else dtype
     elements, element_bytes = float(tokens) * width, 4.0 if dtype in ("fp32", "tf32") else 2.0
-    operation: Operation
-    if name == "adamw":
-        operation = Pointwise(
-            name=name,
-            dtype="fp32",
-            operation="optimizer",
-            read_bytes=_ADAMW_READ_BYTES * elements,
-            written_bytes=_ADAMW_WRITTEN_BYTES * elements,
-        )
-        return Case(operation=operation, row_width=width)
     kind, reads, writes, launches = _POINTWISE[name]
     operation = Pointwise(
         name=name,

@@ -13,10 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from shapewright.core.records import dataclass
-from shapewright.core.units import TERA
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device
-from shapewright.measure.store.record import Case
+from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device, measurement_of_rate
 
 _RATE = r"(?P<rate>[0-9.]+)"
 # "Throughput (in TFLOP/s) for 1024x1280x1024: 68.985"
@@ -115,7 +113,7 @@ def read_cookbook(text: str, overrides: Overrides) -> Iterator[Measurement]:
                 batch=batch[0] if batch else 1,
                 layout=layout,
             )
-            yield _from_rate(operation, float(groups["rate"]), overrides, "cookbook")
+            yield _from_rate(operation, groups["rate"], overrides, "cookbook")
 
 
 def read_mamf(text: str, overrides: Overrides) -> Iterator[Measurement]:
@@ -143,16 +141,10 @@ def _mamf_line(line: str) -> re.Match[str] | None:
 def _mamf(found: re.Match[str], overrides: Overrides) -> Measurement:
     m, n, k = (int(size) for size in found["sizes"].split("x"))
     operation = Gemm(name="mamf", dtype=overrides.dtype or "bf16", m=m, n=n, k=k, layout="NT")
-    return _from_rate(operation, float(found["rate"]), overrides, "mamf")
+    return _from_rate(operation, found["rate"], overrides, "mamf")
 
 
-def _from_rate(operation: Gemm, rate_tflops: float, overrides: Overrides, suite: str) -> Measurement:
-    median_s = float(operation.flops) / (rate_tflops * TERA) if rate_tflops > 0.0 else None
-    return Measurement(
-        case=Case(operation=operation),
-        device=overrides.device,
-        library=overrides.library,
-        suite=suite,
-        median_s=median_s,
-        facts={"kernel": operation.name, "method": "eager"},
+def _from_rate(operation: Gemm, rate: str, overrides: Overrides, suite: str) -> Measurement:
+    return measurement_of_rate(
+        operation, float(rate), device=overrides.device, library=overrides.library, suite=suite, method="eager"
     )

@@ -12,7 +12,9 @@ from typing import Any
 from shapewright import __version__
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError
 from shapewright.core.records import dataclass
+from shapewright.core.units import TERA
 from shapewright.hardware import detect_device, find_measured_device
+from shapewright.lowering.operations import Gemm
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 
 
@@ -74,6 +76,20 @@ def detected_device(gpu_name: str, num_sms: int, memory_bytes: float) -> str:
         return detect_device(gpu_name, num_sms, memory_bytes).name
     except ShapewrightError:
         return gpu_name
+
+
+def measurement_of_rate(
+    operation: Gemm, rate_tflops: float | None, *, device: str, library: str, suite: str, **facts: str
+) -> Measurement:
+    """A measurement from the rate of a GEMM; without a time if the rate is None or 0."""
+    return Measurement(
+        case=Case(operation=operation),
+        device=device,
+        library=library,
+        suite=suite,
+        median_s=float(operation.flops) / (rate_tflops * TERA) if rate_tflops else None,
+        facts={"kernel": operation.name, **facts},
+    )
 
 
 def make_rows(measurements: Iterable[Measurement], *, command: str) -> tuple[list[Run], list[Row]]:

@@ -13,7 +13,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.units import TERA
 from shapewright.lowering.operations import Attention, Collective, Gemm
 from shapewright.measure.accuracy.tables.gemm import PAPER_DTYPE, PAPER_LIBRARY
 from shapewright.measure.accuracy.tables.paper_layers import FORMAT as LAYERS_FORMAT
@@ -21,7 +20,7 @@ from shapewright.measure.accuracy.tables.paper_layers import GEMMS as LAYER_GEMM
 from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
 from shapewright.measure.accuracy.tables.pointwise import SIZES as POINTWISE_SIZES
 from shapewright.measure.accuracy.tables.pointwise import operation_of
-from shapewright.measure.store.imports.measured import Measurement, positive
+from shapewright.measure.store.imports.measured import Measurement, measurement_of_rate, positive
 from shapewright.measure.store.record import Case, Row, Run
 
 Record = Mapping[str, Any]
@@ -48,25 +47,11 @@ def _sizes(record: Record, *names: str) -> dict[str, Any]:
 
 
 def read_gemm(record: Record) -> Iterator[Measurement]:
-    """Read a record of gemm.parquet: the GEMM of a linear layer."""
-    operation = Gemm(
-        name="gemm",
-        dtype=get_dtype(record["dtype"]).name,
-        layout="NT",
-        **_sizes(record, "m", "n", "k"),
-    )
-    yield _measurement(record, Case(operation=operation, variant=str(record["kernel"])), "gemm")
-
-
-def read_linear_layers(record: Record) -> Iterator[Measurement]:
-    """Read a record of linear_layers.parquet: the GEMM of a named layer of a model."""
-    operation = Gemm(
-        name=f"{record['model']} {record['kernel']}",
-        dtype=get_dtype(record["dtype"]).name,
-        layout="NT",
-        **_sizes(record, "m", "n", "k"),
-    )
-    yield _measurement(record, Case(operation=operation, variant=str(record["kernel"])), "linear_layers")
+    """Read a record of gemm.parquet, or of linear_layers.parquet, whose layers are of a named model."""
+    kernel = str(record["kernel"])
+    name, suite = (f"{record['model']} {kernel}", "linear_layers") if "model" in record else ("gemm", "gemm")
+    operation = Gemm(name=name, dtype=get_dtype(record["dtype"]).name, layout="NT", **_sizes(record, "m", "n", "k"))
+    yield _measurement(record, Case(operation=operation, variant=kernel), suite)
 
 
 def read_attention(record: Record) -> Iterator[Measurement]:
@@ -153,17 +138,8 @@ def _from_rate(
     library: str = PAPER_LIBRARY,
     layout: str = "NN",
 ) -> Measurement:
-    """A measurement from the rate of a GEMM in TFLOP/s."""
     operation = Gemm(name=name, dtype=get_dtype(dtype).name, layout=layout, **sizes)
-    median_s = None if rate_tflops is None else float(operation.flops) / (rate_tflops * TERA)
-    return Measurement(
-        case=Case(operation=operation),
-        device=str(device),
-        library=library,
-        suite=suite,
-        median_s=median_s,
-        facts={"kernel": name},
-    )
+    return measurement_of_rate(operation, rate_tflops, device=str(device), library=library, suite=suite)
 
 
 # Required columns of each table and its reader; the first entry whose columns are all present applies.
@@ -171,7 +147,7 @@ READERS: tuple[tuple[frozenset[str], Callable[[Record], Iterator[Measurement]]],
     (frozenset(("query_len", "num_kv_heads", "kv_cache_dtype", "latency_s")), read_attention),
     (frozenset(("op_name", "num_gpus", "message_bytes", "latency_s")), read_collectives),
     (frozenset(("operation", "num_tokens", "gated", "latency_s")), read_pointwise),
-    (frozenset(("model", "kernel", "m", "n", "k", "latency_s")), read_linear_layers),
+    (frozenset(("model", "kernel", "m", "n", "k", "latency_s")), read_gemm),
     (frozenset(("kernel", "dtype", "m", "n", "k", "latency_s")), read_gemm),
     (frozenset(("sweep", "gpu", "batch", "m", "n", "k", "tflops")), read_paper_gemm),
     (frozenset(("log", "gpu", "num_heads", "hidden_size", "qkv_tflops")), read_paper_layers),
