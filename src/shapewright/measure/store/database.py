@@ -69,12 +69,11 @@ _MOST_ROWS = 10**7
 """Rows that are looked up one by one in a damaged file, whose largest number may be damaged too."""
 
 _AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
-_ROW_NAMES = tuple(spec.name for spec in fields(Row))
-_RUN_NAMES = tuple(spec.name for spec in fields(Run))
-_NAMES = {"runs": _RUN_NAMES, "measurements": _ROW_NAMES}
+_RECORDS: dict[str, type[Row] | type[Run]] = {"runs": Run, "measurements": Row}
+_NAMES = {table: tuple(spec.name for spec in fields(record)) for table, record in _RECORDS.items()}
 _REAL_NAMES = {spec.name for spec in fields(Row) if str(spec.type) in ("float", "float | None")}
 _REPLACE = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(
-    f"{name} = excluded.{name}" for name in (*_ROW_NAMES, "checksum") if name != "key"
+    f"{name} = excluded.{name}" for name in (*_NAMES["measurements"], "checksum") if name != "key"
 )
 
 
@@ -94,7 +93,12 @@ class Store:
         if read_only and not self.path.is_file():
             raise StoreError(f"no store at {self.path}; give a file that 'shapewright bench' has written")
         try:
-            self._connection = _connect(_read_only_uri(self.path) if read_only else str(self.path), is_uri=read_only)
+            self._connection = sqlite3.connect(
+                _read_only_uri(self.path) if read_only else str(self.path),
+                timeout=_BUSY_TIMEOUT_S,
+                isolation_level=None,
+                uri=read_only,
+            )
         except sqlite3.Error as error:
             raise self._explain(error) from error
         try:
@@ -148,7 +152,7 @@ class Store:
     def add_run(self, run: Run) -> None:
         """Store a run; its rows refer to it."""
         with self._explained(), self._transaction():
-            self._insert("runs", _RUN_NAMES, run, "ON CONFLICT (run_id) DO NOTHING")
+            self._insert("runs", run, "ON CONFLICT (run_id) DO NOTHING")
 
     def add(self, row: Row) -> bool:
         """Store a finished row in a transaction of its own.
@@ -157,7 +161,7 @@ class Store:
             Whether it was stored: an existing successful row is not replaced, a failed or wrong one is.
         """
         with self._explained(), self._transaction():
-            return self._insert("measurements", _ROW_NAMES, row, f"{_REPLACE} WHERE measurements.status <> '{OK}'") == 1
+            return self._insert("measurements", row, f"{_REPLACE} WHERE measurements.status <> '{OK}'") == 1
 
     def add_all(self, runs: Iterable[Run], rows: Iterable[Row]) -> dict[str, int]:
         """Store many finished rows and their runs in one transaction.
@@ -171,13 +175,13 @@ class Store:
         with self._explained(), self._transaction():
             known = dict(self._connection.execute("SELECT key, status FROM measurements"))
             for run in runs:
-                self._insert("runs", _RUN_NAMES, run, "ON CONFLICT (run_id) DO NOTHING")
+                self._insert("runs", run, "ON CONFLICT (run_id) DO NOTHING")
             for row in rows:
                 status = known.get(row.key)
                 if status is not None and (status == OK or row.status != OK):
                     counts["kept"] += 1
                     continue
-                self._insert("measurements", _ROW_NAMES, row, _REPLACE)
+                self._insert("measurements", row, _REPLACE)
                 counts["added" if status is None else "replaced"] += 1
                 known[row.key] = row.status
         return counts
@@ -197,7 +201,7 @@ class Store:
         """
         wanted = None if keys is None else set(keys)
         found = self._read("measurements", "measured_utc")
-        decoded = (_decode(_ROW_NAMES, values) for values in found)
+        decoded = (_decode("measurements", values) for values in found)
         return [Row(**values) for values in decoded if wanted is None or values["key"] in wanted]
 
     def runs(self) -> list[Run]:
@@ -206,7 +210,7 @@ class Store:
         Raises:
             StoreError: the file is damaged, or a run differs from its checksum.
         """
-        return [Run(**_decode(_RUN_NAMES, values)) for values in self._read("runs", "started_utc")]
+        return [Run(**_decode("runs", values)) for values in self._read("runs", "started_utc")]
 
     def _read(self, table: str, order: str) -> list[tuple[Any, ...]]:
         """Values of a table's rows in some order, verified by their checksums and their number."""
@@ -243,14 +247,13 @@ class Store:
             with suppress(sqlite3.DatabaseError):
                 numbers = execute(f"SELECT rowid FROM {table} {source} ORDER BY rowid DESC LIMIT 1").fetchone() or (0,)
                 last = max(last, *numbers)
-        record, names = (Run, _RUN_NAMES) if table == "runs" else (Row, _ROW_NAMES)
-        query = f"SELECT {', '.join(names)}, checksum FROM {table} WHERE rowid = ?"
+        query = f"SELECT {', '.join(_NAMES[table])}, checksum FROM {table} WHERE rowid = ?"
         sound: list[Any] = []
         for number in range(1, min(last, _MOST_ROWS) + 1):
             with suppress(sqlite3.DatabaseError, ValueError):  # a page, or a text, that cannot be read
                 *values, checksum = execute(query, (number,)).fetchone() or (None,)
                 if values and checksum == _checksum(values):
-                    sound.append(record(**_decode(names, values)))
+                    sound.append(_RECORDS[table](**_decode(table, values)))
         if len(sound) < last:
             lost[f"damaged {table}"] = last - len(sound)
         return sound
@@ -273,7 +276,8 @@ class Store:
                 problems.append(f"{num_damaged} {table} differ from their checksums")
         return problems
 
-    def _insert(self, table: str, names: Sequence[str], record: Row | Run, conflict: str) -> int:
+    def _insert(self, table: str, record: Row | Run, conflict: str) -> int:
+        names = _NAMES[table]
         values = [_encode(name, getattr(record, name)) for name in names]
         marks = ", ".join("?" * (len(names) + 1))
         statement = f"INSERT INTO {table} ({', '.join(names)}, checksum) VALUES ({marks}) {conflict}"
@@ -332,10 +336,6 @@ def require_writable(path: str | Path) -> None:
         raise StoreError(f"store {target}: {error.strerror or error}; {_WRITABLE_FOLDER}") from error
 
 
-def _connect(target: str, *, is_uri: bool = False) -> sqlite3.Connection:
-    return sqlite3.connect(target, timeout=_BUSY_TIMEOUT_S, isolation_level=None, uri=is_uri)
-
-
 def _read_only_uri(path: Path) -> str:
     """URI that opens a file read-only, and as immutable if its folder is not writable."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
@@ -359,10 +359,9 @@ def _checksum(values: Sequence[Any]) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _decode(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    decoded = {
-        name: json.loads(value) if name in _AS_JSON else value for name, value in zip(names, values, strict=True)
-    }
+def _decode(table: str, values: Sequence[Any]) -> dict[str, Any]:
+    named = zip(_NAMES[table], values, strict=True)
+    decoded = {name: json.loads(value) if name in _AS_JSON else value for name, value in named}
     if "is_cold" in decoded:
         decoded["is_cold"] = bool(decoded["is_cold"])
     return decoded
