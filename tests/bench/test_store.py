@@ -198,14 +198,6 @@ def test_bad_stores_are_rejected_and_not_modified(how: str, words: str, tmp_path
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
-def test_missing_store_is_not_created(tmp_path: Path) -> None:
-    """Reading a missing store is an error and does not create a file."""
-    with pytest.raises(StoreError, match="no store at"):
-        Store(tmp_path / "s.sqlite", read_only=True)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def fill(store: Store) -> None:
     """Add rows until an error occurs."""
     for m in range(1, 10_000):

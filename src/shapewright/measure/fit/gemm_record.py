@@ -76,7 +76,7 @@ def fit_gemm_sections(
     """Return sections, intervals and reports by dtype, and remarks for the user.
 
     Args:
-        table: GEMMs of one device, from ``measured_rows.gemm_table``.
+        table: GEMMs of one device, from ``gemm_table``.
 
     Raises:
         CalibrationError: no dtype has FEWEST_ROWS rows.
