@@ -125,6 +125,11 @@ def failed_row(row: Row, error: str, state: Mapping[str, float] | None = None) -
     return replace(row, status=FAILED, error=error[:_MAX_ERROR_LENGTH], state_after=state or {}, measured_utc=now_utc())
 
 
+def unmeasured_row(case: Case, run: Run, error: str) -> Row:
+    """A failed row of a case that ended before it was measured."""
+    return failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), error)
+
+
 def prepare(case: Case, backend: Backend) -> PreparedCall:
     """Prepare a case on the device.
 

@@ -7,7 +7,6 @@ on another one and repeats its case there; a case that loses its actor repeatedl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 from shapewright import __version__
 from shapewright.core.errors import BenchError, ClusterError
 from shapewright.core.ray_cluster import connect
-from shapewright.measure.bench.measuring import failed_row, now_utc, one_line
-from shapewright.measure.bench.run import MIN_ROW_S, Outcome, count_outcome, max_row_s, pending_cases
+from shapewright.measure.bench.measuring import one_line, unmeasured_row
+from shapewright.measure.bench.run import Outcome, RunRecorder, limit_row_s
 from shapewright.measure.bench.worker import Worker, WorkerDiedError
-from shapewright.measure.store.record import FAILED, Row, row_facts
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.bench.worker import WorkerOptions
     from shapewright.measure.store.database import Store
-    from shapewright.measure.store.record import Case, Run
+    from shapewright.measure.store.record import Case, Row, Run
 
 # Restarts of an actor, and retries of a case whose actor was lost.
 _MAX_RESTARTS, _MAX_RETRIES = 5, 2
@@ -84,31 +82,23 @@ class ClusterMeasurer:
         on_start: Callable[[int], None],
     ) -> Outcome:
         """Measure cases on all devices concurrently; see run_cases for the arguments."""
-        begin = time.monotonic()
-        measurable, pending = pending_cases(cases, self.facts, store, run, retry_failed=retry_failed)
-        store.add_run(run)
-        on_start(len(pending))
-        idle, busy = list(self._actors), {}
-        measured: list[Row] = []
-        num_submitted = num_unstored = 0
+        recorder = RunRecorder(
+            cases, self.facts, store, run, retry_failed=retry_failed, on_row=on_row, on_start=on_start
+        )
+        pending, idle, busy = recorder.pending, list(self._actors), {}
+        num_submitted = 0
         while True:
-            while idle and num_submitted < len(pending) and (left_s := budget_s - (time.monotonic() - begin)) > 0.0:
+            while idle and num_submitted < len(pending) and (left_s := budget_s - recorder.elapsed_s()) > 0.0:
                 case, actor = pending[num_submitted], idle.pop()
-                share_s = left_s * self.num_devices / (len(pending) - num_submitted)
-                row_s = min(max(share_s, MIN_ROW_S), max_row_s(case))
+                row_s = limit_row_s(case, left_s * self.num_devices / (len(pending) - num_submitted))
                 busy[actor.measure.remote(case, run, row_s, ci_fraction)] = (case, actor)
                 num_submitted += 1
             if not busy:
-                break
+                return recorder.outcome()
             for reference in self._ray.wait(list(busy), num_returns=1, timeout=_POLL_INTERVAL_S)[0]:
                 case, actor = busy.pop(reference)
-                row = self._fetch(reference, case, run)
-                num_unstored += not store.add(row)
-                measured.append(row)
-                on_row(row)
+                recorder.add(self._fetch(reference, case, run))
                 idle.append(actor)
-        wall_s = time.monotonic() - begin
-        return count_outcome(measured, num_unstored, cases, measurable, pending, wall_s=wall_s)
 
     def close(self) -> None:
         """Stop the processes."""
@@ -119,8 +109,7 @@ class ClusterMeasurer:
         try:
             row: Row = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            reason = f"the measuring process was lost: {one_line(error)}"
-            return failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), reason)
+            return unmeasured_row(case, run, f"the measuring process was lost: {one_line(error)}")
         return row
 
 
@@ -143,7 +132,7 @@ class _Actor:
         try:
             return self._worker.measure(case, run, budget_s=budget_s, ci_fraction=ci_fraction)
         except WorkerDiedError as death:
-            return failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), str(death))
+            return unmeasured_row(case, run, str(death))
 
 
 @contextmanager

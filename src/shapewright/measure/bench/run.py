@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 from shapewright import __version__
 from shapewright.core.errors import BenchError
 from shapewright.core.records import dataclass
-from shapewright.measure.bench.measuring import failed_row, now_utc
+from shapewright.measure.bench.measuring import now_utc, unmeasured_row
 from shapewright.measure.bench.worker import WorkerDiedError
-from shapewright.measure.store.record import FAILED, OK, STATUSES, Case, Row, Run, row_facts
+from shapewright.measure.store.record import OK, STATUSES, Case, Row, Run
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.store.database import Store
 
 # Limits of a row's share of the remaining budget. [s]
-MIN_ROW_S, _MAX_ROW_S = 0.03, 2.0
+_MIN_ROW_S, _MAX_ROW_S = 0.03, 2.0
 # Layers and steps need more time for the same precision. [s]
 _MAX_ROW_S_BY_KIND = {"layer": 4.0, "step": 15.0}
 # Half width of the median's 95 % confidence interval over the median at which sampling stops.
@@ -131,75 +131,90 @@ def run_cases(
         BenchError: the measuring process died several times in succession; every row until then is stored.
         StoreError: a row cannot be stored.
     """
-    begin = time.monotonic()
-    measurable, pending = pending_cases(cases, measurer.facts, store, run, retry_failed=retry_failed)
-    store.add_run(run)
-    on_start(len(pending))
-    measured: list[Row] = []
-    num_crashes = num_unstored = 0
+    recorder = RunRecorder(
+        cases, measurer.facts, store, run, retry_failed=retry_failed, on_row=on_row, on_start=on_start
+    )
+    pending = recorder.pending
+    num_crashes = 0
     for index, case in enumerate(pending):
-        left_s = budget_s - (time.monotonic() - begin)
+        left_s = budget_s - recorder.elapsed_s()
         if left_s <= 0.0:
             break
-        row_s = min(max(left_s / (len(pending) - index), MIN_ROW_S), max_row_s(case))
+        row_s = limit_row_s(case, left_s / (len(pending) - index))
         try:
             row = measurer.measure(case, run, budget_s=row_s, ci_fraction=ci_fraction)
             num_crashes = 0
         except WorkerDiedError as death:
             num_crashes += 1
-            row = failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), str(death))
-        num_unstored += not store.add(row)
-        measured.append(row)
-        on_row(row)
+            row = unmeasured_row(case, run, str(death))
+        recorder.add(row)
         if num_crashes >= _MAX_SUCCESSIVE_CRASHES:
             raise BenchError(
                 f"the measuring process died in {num_crashes} successive rows ({row.error}); these rows are stored as "
                 "failed, and the next run continues after them"
             )
-    wall_s = time.monotonic() - begin
-    return count_outcome(measured, num_unstored, cases, measurable, pending, wall_s=wall_s)
+    return recorder.outcome()
 
 
-def count_outcome(
-    measured: Sequence[Row],
-    num_unstored: int,
-    cases: Sequence[Case],
-    measurable: Sequence[Case],
-    pending: Sequence[Case],
-    *,
-    wall_s: float,
-) -> Outcome:
-    """Count the cases of a run by what became of them.
+class RunRecorder:
+    """The cases that a store lacks, and their rows: each is stored, reported and counted as it arrives.
 
     Args:
-        num_unstored: Rows of these that the store did not take.
-        pending: Those of them that the store did not contain.
-        wall_s: Elapsed time. [s]
+        cases: All cases of the run; those above the device's limit are not measured.
+        retry_failed: Whether to measure failed and wrong rows again.
+        on_row: Called with each row.
+        on_start: Called with the number of cases to measure.
     """
-    return Outcome(
-        measured=tuple(measured),
-        num_unstored=num_unstored,
-        num_known=len(measurable) - len(pending),
-        num_left=len(pending) - len(measured),
-        num_too_large=len(cases) - len(measurable),
-        wall_s=wall_s,
-        kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
-        waited_s=sum(row.figures.get("waited_s", 0.0) for row in measured),
-    )
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        facts: DeviceFacts,
+        store: Store,
+        run: Run,
+        *,
+        retry_failed: bool,
+        on_row: Callable[[Row], None],
+        on_start: Callable[[int], None],
+    ) -> None:
+        self._begin = time.monotonic()
+        measurable = [case for case in cases if float(case.operation.flops) <= facts.max_operation_flops]
+        known = store.finished_keys(statuses=(OK,) if retry_failed else STATUSES)
+        self.pending = [case for case in measurable if case.key(run.device, run.library) not in known]
+        self._num_known, self._num_too_large = len(measurable) - len(self.pending), len(cases) - len(measurable)
+        self._store, self._on_row = store, on_row
+        self._measured: list[Row] = []
+        self._num_unstored = 0
+        store.add_run(run)
+        on_start(len(self.pending))
+
+    def elapsed_s(self) -> float:
+        """Time since the run began. [s]"""
+        return time.monotonic() - self._begin
+
+    def add(self, row: Row) -> None:
+        """Commit a row to the store, and report it."""
+        self._num_unstored += not self._store.add(row)
+        self._measured.append(row)
+        self._on_row(row)
+
+    def outcome(self) -> Outcome:
+        """Count the cases by what became of them until now."""
+        return Outcome(
+            measured=tuple(self._measured),
+            num_unstored=self._num_unstored,
+            num_known=self._num_known,
+            num_left=len(self.pending) - len(self._measured),
+            num_too_large=self._num_too_large,
+            wall_s=self.elapsed_s(),
+            kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in self._measured),
+            waited_s=sum(row.figures.get("waited_s", 0.0) for row in self._measured),
+        )
 
 
-def pending_cases(
-    cases: Sequence[Case], facts: DeviceFacts, store: Store, run: Run, *, retry_failed: bool
-) -> tuple[list[Case], list[Case]]:
-    """Cases within the device's limit, and those of them that the store does not contain yet."""
-    measurable = [case for case in cases if float(case.operation.flops) <= facts.max_operation_flops]
-    known = store.finished_keys(statuses=(OK,) if retry_failed else STATUSES)
-    return measurable, [case for case in measurable if case.key(run.device, run.library) not in known]
-
-
-def max_row_s(case: Case) -> float:
-    """Upper limit of the time for one row. [s]"""
-    return _MAX_ROW_S_BY_KIND.get(case.operation.kind, _MAX_ROW_S)
+def limit_row_s(case: Case, share_s: float) -> float:
+    """A row's share of the remaining budget, within the limits of its kind. [s]"""
+    return min(max(share_s, _MIN_ROW_S), _MAX_ROW_S_BY_KIND.get(case.operation.kind, _MAX_ROW_S))
 
 
 def stored_rows(cases: Iterable[Case], store: Store, run: Run) -> list[Row]:

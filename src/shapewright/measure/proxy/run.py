@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import BenchError, first_line
 from shapewright.core.records import dataclass
 from shapewright.measure.bench.device.open_device import open_backend
-from shapewright.measure.bench.measuring import now_utc
+from shapewright.measure.bench.measuring import now_utc, unmeasured_row
 from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.measure.bench.run import make_run
 from shapewright.measure.proxy.train import DivergedError, LossRecord, Progress, Trainer, record_steps
@@ -211,7 +211,7 @@ def _row(job: _Job, record: LossRecord, backend: Backend) -> Row:
 
 
 def _failed_row(job: _Job, error: str) -> Row:
-    return Row(**row_facts(job.case(job.spec.num_steps), job.run), measured_utc=now_utc(), status=FAILED, error=error)
+    return unmeasured_row(job.case(job.spec.num_steps), job.run, error)
 
 
 @contextmanager

@@ -224,13 +224,16 @@ class Backend(DeviceFacts):
 
     def trim(self) -> None:
         """Free cached memory of earlier rows if it exceeds a limit."""
-        if not self.is_cuda:
-            return
+        if self.is_cuda and self._cached_bytes() > _MAX_UNUSED_FRACTION * float(self.facts["memory_bytes"]):
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _cached_bytes(self) -> int:
+        """Memory that torch's allocator keeps and no tensor uses. [byte]"""
         import torch
 
-        unused_bytes = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
-        if unused_bytes > _MAX_UNUSED_FRACTION * float(self.facts["memory_bytes"]):
-            torch.cuda.empty_cache()
+        return int(torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device))
 
     def peak_bytes(self, run: Callable[[], object]) -> float | None:
         """Peak memory of tensors during a call, as torch counts it, without the input pool; None on a CPU. [byte]"""
@@ -250,10 +253,7 @@ class Backend(DeviceFacts):
             import torch
 
             free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
-            reusable_bytes = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(
-                self.torch_device
-            )
-            return _USABLE_FRACTION * float(free_bytes + reusable_bytes + self.pool.num_bytes)
+            return _USABLE_FRACTION * float(free_bytes + self._cached_bytes() + self.pool.num_bytes)
         return _USABLE_FRACTION * (host_available_bytes() + self.pool.num_bytes)
 
     def release(self) -> None:

@@ -147,9 +147,8 @@ def _gpu_backend(torch: Any, index: int) -> Backend:
     if not hip:
         with suppress(OSError):
             nvml = Nvml(facts["uuid"])
-    supported = {
-        dtype for dtype, capability in _CUDA_DTYPES.items() if (properties.major, properties.minor) >= capability
-    }
+    version = properties.major, properties.minor
+    supported = tuple(dtype for dtype, since in _CUDA_DTYPES.items() if version >= since)
     torch_device = torch.device("cuda", index)
     torch.cuda.set_stream(torch.cuda.Stream(torch_device))
     return Backend(
@@ -161,7 +160,7 @@ def _gpu_backend(torch: Any, index: int) -> Backend:
         driver=nvml.driver() if nvml else "",
         runtime=f"rocm {hip}" if hip else f"cuda {torch.version.cuda}",
         torch_version=str(torch.__version__),
-        dtypes=("fp32", "fp16", "bf16") if hip else tuple(dtype for dtype in _CUDA_DTYPES if dtype in supported),
+        dtypes=("fp32", "fp16", "bf16") if hip else supported,
         cache_bytes=float(getattr(properties, "L2_cache_size", 0) or _GPU_CACHE_BYTES),
         max_operation_flops=float("inf"),
         read_state=nvml.state if nvml else dict,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
@@ -56,17 +57,13 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     def make() -> tuple[Any, ...]:
         q = tensor(heads, queries, int(operation.head_dim))
         k = tensor(kv_heads, keys, int(operation.head_dim))
-        v = k[..., : int(operation.v_head_dim)] if operation.values_in_keys else None
-        return q, k, v if v is not None else tensor(kv_heads, keys, int(operation.v_head_dim))
+        width = int(operation.v_head_dim)
+        return q, k, k[..., :width] if operation.values_in_keys else tensor(kv_heads, keys, width)
 
     kernel = f"sdpa {variant}".strip()
     if not operation.is_backward:
-
-        def check_forward(found: Any, arguments: tuple[Any, ...]) -> float:
-            return _check_forward(found, arguments, is_causal=is_causal)
-
-        inputs = [make() for _ in range(count)]
-        return PreparedCall(inputs=inputs, call=forward, check=check_forward, kernel=kernel, set_bytes=set_bytes)
+        inputs, check = [make() for _ in range(count)], partial(_check_forward, is_causal=is_causal)
+        return PreparedCall(inputs=inputs, call=forward, check=check, kernel=kernel, set_bytes=set_bytes)
 
     def backward(out: Any, leaves: tuple[Any, ...], gradient: Any) -> Any:
         return torch.autograd.grad(out, leaves, gradient, retain_graph=True)
@@ -76,14 +73,11 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
         out = forward(*leaves)
         return out, leaves, tensor(heads, queries, int(operation.v_head_dim))
 
-    def check_backward(found: Any, arguments: tuple[Any, ...]) -> float:
-        return _check_backward(found, arguments[1], arguments[2], is_causal=is_causal)
-
     # Autograd runs a gradient on the stream of its forward pass, which is the captured stream: there is only one.
     return PreparedCall(
         inputs=[make_backward() for _ in range(count)],
         call=backward,
-        check=check_backward,
+        check=partial(_check_backward, is_causal=is_causal),
         kernel=f"{kernel} backward",
         set_bytes=set_bytes,
     )
@@ -156,10 +150,11 @@ def _check_forward(found: Any, arguments: tuple[Any, ...], *, is_causal: bool) -
     return relative_error(found[-1, -1][rows], _probabilities(q, k, rows, is_causal=is_causal) @ v)
 
 
-def _check_backward(found: tuple[Any, ...], leaves: tuple[Any, ...], gradient: Any, *, is_causal: bool) -> float:
+def _check_backward(found: tuple[Any, ...], arguments: tuple[Any, ...], *, is_causal: bool) -> float:
     """Error of some rows of dQ; dK and dV, which sum over all queries, must only be finite."""
     if not all(bool(part.isfinite().all()) for part in found):
         return float("nan")
+    _, leaves, gradient = arguments
     q, k, v = _last_head(leaves)
     rows = spread_indices(q.shape[0], _CHECKED_QUERIES)
     probabilities = _probabilities(q, k, rows, is_causal=is_causal)

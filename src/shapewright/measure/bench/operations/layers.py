@@ -135,7 +135,7 @@ def prepare_step(step: StepRun, backend: Backend) -> PreparedCall:
     length = workload.query_len + (1 if workload.is_training else 0)
     tokens = torch.randint(0, config.vocab_size, (workload.micro_batch_size, length), device=backend.torch_device)
     if workload.is_training:
-        optimize = make_optimizer_step(model.parameters(), fused=True)
+        optimize = make_optimizer_step(model.parameters())
 
         def call(tokens: Any) -> Any:
             loss = model.loss(tokens, context)

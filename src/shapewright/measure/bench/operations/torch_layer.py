@@ -171,17 +171,17 @@ def run_layer(weights: Mapping[str, Any], x: Any, context: PassContext, cache: t
     if config.parallel_attention_mlp:
         normed = run_norm(weights, "norm_0", x, config)
         second = run_norm(weights, "norm_1", x, config) if config.num_norms_per_layer > 1 else normed
-        attended = _dropout(_run_attention(weights, normed, context, cache), context)
-        return x + attended + _dropout(_run_mlp(weights, second, config), context)
+        attended = dropout(_run_attention(weights, normed, context, cache), context)
+        return x + attended + dropout(_run_mlp(weights, second, config), context)
     sandwich = config.num_norms_per_layer == 4
     attended = _run_attention(weights, run_norm(weights, "norm_0", x, config), context, cache)
     if sandwich:
         attended = run_norm(weights, "norm_2", attended, config)
-    x = x + _dropout(attended, context)
+    x = x + dropout(attended, context)
     inner = _run_mlp(weights, run_norm(weights, "norm_1", x, config), config)
     if sandwich:
         inner = run_norm(weights, "norm_3", inner, config)
-    return x + _dropout(inner, context)
+    return x + dropout(inner, context)
 
 
 def run_norm(weights: Mapping[str, Any], name: str, x: Any, config: TransformerConfig) -> Any:
@@ -302,7 +302,8 @@ def _activate(x: Any, config: TransformerConfig) -> Any:
     return functional.silu(x) if kind == "silu" else functional.relu(x)
 
 
-def _dropout(x: Any, context: PassContext) -> Any:
+def dropout(x: Any, context: PassContext) -> Any:
+    """Drop elements of the residual stream in training, if the model does."""
     from torch.nn import functional
 
     dropped = context.config.hidden_dropout

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.measure.bench.operations.torch_layer import (
     PassContext,
     Weights,
+    dropout,
     linear,
     make_layer,
     make_norm,
@@ -86,8 +87,7 @@ class Decoder:
             x = x + functional.embedding(positions, outer["positions"])
         if config.embedding_norm:
             x = run_norm(outer, "embedding_norm", x, config)
-        if self.workload.is_training and config.hidden_dropout > 0.0:
-            x = functional.dropout(x, config.hidden_dropout)
+        x = dropout(x, context)
         for index, layer in enumerate(self.layers):
             x = run_layer(layer, x, context, cache[index] if cache is not None else None)
         if config.has_final_norm:
@@ -106,7 +106,7 @@ class Decoder:
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def make_optimizer_step(parameters: list[Any], *, fused: bool) -> Callable[[], None]:
+def make_optimizer_step(parameters: list[Any]) -> Callable[[], None]:
     """Make an AdamW step in fp32 with clipped gradients, as in training frameworks.
 
     16-bit weights have fp32 master copies: gradients are converted to fp32, the step updates the master weights, and
@@ -114,7 +114,6 @@ def make_optimizer_step(parameters: list[Any], *, fused: bool) -> Callable[[], N
 
     Args:
         parameters: The model's weights; they must have gradients when the step is called.
-        fused: Whether to use torch's fused kernel.
     """
     import torch
 
@@ -123,7 +122,7 @@ def make_optimizer_step(parameters: list[Any], *, fused: bool) -> Callable[[], N
     if not is_wide:
         for master in masters:
             master.grad = torch.zeros_like(master)
-    optimizer = torch.optim.AdamW(masters, lr=_LEARNING_RATE, fused=fused)
+    optimizer = torch.optim.AdamW(masters, lr=_LEARNING_RATE, fused=True)
 
     def step() -> None:
         with torch.no_grad():

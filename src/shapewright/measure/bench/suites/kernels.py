@@ -155,32 +155,24 @@ def _attention(
 
 def _pointwise(name: str, kind: str, dtype: str, rows: int, width: int) -> Case:
     """A pointwise case that reads and writes the bytes that the lowering counts for its kind."""
+    element_bytes, backward = get_dtype(dtype).num_bytes, kind == LOSS_BACKWARD
+    operation = {"glu": "activation", RMS_NORM: "norm", LOSS_BACKWARD: LOSS, ADAMW: "optimizer"}.get(kind, kind)
     if kind == ADAMW:  # gradient, weight and two moments in fp32; all but the gradient are written again
-        operation = Pointwise(name=name, dtype="fp32", operation="optimizer", read_bytes=16.0 * rows * width,
-                              written_bytes=12.0 * rows * width)  # fmt: skip
-        return Case(operation=operation, row_width=width)
-    if kind in (LOSS, LOSS_BACKWARD):  # as lowering.head counts them
-        element_bytes, backward = get_dtype(dtype).num_bytes, kind == LOSS_BACKWARD
-        operation = Pointwise(
-            name=name,
-            dtype=dtype,
-            operation=LOSS,
-            read_bytes=rows * width * (12.0 if backward else element_bytes + 4.0),
-            written_bytes=rows * width * (8.0 + element_bytes * backward),
-            num_kernels=3 if backward else 2,
-        )
-        return Case(operation=operation, row_width=width)
-    num_inputs = {"residual": 2.0, "glu": 2.0}.get(kind, 1.0)
-    element_bytes = get_dtype(dtype).num_bytes
-    written_bytes = rows * width * (element_bytes + (1.0 if kind == "dropout" else 0.0))
-    operation = Pointwise(
+        dtype, read_bytes, written_bytes = "fp32", 16.0, 12.0
+    elif operation == LOSS:  # as lowering.head counts them
+        read_bytes, written_bytes = 12.0 if backward else element_bytes + 4.0, 8.0 + element_bytes * backward
+    else:
+        read_bytes = element_bytes * (2.0 if kind in ("residual", "glu") else 1.0)
+        written_bytes = element_bytes + (1.0 if kind == "dropout" else 0.0)
+    moved = Pointwise(
         name=name,
         dtype=dtype,
-        operation={"glu": "activation", RMS_NORM: "norm"}.get(kind, kind),
-        read_bytes=num_inputs * rows * width * element_bytes,
-        written_bytes=written_bytes,
+        operation=operation,
+        read_bytes=rows * width * read_bytes,
+        written_bytes=rows * width * written_bytes,
+        num_kernels={LOSS: 2, LOSS_BACKWARD: 3}.get(kind, 1),
     )
-    return Case(operation=operation, row_width=width, variant=kind if kind == RMS_NORM else "")
+    return Case(operation=moved, row_width=width, variant=kind if kind == RMS_NORM else "")
 
 
 def _measured_twice(cases: list[Case]) -> list[Case]:

@@ -189,26 +189,23 @@ class ModelCases:
 
     Attributes:
         cases: Distinct operations, in the order of the step.
-        repeats: Executions per step, by the case's key without device and library.
-        names: Executions per step of each operation that a case stands for, by that key and by name: equal ones are
-            measured once.
+        names: Executions per step of each operation that a case stands for, by the case's key without device and
+            library, and by name: equal ones are measured once.
         skipped: Reason why an operation cannot be measured, by its name.
     """
 
     cases: tuple[Case, ...]
-    repeats: dict[str, int]
     names: dict[str, Counter[str]]
     skipped: dict[str, str]
 
     def repeats_of(self, case: Case) -> int:
         """Executions of a case per step."""
-        return self.repeats[case.key("", "")]
+        return self.names[case.key("", "")].total()
 
 
 def list_model_cases(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> ModelCases:
     """List the operations of one step on one device as cases; collectives are skipped."""
     cases: dict[str, Case] = {}
-    repeats: dict[str, int] = {}
     names: dict[str, Counter[str]] = {}
     skipped: dict[str, str] = {}
     for operation in lower(config, workload, layout):
@@ -219,9 +216,8 @@ def list_model_cases(config: TransformerConfig, workload: Workload, layout: Para
             continue
         key = case.key("", "")
         cases.setdefault(key, case)
-        repeats[key] = repeats.get(key, 0) + int(operation.repeats)
         names.setdefault(key, Counter())[operation.name] += int(operation.repeats)
-    return ModelCases(tuple(cases.values()), repeats, names, skipped)
+    return ModelCases(tuple(cases.values()), names, skipped)
 
 
 def largest_first(cases: Iterable[Case]) -> list[Case]:
