@@ -42,8 +42,8 @@ def load_refit(name: str) -> ModuleType:
 
 
 @cache
-def published_runs(*, has_experts: bool | None = False) -> list[PublishedRun]:
-    """Published training runs with a full configuration: of dense models, or of mixtures of experts; None for both."""
+def published_runs(*, has_experts: bool | None = None) -> list[PublishedRun]:
+    """Published training runs with a full configuration: of mixtures of experts, of dense models, or of both."""
     columns = read_columns(measured_file("published_training_throughput.csv"), FORMAT, Counter())
     return list(read_runs(columns, Context(), has_experts=has_experts))
 
