@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.lowering.operations.gemm import contiguous_dims
@@ -70,6 +71,9 @@ _ROOFLINE_CONSTANTS = {
 }
 
 
+Factors = dict[str, dict[str, float]]
+
+
 def fit_gemm_sections(
     table: pd.DataFrame, device: Device
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
@@ -99,9 +103,6 @@ def fit_gemm_sections(
             "with 'shapewright bench alignment'"
         )
     return sections, intervals, reports, remarks
-
-
-Factors = dict[str, dict[str, float]]
 
 
 class Form(NamedTuple):
@@ -237,8 +238,6 @@ def gemm_forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: boo
 
 def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
     """Count rows with a contiguous dimension that is not aligned to 16 bytes."""
-    from shapewright.core.dtypes import get_dtype
-
     poor = np.zeros(len(rows), dtype=bool)
     for layout in rows.layout.unique():
         here = (rows.layout == layout).to_numpy()
@@ -248,7 +247,7 @@ def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
     return int(poor.sum())
 
 
-def _borrowed_table(device: Device, dtype: str) -> tuple[dict[str, dict[str, float]], str, str]:
+def _borrowed_table(device: Device, dtype: str) -> tuple[Factors, str, str]:
     """Return alignment factors of the device's current record, their origin in words, and the device they are from."""
     record = load_record("gemm", device)
     sections = record.parameters["dtypes"]
