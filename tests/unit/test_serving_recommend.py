@@ -109,6 +109,52 @@ def test_a_limit_per_token_recommends_the_most_tokens_within_it() -> None:
     assert plan(tpot_limit_s=1e-6).recommended is None
 
 
+@pytest.mark.parametrize(
+    ("model", "server", "lengths"),
+    [
+        ("llama-3.1-70b", "sglang-0.5", {"prompt_len": 1000, "output_len": 200}),
+        ("llama-3.1-8b", "sglang-0.5", {"prompt_len": 8000, "output_len": 500}),
+        ("llama-3.1-70b", None, {"prompt_len": 8000, "output_len": 500}),
+        ("llama-3.1-8b", "sglang-0.5", {"prompt_len": 1000, "output_len": 200, "tpot_limit_s": 0.02}),
+        ("llama-3.1-8b", "sglang-0.5", {"prompt_len": 1000, "output_len": 200, "requests_per_s": 20.0}),
+    ],
+)
+def test_without_a_limit_the_first_token_of_the_recommended_point_comes_within_a_second(
+    model: str, server: str | None, lengths: dict[str, Any]
+) -> None:
+    """Disaggregated points that serve most let prompts wait for seconds; the recommended one does not."""
+    found = plan(model, "h200-sxm-141gb", server=server, num_devices=8, **lengths)
+    late = [point for point in found.points if point.ttft.middle_s > 1.0]
+
+    assert late
+    assert found.recommended is not None
+    assert found.recommended.point.ttft.middle_s <= 1.0
+    assert found.recommended.ttft_limit_s == 1.0
+    assert "first token within the default limit of 1 s" in found.recommended.reason
+
+
+def test_a_given_limit_of_the_first_token_replaces_the_default() -> None:
+    """With a limit of 5 s the point that serves more is recommended, and no default is mentioned."""
+    slow, soon = make_point(0.010, 10.0, ttft_s=4.0), make_point(0.010, 4.0)
+    free, limited = recommend([slow, soon], REQUEST), recommend([slow, soon], replace(REQUEST, ttft_limit_s=5.0))
+
+    assert free is not None
+    assert limited is not None
+    assert (free.point, limited.point) == (soon, slow)
+    assert "default" not in limited.reason
+    assert limited.ttft_limit_s == 5.0
+
+
+def test_long_prompts_may_take_twice_the_shortest_first_token() -> None:
+    """Where no first token comes within half a second, the default limit is twice the shortest."""
+    soonest, usual, late = (make_point(0.01, rate, ttft_s=ttft) for rate, ttft in ((1.0, 3.0), (2.0, 6.0), (9.0, 6.1)))
+    found = recommend([soonest, usual, late], REQUEST)
+
+    assert found is not None
+    assert found.point == usual
+    assert found.ttft_limit_s == 6.0
+
+
 def test_fleet_by_hand() -> None:
     """20 requests/s on instances of 4, used up to 80 %: 6.25, so 7, and a spare one; 8 devices have no room for it."""
     request = replace(REQUEST, requests_per_s=20.0)
@@ -127,7 +173,7 @@ def test_a_load_is_carried_with_the_fewest_devices() -> None:
     narrow, slow = make_point(0.012, 1.5), make_point(0.5, 3.0)
     points = [wide, narrow, slow]
     request = replace(REQUEST, tpot_limit_s=0.02, requests_per_s=3.0)
-    found = recommend(points, wide, request)
+    found = recommend(points, request)
 
     assert found is not None
     assert found.fleet is not None
@@ -138,7 +184,7 @@ def test_a_load_is_carried_with_the_fewest_devices() -> None:
 def test_a_spare_is_given_up_before_the_load() -> None:
     """Devices with no room for a spare instance carry the load, and the reason says so."""
     point = make_point(0.01, 4.0)
-    found = recommend([point], point, replace(REQUEST, requests_per_s=3.0, num_devices=1))
+    found = recommend([point], replace(REQUEST, requests_per_s=3.0, num_devices=1))
 
     assert found is not None
     assert found.fleet is not None
@@ -150,8 +196,9 @@ def test_a_load_beyond_the_devices_names_the_largest() -> None:
     """The error gives the largest load of the devices, and how many would be enough."""
     point = make_point(0.01, 4.0, num_devices=2)
     request = replace(REQUEST, requests_per_s=20.0, num_devices=5)
-    with pytest.raises(WorkloadError, match=r"more than 5 devices carry: at most 6.4 .*give num_devices 14") as caught:
-        recommend([point], point, request)
+    words = r"more than 5 devices carry: at most 6.4 .*default limit of 1 s; give num_devices 14 .*ttft_limit_s"
+    with pytest.raises(WorkloadError, match=words) as caught:
+        recommend([point], request)
     assert caught.value.field == "requests_per_s"
 
 

@@ -19,6 +19,7 @@ from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
     Decoder,
     PrefillCandidate,
+    Prefiller,
     decode_candidates,
     make_decoder,
     make_prefiller,
@@ -26,10 +27,12 @@ from shapewright.optimize.serving.disaggregated import (
     prefill_candidates,
 )
 from shapewright.optimize.serving.pass_times import time_passes
+from shapewright.optimize.serving.point import limit_first_token
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import Instance, OperatingPoint
+    from shapewright.optimize.serving.request import ServingRequest
     from shapewright.prediction.composition import StepTimes
     from shapewright.prediction.scenario import Scenario
 
@@ -51,7 +54,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
     Raises:
         WorkloadError: nothing can be priced.
     """
-    scenario = instances[0].scenario
+    scenario, request = instances[0].scenario, instances[0].request
     points: list[OperatingPoint] = []
     refusals: list[Refusal] = []
 
@@ -74,8 +77,9 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         prefillers = [make_prefiller(one, next(timed)) for one in prefill]
         decoders = [(one, make_decoder(one, next(timed))) for one in decode]
         aggregated += [(one, one.point(times)) for one, times in zip(finer, price(finer), strict=True)] if finer else []
-        points += _bisect_batches(aggregated, price)
-        points += pair_up(prefillers, _bisect_decoders(decoders, price))
+        together_points = _bisect_batches(aggregated, price)
+        points += together_points
+        points += _pair_up(prefillers, _bisect_decoders(decoders, price), together_points, request)
     if not points:
         if not refusals:
             raise WorkloadError(
@@ -87,6 +91,24 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
             + refusals[0].text
         )
     return points
+
+
+def _pair_up(
+    prefillers: Sequence[Prefiller],
+    decoders: Sequence[Decoder],
+    aggregated: Sequence[OperatingPoint],
+    request: ServingRequest,
+) -> list[OperatingPoint]:
+    """Return disaggregated points.
+
+    Without a limit of the first token, prefill instances are used as far as they may. Where that is too late for a
+    recommended point, the points with less load follow.
+    """
+    found = list(pair_up(prefillers, decoders, request.ttft_limit_s))
+    limit_s = limit_first_token([*aggregated, *found], request)
+    late = {(point.layout, point.batch_size) for point in found if point.ttft.middle_s > limit_s}
+    again = [one for one in decoders if (one.instance.layout, one.batch_size) in late]
+    return [*found, *pair_up(prefillers, again, limit_s)]
 
 
 def _coarse_batches(

@@ -124,8 +124,16 @@ def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Deco
     return Decoder(candidate.instance, candidate.batch_size, step)
 
 
-def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Iterator[OperatingPoint]:
-    """Yield, for each decode instance, the best unit with one of the best prefill instances."""
+def pair_up(
+    prefillers: Sequence[Prefiller], decoders: Sequence[Decoder], ttft_limit_s: float | None
+) -> Iterator[OperatingPoint]:
+    """Yield, for each decode instance, the best unit with one of the best prefill instances.
+
+    Args:
+        prefillers: Prefill instances with each batch of prompts.
+        decoders: Decode instances with each batch.
+        ttft_limit_s: Limit of the first token, to which the load of prefill instances is reduced; None for none. [s]
+    """
     if not prefillers or not decoders:
         return
     request = decoders[0].instance.request
@@ -134,7 +142,7 @@ def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Ite
         transfer = transfer_span(prefiller.instance, request.num_devices)
         if transfer is None:
             continue
-        load = _load_within(prefiller.service, transfer, request.ttft_limit_s)
+        load = _load_within(prefiller.service, transfer, ttft_limit_s)
         if load >= _LEAST_LOAD_FRACTION:
             chosen.append((prefiller, load, transfer))
     batches: dict[int, list[Prefiller]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.batches import price_points
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front
-from shapewright.optimize.serving.recommend import Recommendation, recommend
+from shapewright.optimize.serving.recommend import Recommendation, most_tokens, recommend
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
-
-# Points within this fraction of the best are equal within the error of a prediction.
-_ALIKE_FRACTION = 0.98
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,45 +54,33 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
     def best(self, mode: str | None = None, format_name: str | None = None) -> OperatingPoint | None:
         """Return the point with most tokens per second of the devices that keeps the limits; None if none does.
 
-        Of points within 2 % of it, which is within the error of a prediction, the one with fewest devices is taken.
+        Of points within 2 % of it, the one with fewest devices is taken.
 
         Args:
             mode: ``aggregated`` or ``disaggregated``; None for either.
             format_name: Name of a format; None for the wanted one.
         """
-        wanted = format_name or self.formats[0].name
-        fitting = [
-            point
-            for point in self.points
-            if point.format.name == wanted and mode in (None, point.mode) and point.meets(self.request)
-        ]
-        most = max((point.total_tokens_per_s(self.request.num_devices) for point in fitting), default=0.0)
-        close = [
-            point for point in fitting if point.total_tokens_per_s(self.request.num_devices) >= _ALIKE_FRACTION * most
-        ]
-        return min(close, key=lambda point: (point.num_devices, point.tpot.middle_s), default=None)
+        return most_tokens(self._points_of(mode, format_name), self.request)
 
     def front(self, mode: str | None = None, format_name: str | None = None) -> tuple[OperatingPoint, ...]:
         """Return the Pareto front of tokens/s of a device and of a user, within the limit of the first token."""
+        soon_enough = replace(self.request, tpot_limit_s=None)
+        return pareto_front(point for point in self._points_of(mode, format_name) if point.meets(soon_enough))
+
+    def _points_of(self, mode: str | None, format_name: str | None) -> list[OperatingPoint]:
         wanted = format_name or self.formats[0].name
-        limit_s = self.request.ttft_limit_s
-        return pareto_front(
-            point
-            for point in self.points
-            if point.format.name == wanted
-            and mode in (None, point.mode)
-            and (limit_s is None or point.ttft.middle_s <= limit_s)
-        )
+        return [point for point in self.points if point.format.name == wanted and mode in (None, point.mode)]
 
     @cached_property
     def recommended(self) -> Recommendation | None:
         """The recommended operating point in the wanted format; None if no point keeps the limits.
 
+        Without a limit of the first token it keeps a default one, which ``best`` and ``front`` do not.
+
         Raises:
             WorkloadError: the devices do not carry the load.
         """
-        wanted = [point for point in self.points if point.format.name == self.formats[0].name]
-        return recommend(wanted, self.best(), self.request, self.device.node_size)
+        return recommend(self._points_of(None, None), self.request, self.device.node_size)
 
 
 def plan_serving(

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 _SECONDS_PER_HOUR = 3600.0
 
+USUAL_TTFT_LIMIT_S = 1.0
+"""Limit of the first token of a recommended point where the request has none: users keep their flow of thought up to
+about a second. Source: J. Nielsen, Usability Engineering (1993), section 5.5. [s]"""
+_LONG_PROMPT_FACTOR = 2.0
+"""The limit is at least so many times the shortest first token: long prompts may take more than a second, and requests
+wait for each other."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -149,6 +156,18 @@ class OperatingPoint:
     def meets(self, request: ServingRequest) -> bool:
         """Return whether the predicted times keep both limits."""
         return _within(self.ttft.middle_s, request.ttft_limit_s) and _within(self.tpot.middle_s, request.tpot_limit_s)
+
+
+def limit_first_token(points: Iterable[OperatingPoint], request: ServingRequest) -> float:
+    """Return the limit of the first token that a recommended point keeps. [s]
+
+    That of the request; without one USUAL_TTFT_LIMIT_S, or twice the shortest first token of the points that keep the
+    other limit, if that is longer.
+    """
+    if request.ttft_limit_s is not None:
+        return request.ttft_limit_s
+    shortest_s = min((point.ttft.middle_s for point in points if point.meets(request)), default=0.0)
+    return max(USUAL_TTFT_LIMIT_S, _LONG_PROMPT_FACTOR * shortest_s)
 
 
 def _within(value_s: float, limit_s: float | None) -> bool:

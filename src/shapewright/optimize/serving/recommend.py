@@ -4,7 +4,8 @@ Without a limit of the time per token, the point with most tokens/s of the devic
 a few tokens a second. The recommended one is then the knee of the front, where the product of both speeds is largest:
 next to it, 1 % more of one costs 1 % of the other. For a decode pass of a + b B seconds over B sequences, that is the
 batch whose own time b B equals the time a of reading the weights: half of the highest throughput, at half of the
-highest speed.
+highest speed. The knee does not see the first token: instances that prefill alone serve most when prompts wait for
+seconds. So the recommended point keeps a limit of the first token, which has a default.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.core.units import format_seconds
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, prefill_shares
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
-from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.point import Instance, limit_first_token
 from shapewright.prediction.composition import bound_of, price_passes
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.request import ServingRequest
     from shapewright.prediction.scenario import Scenario
 
+# Points within this fraction of the most tokens/s are equal within the error of a prediction.
+_ALIKE_FRACTION = 0.98
 _KNEE_REASON = "knee: 1 % more speed for a user costs 1 % of a device's tokens"
 
 
@@ -59,12 +63,25 @@ class Recommendation:
     Attributes:
         point: The point.
         reason: Why it is recommended.
+        ttft_limit_s: Limit of the first token that it keeps, see limit_first_token. [s]
         fleet: Instances for the load of the request; None without a load.
     """
 
     point: OperatingPoint
     reason: str
+    ttft_limit_s: float
     fleet: Fleet | None = None
+
+
+def most_tokens(points: Sequence[OperatingPoint], request: ServingRequest) -> OperatingPoint | None:
+    """Return the point with most tokens/s of the devices that keeps the limits; None if none does.
+
+    Of points within 2 % of it, which is within the error of a prediction, the one with fewest devices is taken.
+    """
+    fitting = [point for point in points if point.meets(request)]
+    most = max((point.total_tokens_per_s(request.num_devices) for point in fitting), default=0.0)
+    close = [point for point in fitting if point.total_tokens_per_s(request.num_devices) >= _ALIKE_FRACTION * most]
+    return min(close, key=lambda point: (point.num_devices, point.tpot.middle_s), default=None)
 
 
 def find_knee(
@@ -86,49 +103,49 @@ def find_knee(
 
 
 def recommend(
-    points: Sequence[OperatingPoint],
-    best: OperatingPoint | None,
-    request: ServingRequest,
-    node_size: int | None = None,
+    points: Sequence[OperatingPoint], request: ServingRequest, node_size: int | None = None
 ) -> Recommendation | None:
-    """Recommend an operating point.
+    """Recommend an operating point within the limits and the default limit of the first token.
 
     Args:
         points: All points of the wanted format.
-        best: The point with most tokens/s of the devices that keeps the limits; None if none does.
+        request: Lengths, limits, devices and load.
         node_size: Devices of a node, see find_knee.
 
     Returns:
-        With a limit of the time per token ``best``, otherwise the knee; with a load, the point that
-        carries it with the fewest devices, of those that keep the limits and are at least as fast for a user as the
-        knee. None if no point keeps the limits.
+        With a limit of the time per token the point with most tokens/s of the devices, otherwise the knee; with a load,
+        the point that carries it with the fewest devices, of those that are at least as fast for a user as that limit
+        or the knee. None if no point keeps the limits.
 
     Raises:
         WorkloadError: the given devices do not carry the load.
     """
-    soon_enough = replace(request, tpot_limit_s=None)
-    knee = find_knee([point for point in points if point.meets(soon_enough)], request.num_devices, node_size)
-    if best is None or knee is None:
+    limit_s = limit_first_token(points, request)
+    within = replace(request, ttft_limit_s=limit_s)
+    points = [point for point in points if point.meets(within)]
+    if not points:
         return None
+    is_usual = request.ttft_limit_s is None
+    usual = f"; first token within the default limit of {format_seconds(limit_s)}" if is_usual else ""
     has_limit = request.tpot_limit_s is not None
+    chosen = most_tokens(points, within) if has_limit else find_knee(points, request.num_devices, node_size)
+    assert chosen is not None
     if request.requests_per_s is None:
-        if has_limit:
-            return Recommendation(point=best, reason="most tokens/s of the devices within the limits")
-        return Recommendation(point=knee, reason=_KNEE_REASON)
-    slowest_s = request.tpot_limit_s if request.tpot_limit_s is not None else knee.tpot.middle_s
-    fast = [point for point in points if point.meets(request) and point.tpot.middle_s <= slowest_s]
+        reason = "most tokens/s of the devices within the limits" if has_limit else _KNEE_REASON
+        return Recommendation(point=chosen, reason=reason + usual, ttft_limit_s=limit_s)
+    fast = points if has_limit else [point for point in points if point.tpot.middle_s <= chosen.tpot.middle_s]
     fleets = [(size_fleet(point, request), point) for point in fast]
     fitting = [entry for entry in fleets if request.num_devices is None or entry[0].num_devices <= request.num_devices]
     if not fitting:
-        raise _load_error(fast, min(fleet.num_devices for fleet, _ in fleets), request)
+        raise _load_error(fast, min(fleet.num_devices for fleet, _ in fleets), request, usual)
     fleet, point = min(
         fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[0].load_fraction)
     )
-    within = "the limits" if has_limit else "the speed for a user at the knee"
-    reason = f"fewest devices for the load with a spare instance, within {within}"
+    speed = "the limits" if has_limit else "the speed for a user at the knee"
+    reason = f"fewest devices for the load with a spare instance, within {speed}"
     if not fleet.num_spare_instances:
-        reason = f"fewest devices for the load, within {within}; the devices have no room for a spare instance"
-    return Recommendation(point=point, reason=reason, fleet=fleet)
+        reason = f"fewest devices for the load, within {speed}; the devices have no room for a spare instance"
+    return Recommendation(point=point, reason=reason + usual, ttft_limit_s=limit_s, fleet=fleet)
 
 
 def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
@@ -148,14 +165,15 @@ def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
     )
 
 
-def _load_error(points: Sequence[OperatingPoint], fewest: int, request: ServingRequest) -> WorkloadError:
+def _load_error(points: Sequence[OperatingPoint], fewest: int, request: ServingRequest, usual: str) -> WorkloadError:
     available = request.num_devices or 0
     most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
     return WorkloadError(
         f"requests_per_s={request.requests_per_s:g} is more than {available} devices carry: at most {most:.3g} with "
-        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %",
+        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %{usual}",
         advice=with_fields(
-            "give {num_devices} {fewest} or more, fewer {requests_per_s}, or wider limits", fewest=fewest
+            "give {num_devices} {fewest} or more, fewer {requests_per_s}, or wider {ttft_limit_s} or {tpot_limit_s}",
+            fewest=fewest,
         ),
         field="requests_per_s",
     )

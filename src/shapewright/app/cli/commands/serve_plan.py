@@ -88,7 +88,12 @@ _FIELDS = {
     help="prompt tokens already in the cache, such as earlier turns or a shared prefix",
 )
 @click.option(
-    "--ttft", "ttft_limit_s", type=SECONDS, metavar="TIME", help="limit on the time to first token, such as 300ms"
+    "--ttft",
+    "ttft_limit_s",
+    type=SECONDS,
+    metavar="TIME",
+    help="limit on the time to first token, such as 300ms (default, for the recommended point alone: 1s, or twice the "
+    "shortest if that is longer)",
 )
 @click.option(
     "--tpot", "tpot_limit_s", type=SECONDS, metavar="TIME", help="limit on the time per output token, such as 10ms"

@@ -144,8 +144,13 @@ class ServePlanOutput(Output):
     formats: list[ServingFormat] = described("element formats, that of the request first")
     keeps_limits: bool = described("whether any way to serve keeps both limits; the exit code is 1 if not")
     recommended: OperatingPointOutput | None = described(
-        "the recommended point in the first format: with a load, that with fewest devices; otherwise, with a limit of "
-        "the time per token, `best`, without one the knee; null if none keeps the limits"
+        "the recommended point in the first format, with a first token within `recommended_ttft_limit_s`: with a load, "
+        "that with fewest devices; otherwise, with a limit of the time per token, most tokens/s, without one the knee; "
+        "null if none keeps the limits"
+    )
+    recommended_ttft_limit_s: float | None = described(
+        "limit of the first token that the recommended point keeps: that of the request, or by default 1 s, or twice "
+        "the shortest if that is longer; null without a point"
     )
     recommended_reason: str = described("why it is recommended; empty without one")
     launch: Launch | None = described("commands that start the recommended point; null without `--format`")
@@ -209,6 +214,7 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
         formats=list(found.formats),
         keeps_limits=best[names[0]] is not None,
         recommended=write(recommendation.point if recommendation else None),
+        recommended_ttft_limit_s=recommendation.ttft_limit_s if recommendation else None,
         recommended_reason=recommendation.reason if recommendation else "",
         launch=launch,
         fleet=recommendation.fleet if recommendation else None,
