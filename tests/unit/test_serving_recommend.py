@@ -192,6 +192,17 @@ def test_a_spare_is_given_up_before_the_load() -> None:
     assert "no room for a spare" in found.reason
 
 
+def test_a_spare_comes_before_the_speed_at_the_knee() -> None:
+    """Four devices carry the load with a spare at 12 ms a token; the knee, 10 ms, leaves no room for one."""
+    fast, slow = make_point(0.010, 12.0, num_devices=4), make_point(0.012, 2.0)
+    found = recommend([fast, slow], replace(REQUEST, requests_per_s=3.0, num_devices=4))
+
+    assert find_knee([fast, slow], 4) == fast
+    assert found is not None
+    assert found.fleet is not None
+    assert (found.point, found.fleet.num_spare_instances) == (slow, 1)
+
+
 def test_a_load_beyond_the_devices_names_the_largest() -> None:
     """The error gives the largest load of the devices, and how many would be enough."""
     point = make_point(0.01, 4.0, num_devices=2)

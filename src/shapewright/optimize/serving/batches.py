@@ -104,7 +104,7 @@ def _pair_up(
     Without a limit of the first token, prefill instances are used as far as they may. Where that is too late for a
     recommended point, the points with less load follow.
     """
-    found = list(pair_up(prefillers, decoders, request.ttft_limit_s))
+    found = list(pair_up(prefillers, decoders))
     limit_s = limit_first_token([*aggregated, *found], request)
     late = {(point.layout, point.batch_size) for point in found if point.ttft.middle_s > limit_s}
     again = [one for one in decoders if (one.instance.layout, one.batch_size) in late]

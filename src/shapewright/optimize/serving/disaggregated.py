@@ -125,24 +125,26 @@ def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Deco
 
 
 def pair_up(
-    prefillers: Sequence[Prefiller], decoders: Sequence[Decoder], ttft_limit_s: float | None
+    prefillers: Sequence[Prefiller], decoders: Sequence[Decoder], ttft_limit_s: float | None = None
 ) -> Iterator[OperatingPoint]:
     """Yield, for each decode instance, the best unit with one of the best prefill instances.
 
     Args:
         prefillers: Prefill instances with each batch of prompts.
         decoders: Decode instances with each batch.
-        ttft_limit_s: Limit of the first token, to which the load of prefill instances is reduced; None for none. [s]
+        ttft_limit_s: Limit of the first token, to which the load of prefill instances is reduced; by default that of
+            the request. [s]
     """
     if not prefillers or not decoders:
         return
     request = decoders[0].instance.request
+    limit_s = request.ttft_limit_s if ttft_limit_s is None else ttft_limit_s
     chosen: list[tuple[Prefiller, float, Span]] = []
     for prefiller in sorted(prefillers, key=lambda one: -one.requests_per_s / one.instance.layout.num_devices):
         transfer = transfer_span(prefiller.instance, request.num_devices)
         if transfer is None:
             continue
-        load = _load_within(prefiller.service, transfer, ttft_limit_s)
+        load = _load_within(prefiller.service, transfer, limit_s)
         if load >= _LEAST_LOAD_FRACTION:
             chosen.append((prefiller, load, transfer))
     batches: dict[int, list[Prefiller]] = {}

@@ -113,9 +113,10 @@ def recommend(
         node_size: Devices of a node, see find_knee.
 
     Returns:
-        With a limit of the time per token the point with most tokens/s of the devices, otherwise the knee; with a load,
-        the point that carries it with the fewest devices, of those that are at least as fast for a user as that limit
-        or the knee. None if no point keeps the limits.
+        With a limit of the time per token the point with most tokens/s of the devices, otherwise the knee. With a load,
+        of the points that carry it, with a spare instance if the devices have room for one, the point with the fewest
+        devices; without a limit of the time per token, of those that are at least as fast for a user as their knee.
+        None if no point keeps the limits.
 
     Raises:
         WorkloadError: the given devices do not carry the load.
@@ -128,19 +129,20 @@ def recommend(
     is_usual = request.ttft_limit_s is None
     usual = f"; first token within the default limit of {format_seconds(limit_s)}" if is_usual else ""
     has_limit = request.tpot_limit_s is not None
-    chosen = most_tokens(points, within) if has_limit else find_knee(points, request.num_devices, node_size)
-    assert chosen is not None
     if request.requests_per_s is None:
+        chosen = most_tokens(points, within) if has_limit else find_knee(points, request.num_devices, node_size)
+        assert chosen is not None
         reason = "most tokens/s of the devices within the limits" if has_limit else _KNEE_REASON
         return Recommendation(point=chosen, reason=reason + usual, ttft_limit_s=limit_s)
-    fast = points if has_limit else [point for point in points if point.tpot.middle_s <= chosen.tpot.middle_s]
-    fleets = [(size_fleet(point, request), point) for point in fast]
+    fleets = [(size_fleet(point, request), point) for point in points]
     fitting = [entry for entry in fleets if request.num_devices is None or entry[0].num_devices <= request.num_devices]
     if not fitting:
-        raise _load_error(fast, min(fleet.num_devices for fleet, _ in fleets), request, usual)
-    fleet, point = min(
-        fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[0].load_fraction)
-    )
+        raise _load_error(points, min(fleet.num_devices for fleet, _ in fleets), request, usual)
+    fitting = [entry for entry in fitting if entry[0].num_spare_instances] or fitting
+    knee = None if has_limit else find_knee([point for _, point in fitting], request.num_devices, node_size)
+    if knee is not None:
+        fitting = [entry for entry in fitting if entry[1].tpot.middle_s <= knee.tpot.middle_s]
+    fleet, point = min(fitting, key=lambda entry: (entry[0].num_devices, entry[0].load_fraction))
     speed = "the limits" if has_limit else "the speed for a user at the knee"
     reason = f"fewest devices for the load with a spare instance, within {speed}"
     if not fleet.num_spare_instances:
