@@ -63,23 +63,23 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
 
     for name in dict.fromkeys(instance.format.name for instance in instances):
         own = [instance for instance in instances if instance.format.name == name]
-        together, between = _coarse_batches([one for instance in own for one in aggregated_candidates(instance)])
+        coarse, between = _coarse_batches([one for instance in own for one in aggregated_candidates(instance)])
         prefill: list[PrefillCandidate] = [one for instance in own for one in prefill_candidates(instance)]
         decode: list[DecodeCandidate] = [one for instance in own for one in decode_candidates(instance)]
         try:
-            timed = iter(price([*together, *prefill, *decode]))
+            timed = iter(price([*coarse, *prefill, *decode]))
         except ShapewrightError as error:
             notes.append(Note(f"{name} is left out: " + error.text, "format-left-out", "formats"))
             refusals.append(Refusal.of(error))
             continue
-        aggregated = [(one, one.point(next(timed))) for one in together]
+        aggregated = [(one, one.point(next(timed))) for one in coarse]
         finer = _beside_front(aggregated, between)
         prefillers = [make_prefiller(one, next(timed)) for one in prefill]
         decoders = [(one, make_decoder(one, next(timed))) for one in decode]
         aggregated += [(one, one.point(times)) for one, times in zip(finer, price(finer), strict=True)] if finer else []
-        together_points = _bisect_batches(aggregated, price)
-        points += together_points
-        points += _pair_up(prefillers, _bisect_decoders(decoders, price), together_points, request)
+        aggregated_points = _bisect_batches(aggregated, price)
+        points += aggregated_points
+        points += _price_disaggregated(prefillers, _bisect_decoders(decoders, price), aggregated_points, request)
     if not points:
         if not refusals:
             raise WorkloadError(
@@ -93,7 +93,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
     return points
 
 
-def _pair_up(
+def _price_disaggregated(
     prefillers: Sequence[Prefiller],
     decoders: Sequence[Decoder],
     aggregated: Sequence[OperatingPoint],

@@ -140,7 +140,8 @@ def queued(
     shapes = (whole, half, *mixed, *([PassShape(_round(rest), context)] if rest else []))
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        decode_s, half_s, mixed_s, mixed_half_s = times_s[:4]
+        # A full batch and half of one, each alone and then with prompts; the sequences that are left at the end.
+        decode_s, half_s, mixed_s, mixed_half_s, *last_s = times_s
         extra_s = mixed_s - decode_s if server.mixes_prefill else mixed_s
         fill_passes, passes = fill * scale, prefills * scale
         # Replicas that share experts run in step and wait for those that prefill.
@@ -150,7 +151,7 @@ def queued(
         decoding = max(full * answer - (fill_passes if server.mixes_prefill else 0.0), 0.0)
         total_s = decoding * decode_s + fill_passes * mixed_half_s + max(passes - fill_passes, 0.0) * extra_s
         total_s += fill_passes * half_s if server.mixes_prefill else 0.0
-        total_s += longest * answer * times_s[4] if rest else 0.0
+        total_s += longest * answer * last_s[0] if last_s else 0.0
         total_s /= busy
         rate = num_requests / total_s
         alone_s = mixed_half_s * ceil(part_passes(instance))
