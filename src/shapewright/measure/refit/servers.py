@@ -374,6 +374,7 @@ def _intervals_of(server: str, prices: Prices, ratios: Array) -> dict[str, list[
     """Return the 5 and 95 % quantile of measured / predicted of held-out pairs, by kind of model and quantity.
 
     The kind alone is that of throughput. A server with few pairs of its own has those of all servers of its engine.
+    Where these are few too, they tell how large the error of a new pair may be, but not its sign.
     """
     groups: dict[str, list[tuple[str, tuple[str, str], float]]] = {}
     for (row, quantity), pair, ratio in zip(prices.rows, prices.pairs, ratios, strict=True):
@@ -384,8 +385,10 @@ def _intervals_of(server: str, prices: Prices, ratios: Array) -> dict[str, list[
     for name, rows in sorted(groups.items()):
         own = [each for each in rows if each[0] == server]
         chosen = own if len({pair for _, pair, _ in own}) >= LEAST_PAIRS else rows
-        low, high = np.exp(-np.quantile([ratio for _, _, ratio in chosen], QUANTILES[::-1]))
-        # One or two pairs may all lie on one side of the prediction.
+        errors = np.array([ratio for _, _, ratio in chosen])
+        if len({pair for _, pair, _ in chosen}) < LEAST_PAIRS:
+            errors = np.concatenate([errors, -errors])
+        low, high = np.exp(-np.quantile(errors, QUANTILES[::-1]))
         found[name] = [min(float(low), LEAST_WIDE[0]), max(float(high), LEAST_WIDE[1])]
     return found
 
