@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from served import make_instance, plan
+from served import BF16, make_instance, plan
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.operations import Collective, Gemm
+from shapewright.lowering.operations import Attention, Collective, Gemm
 from shapewright.models import read_model
 from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
-from shapewright.optimize.serving.point import settle_model
+from shapewright.optimize.serving.point import Instance, settle_model
+from shapewright.prediction.build import build_scenario
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.servers import (
     CURRENT_SERVER,
@@ -23,6 +24,7 @@ from shapewright.pricing.servers import (
     make_servers,
     server_names,
 )
+from shapewright.workload import ParallelLayout
 
 
 def test_an_engine_alone_is_its_newest_version() -> None:
@@ -66,6 +68,47 @@ def test_projections_are_fused_but_latents_are_not() -> None:
     assert settle_model(llama, CURRENT_SERVER).fused_qkv
     assert settle_model(llama, CURRENT_SERVER).fused_gate_up
     assert not settle_model(latent, CURRENT_SERVER).fused_qkv
+
+
+def served(model: str, device: str, server: str, **degrees: int) -> Instance:
+    """An instance of a server, in 16 bits."""
+    request = ServingRequest(prompt_len=1000, output_len=1000, server=load_server(server))
+    question = build_scenario(model, device, workload={"phase": "prefill"})
+    return Instance(question.replace(layout=ParallelLayout(**degrees)), BF16, request)
+
+
+@pytest.mark.parametrize(("model", "window"), [("gpt-oss-20b", 128), ("llama-4-scout", 8192)])
+def test_windows_are_read_alone_but_cached_whole(model: str, window: int) -> None:
+    """TensorRT-LLM 1.0 reads the window of a layer, sliding or chunked, and caches all tokens; vLLM the window."""
+    whole, windowed = (served(model, "b200-sxm-180gb", name, tensor_parallel=2) for name in ("trtllm-1.0", "vllm-0.19"))
+    lengths = {int(one.kv_len) for one in whole.passes.decode(8, 20_000).operations if isinstance(one, Attention)}
+    per_token = whole.cache_bytes(64_000)[0] / 64_000
+    heads, layers = whole.config.num_kv_heads, whole.config.num_layers
+
+    assert min(lengths) <= window < max(lengths)
+    assert per_token == pytest.approx(2 * layers * heads * whole.config.head_dim * 2 / 2, rel=0.01)
+    assert windowed.cache_bytes(64_000)[0] < 0.7 * whole.cache_bytes(64_000)[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "server", "names"),
+    [
+        ("b200-sxm-180gb", "trtllm-1.0", {"all_gather", "reduce_scatter"}),
+        ("gb200", "trtllm-1.0", {"alltoall"}),
+        ("b200-sxm-180gb", "vllm-0.16", {"alltoall"}),
+    ],
+)
+def test_tokens_are_gathered_for_experts_in_a_node(device: str, server: str, names: set[str]) -> None:
+    """TensorRT-LLM 1.0 gathers 32 tokens of each of 4 replicas, 2,048 numbers of 16 bits, and adds up the results."""
+    instance = served("qwen3-30b-a3b", device, server, data_parallel=4, expert_parallel=4)
+    sent = [one for one in instance.passes.decode(32, 1000).operations if isinstance(one, Collective)]
+    own, per_token = 32 * 2048 * 2, 8
+
+    assert {one.op_name for one in sent} == names
+    expected = own * (per_token if "alltoall" in names else 4)
+    assert {one.message_bytes for one in sent} == {expected}
+    if "alltoall" not in names:
+        assert {kernel_class(one, instance.scenario.device) for one in sent} == {"all_reduce.link"}
 
 
 def test_kernels_of_the_server_replace_slower_ones_only() -> None:

@@ -87,8 +87,11 @@ class Server:
         block_tokens: Tokens of a cache block.
         memory_fraction: Share of the device's memory for weights, activations and cache.
         fraction_of_free: Whether that share is of the memory that weights and activations leave free, for the cache.
-        kept_windows: Kinds of attention windows whose layers cache and read their window alone; layers of other kinds
-            cache and read everything.
+        read_windows: Kinds of attention windows whose layers read their window alone; layers of other kinds read
+            everything.
+        kept_windows: Kinds of them whose layers also cache their window alone.
+        gathers_experts: Whether devices that share experts gather each other's tokens and add up the results
+            (all-gather, reduce-scatter) instead of exchanging the rows of each expert; in racks they exchange.
         attention_data_parallel: Whether mixtures of experts are served with replicated attention and experts spread
             over all devices (DEP) where the layout is not given.
         expert_kernel: Kernel of experts by format, in words.
@@ -126,7 +129,9 @@ class Server:
     block_tokens: int = 16
     memory_fraction: float = 0.9
     fraction_of_free: bool = False
+    read_windows: tuple[str, ...] = ("sliding", "chunked")
     kept_windows: tuple[str, ...] = ("sliding", "chunked")
+    gathers_experts: bool = False
     attention_data_parallel: bool = False
     expert_kernel: Mapping[str, str] = field(default_factory=dict)
     time_factor: float = 1.0
@@ -222,7 +227,8 @@ CURRENT_SERVER = Server(
     }
 )
 """Server where none is named. Blocks of 16 tokens are vLLM's (arXiv 2309.06180, section 4.3, finds 16 to 128 equal);
-messages over PCIe as fitted to L40S, A100 PCIe and RTX PRO 6000 (docs/decisions/0021). Its host adds no time."""
+messages over PCIe as fitted to L40S, A100 PCIe and RTX PRO 6000 (docs/decisions/0021), exchanges when those of
+TensorRT-LLM were taken for such. Its host adds no time."""
 
 
 def kernel_class(operation: Operation, device: Device) -> str:
@@ -244,7 +250,10 @@ def kernel_class(operation: Operation, device: Device) -> str:
         return f"gemm.{operation.weight_dtype or operation.dtype}{'.large' if operation.m >= _LARGE_GEMM else ''}"
     if isinstance(operation, Collective):
         link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
-        return f"{operation.op_name}.{link}{'.large' if operation.message_bytes >= _LARGE_MESSAGE_BYTES else ''}"
+        # Both halves of an all-reduce: tokens are gathered for experts, and their results are added up.
+        is_half = operation.axis == "expert" and operation.op_name in ("all_gather", "reduce_scatter")
+        op_name = "all_reduce" if is_half else operation.op_name
+        return f"{op_name}.{link}{'.large' if operation.message_bytes >= _LARGE_MESSAGE_BYTES else ''}"
     return ""
 
 
@@ -320,6 +329,7 @@ def make_servers(
 def _parse(name: str, own: Mapping[str, Any]) -> Server:
     try:
         kernels = {key: KernelFit(**fit) for key, fit in own.get("kernels", {}).items()}
-        return Server(**{**own, "name": name, "kernels": kernels, "kept_windows": tuple(own["kept_windows"])})
+        windows = {key: tuple(own[key]) for key in ("read_windows", "kept_windows") if key in own}
+        return Server(**{**own, "name": name, "kernels": kernels, **windows})
     except TypeError as error:
         raise CalibrationError(f"server {name} in {_FOLDER} is malformed: {error}") from error

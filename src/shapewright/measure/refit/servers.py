@@ -83,8 +83,6 @@ ENGINES = (
             "fraction.decode_attention.narrow": 0.85,
             "fraction.decode_attention.wide": 0.85,
             **_PCIE,
-            "fraction.alltoall.pcie": 0.6,
-            "start_s.alltoall.pcie": 5e-5,
             "factor.alltoall.link": 1.3,
             "factor.decode_attention.narrow.grouped@trtllm-0.9": 1.3,
             "factor.decode_attention.narrow.grouped@trtllm-0.14": 1.3,

@@ -10,14 +10,14 @@ or almost nothing of it, depending on a few tokens of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, CausalConv, Scan, SparseAttention
+from shapewright.lowering.operations import Attention, CausalConv, Collective, Scan, SparseAttention
 from shapewright.lowering.operations.rows import OperationRows
 
 if TYPE_CHECKING:
@@ -151,10 +151,11 @@ class Passes:
     Args:
         scenario: Model, device and layout, and a workload with formats and kind of attention.
         adapters: LoRA adapters; None without.
+        gathers_experts: Whether devices that share experts gather each other's tokens, see gather_experts.
     """
 
-    def __init__(self, scenario: Scenario, adapters: Adapters | None = None) -> None:
-        self._adapters = adapters
+    def __init__(self, scenario: Scenario, adapters: Adapters | None = None, *, gathers_experts: bool = False) -> None:
+        self._adapters, self._gathers_experts = adapters, gathers_experts
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._workload, self._layout = scenario.workload, scenario.layout
         self._lowered: dict[tuple[object, ...], Pass] = {}
@@ -282,7 +283,28 @@ class Passes:
         return OperationRows(self._adapters.add_to(rows.row(row), num_sequences, self._config, self._layout)), 0
 
     def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
-        return lower(config or self._config, workload, self._layout, node_size=self._node_size)
+        operations = lower(config or self._config, workload, self._layout, node_size=self._node_size)
+        return gather_experts(operations, self._config) if self._gathers_experts else operations
+
+
+def gather_experts(operations: Sequence[Operation], config: TransformerConfig) -> tuple[Operation, ...]:
+    """Return the operations with tokens that all devices gather instead of rows that they exchange.
+
+    Each of r devices that share experts gets the tokens of all others, whatever their experts, and all add up the
+    results of their own: r messages for each token where an exchange sends one for each of its experts.
+    """
+    return tuple(
+        _as_gather(one, config.num_experts_per_token)
+        if isinstance(one, Collective) and one.op_name == "alltoall" and one.axis == "expert"
+        else one
+        for one in operations
+    )
+
+
+def _as_gather(exchange: Collective, experts_per_token: int) -> Collective:
+    op_name = "all_gather" if exchange.role == "dispatch" else "reduce_scatter"
+    message_bytes = exchange.message_bytes * exchange.num_ranks / experts_per_token
+    return exchange.changed(op_name=op_name, message_bytes=message_bytes, crossing_fraction=1.0)
 
 
 def _depends_on_tokens_alone(config: TransformerConfig) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shapewright.workload import ParallelLayout, Workload
 
 _SECONDS_PER_HOUR = 3600.0
+_MOST_IN_NODE = 8
+"""Devices that NVLink joins without a rack (NVL72); across nodes it exchanges rows of experts (MNNVL)."""
 
 USUAL_TTFT_LIMIT_S = 1.0
 """Limit of the first token of a recommended point where the request has none: users keep their flow of thought up to
@@ -204,12 +206,17 @@ def waiting_s(service_s: float, load_fraction: float) -> float:
 
 
 def settle_model(config: TransformerConfig, server: Server) -> TransformerConfig:
-    """Return the model with the projections that a server fuses (MLA's latents stay separate) and windows it keeps."""
-    if any(config.attention_windows) and config.attention_window_kind not in server.kept_windows:
-        config = replace(config, attention_windows=())
+    """Return the model with the projections that a server fuses (MLA's latents stay separate) and windows it reads."""
+    if config.attention_window_kind not in server.read_windows:
+        config = _without_windows(config)
     if not server.fused_projections:
         return config
     return replace(config, fused_qkv=config.fused_qkv or not config.is_mla, fused_gate_up=config.gated_mlp)
+
+
+def _without_windows(config: TransformerConfig) -> TransformerConfig:
+    """Return the model with layers that see all positions."""
+    return replace(config, attention_windows=()) if any(config.attention_windows) else config
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,16 @@ class Instance:
     def passes(self) -> Passes:
         """The passes of the instance, lowered when first used."""
         model = replace(self.scenario.model, config=self.config)
-        return Passes(self.scenario.replace(model=model, workload=self.base), self.request.adapters)
+        return Passes(
+            self.scenario.replace(model=model, workload=self.base),
+            self.request.adapters,
+            gathers_experts=self._gathers_experts,
+        )
+
+    @property
+    def _gathers_experts(self) -> bool:
+        """Whether tokens are gathered for experts; over NVLink between nodes they are exchanged."""
+        return self.request.server.gathers_experts and self.scenario.device.node_size <= _MOST_IN_NODE
 
     def lower_batches(self, batch_sizes: Collection[int], num_tokens: Collection[int]) -> None:
         """Lower at once the decode passes of some batches, and what mixed passes of some tokens compute for each."""
@@ -294,11 +310,13 @@ class Instance:
         return known[num_tokens]
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
-        """Return the cache of one sequence on one device of each stage. [byte]"""
+        """Return the cache of one sequence on one device of each stage; windows that are not kept hold all. [byte]"""
         known = self._known_cache_bytes
         if num_tokens not in known:
             workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
-            stages = estimate_stages(self.config, workload, self.layout)
+            is_kept = self.config.attention_window_kind in self.request.server.kept_windows
+            config = self.config if is_kept else _without_windows(self.config)
+            stages = estimate_stages(config, workload, self.layout)
             known[num_tokens] = tuple(stage.kv_cache_bytes for stage in stages)
         return known[num_tokens]
 
