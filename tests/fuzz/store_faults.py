@@ -19,7 +19,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fuzz.hostile import RUN, stored_row
+from fuzz.measurements import RUN, stored_row
 from shapewright.core.errors import StoreError
 from shapewright.measure.store.database import Store
 

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from command_line import run as run_command
-from fuzz.hostile import ATTACKS, Attack, outcome, sound_store, true_rows
+from fuzz.hostile import ATTACKS, Attack, outcome
+from fuzz.measurements import sound_store, true_rows
 from shapewright.app.formats import read_job
 from shapewright.core.child_process import SOURCE_FOLDER
 from shapewright.core.errors import ConfigError, MeasuredFileError, StoreError
@@ -28,17 +29,23 @@ from shapewright.measure.store.merge import rescue_store
 pytest.importorskip("yaml", reason="YAML files need the yaml extra")
 
 CORPUS = sorted(path for path in (Path(__file__).parent / "corpus").rglob("*") if path.is_file())
-EXAMPLES = {"bases": 30, "parquet": 25, "csv": 40, "devices": 60, "calibration": 60, "stores": 60}
+EXAMPLES = {"lines": 25, "bases": 30, "parquet": 25, "csv": 40, "devices": 60, "calibration": 60, "stores": 60}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_hostile_files_are_used_or_refused(name: str, tmp_path: Path) -> None:
-    """Each attack with seeds that Hypothesis chooses; some files are used, and some refused."""
+    """Each attack with seeds that Hypothesis chooses; some files are used, and some refused.
+
+    With HYPOTHESIS_PROFILE=explore ten times as many, and others each time.
+    """
     attack = ATTACKS[name]
     path = tmp_path / f"{name}{attack.suffix}"
     seen = set()
 
-    @settings(max_examples=EXAMPLES.get(name, 100), suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=EXAMPLES.get(name, 100) * settings.default.max_examples // 100,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(st.integers(0, 2**32))
     def attack_with(seed: int) -> None:
         path.write_bytes(attack.make(Random(seed)))

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from command_line import COMMANDS, run
-from fuzz.hostile import sound_store
+from fuzz.measurements import sound_store
 from shapewright.app.cli.main import cli
 
 

@@ -38,6 +38,18 @@ def test_arguments_are_not_echoed_raw(arguments: list[str], capsys: pytest.Captu
     assert controls(out + err) == []
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "word " * 2000, "\ud800" * 3000])
+@pytest.mark.parametrize("arguments", [["predict", "--micro-batch-size"], ["plan", "--attention"], ["search", "--top"]])
+def test_long_values_are_quoted_in_part(arguments: list[str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refused value of thousands of characters leaves the option and the pointer to the help to be read."""
+    code, _, err = run([*arguments, value], capsys)
+
+    assert code == 2
+    assert len(err) < 1000
+    assert err.endswith(" --help'\n")
+    assert all(option in err for option in arguments[1:])
+
+
 def test_names_of_folders_are_printed_without_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model named after its folder has a printable title."""
     folder = tmp_path / HOSTILE.replace("/", "")

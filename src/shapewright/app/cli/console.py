@@ -102,7 +102,7 @@ def write_chart(chart: Chart, path: str | Path) -> None:
 
     try:
         save_chart(chart, Path(path))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unwritable(str(path), error) from error
 
 

@@ -115,6 +115,7 @@ Any ./config.json takes the place of a preset.
 # every 700, as Python does, takes a twentieth of a command, and once after 50,000 takes 15 of the 380 ms of `check`.
 _COLLECT_AFTER = 200_000
 _MOST_COLUMNS = 10_000
+_MOST_WORDS = 600  # characters of a message of click, which quotes values in full
 
 
 @click.group(
@@ -167,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _usage_words(error: click.ClickException) -> str:
     """Message of a click error in one line, with a pointer to the help."""
-    words = " ".join(error.format_message().split()).rstrip(".")
+    words = plain_text(error.format_message()).rstrip(".")
+    if len(words) > _MOST_WORDS:
+        words = f"{words[: _MOST_WORDS // 2]} ... {words[-_MOST_WORDS // 2 :]}"
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
         return f"{words}; give a device or a device file ('shapewright devices' lists all), or set SHAPEWRIGHT_DEVICE"
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"

@@ -214,9 +214,10 @@ def _folder(output: str) -> Path:
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte, or half of a surrogate pair
+        reason = getattr(error, "strerror", None) or "no path"
         raise ShapewrightError(
-            f"cannot write into {short_path(output)}: {error.strerror}; give the path of a folder that you can write to"
+            f"cannot write into {short_path(output)}: {reason}; give the path of a folder that you can write to"
         ) from error
     refuse_unwritable(str(folder / "config.json"))
     return folder
