@@ -42,6 +42,8 @@ def texts_name_fields_by_type() -> Iterator[None]:
     # Commands in quotes are typed as they are; other flags mean nothing in Python.
     flag = re.compile(r"(?<![\w'\"-])--[a-z]")
     command = re.compile(r"'[^']* --[^']*'")
+    # Refits are run as a command alone, and values that core checks have the names that commands give them.
+    commands = ("app/", "core/", "measure/refit/")
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 
     def check(text: str, *, of_library: bool = False) -> None:
@@ -58,8 +60,8 @@ def texts_name_fields_by_type() -> Iterator[None]:
 
     def checked_error(self: ShapewrightError, *arguments: Any, **keywords: Any) -> None:
         make_error(self, *arguments, **keywords)
-        raised_in = sys._getframe(1).f_code.co_filename
-        check(self.text, of_library="/shapewright/" in raised_in and "/shapewright/app/" not in raised_in)
+        raised_in = sys._getframe(1).f_code.co_filename.partition("/shapewright/")[2]
+        check(self.text, of_library=not raised_in.startswith(commands))
 
     def checked_note(cls: type[Note], text: str, *arguments: Any, **keywords: Any) -> Note:
         note = make_note(cls, text, *arguments, **keywords)
