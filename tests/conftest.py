@@ -60,7 +60,7 @@ def texts_name_fields_by_type() -> Iterator[None]:
 
     def checked_error(self: ShapewrightError, *arguments: Any, **keywords: Any) -> None:
         make_error(self, *arguments, **keywords)
-        raised_in = sys._getframe(1).f_code.co_filename.partition("/shapewright/")[2]
+        raised_in = sys._getframe(1).f_code.co_filename.rpartition("/shapewright/")[2]
         check(self.text, of_library=not raised_in.startswith(commands))
 
     def checked_note(cls: type[Note], text: str, *arguments: Any, **keywords: Any) -> Note:
