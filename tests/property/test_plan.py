@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
 from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig
+from shapewright.models import TransformerConfig, read_model
 from shapewright.optimize.plan import PlanRequest, break_down, offload_choices
 from shapewright.optimize.plan import findings as plan_findings
 from shapewright.optimize.plan.engine import explore
@@ -103,12 +103,15 @@ def test_arrays_equal_predictions_one_by_one(job: PlanJob, random: Any) -> None:
         assert sum(break_down(prediction).parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
-def test_plans_of_an_unmeasured_device_are_its_predictions(name: str) -> None:
-    """Plans price every kind of operation as if the device had no record."""
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("llama-3-8b", {}), ("mixtral-8x7b", {}), ("mixtral-8x7b", {"num_mtp_layers": 1, "num_layers": 4})],
+)
+def test_plans_of_an_unmeasured_device_are_its_predictions(name: str, changes: dict[str, int]) -> None:
+    """Plans price every kind of operation as if the device had no record, experts of the last stage too."""
     workload = {"seq_len": 2048, "global_batch_size": 16}
     device = replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES)
-    question = build_scenario(name, device, workload=workload, uncalibrated=True)
+    question = build_scenario(read_model(name, changes), device, workload=workload, uncalibrated=True)
     job = PlanJob(
         scenario=Scenario.of(question.config, question.device, question.workload),
         request=PlanRequest(num_devices=4, objective="memory"),

@@ -235,8 +235,11 @@ class StepParts:
 
     def backward_of_head(self) -> list[Operation]:
         """List the operations of the backward pass from the loss to the last layer."""
-        head = _with_mtp_heads(self.shard, lower_head_backward(self.shard))
-        return head + lower_backward(self.mtp, self.shard.workload)
+        return _with_mtp_heads(self.shard, lower_head_backward(self.shard)) + self.backward_of_mtp()
+
+    def backward_of_mtp(self) -> list[Operation]:
+        """List the operations of the backward pass of the layers of multi-token prediction."""
+        return lower_backward(self.mtp, self.shard.workload)
 
     def backward_of_layers(self) -> list[Operation]:
         """List the operations of the backward pass from the last layer to the embedding."""
@@ -262,9 +265,9 @@ class StepParts:
 
     def _limit_to_trained_layers(self, operations: list[Operation]) -> list[Operation]:
         """Scale repeats to the layers with a backward pass; if layers differ, an equal share of each kind has one."""
-        if self.shard.workload.last_layers is None:
-            return operations
         trained, every = self.num_trained_layers, self.num_layers
+        if self.shard.workload.last_layers is None or not every:
+            return operations
         return [operation.changed(repeats=operation.repeats * trained // every) for operation in operations]
 
     def communication(self, zero_stage: int) -> list[Operation]:

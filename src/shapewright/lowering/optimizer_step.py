@@ -82,7 +82,7 @@ def weight_groups(shard: Shard, layers: Sequence[Operation], num_layers: int, *,
     trained = (dense, routed)
     if shard.workload.has_adapters:
         trained = count_gemm_weights(layers, shard.num_passes, of_adapters=True)
-    elif not shard.workload.trains_all:
+    elif not shard.workload.trains_all and num_layers:  # layers of multi-token prediction alone count as trained
         trained = (dense * num_trained // num_layers, routed * num_trained // num_layers)
     return make_groups(shard, (dense, routed), trained, num_layers, has_experts=bool(routed))
 

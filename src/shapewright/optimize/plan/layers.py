@@ -62,12 +62,14 @@ class LayerKinds(NamedTuple):
     Attributes:
         counts: Layers to lower for each kind: of the decoder, and of the encoder.
         kinds: Kinds of layers of the decoder, in the order of the first counts.
-        has_encoder: Whether the last kind is a layer of an encoder.
+        has_encoder: Whether a layer of an encoder follows them.
+        predicts_further: Whether the last kind holds all layers that predict further tokens, and no other.
     """
 
     counts: tuple[tuple[LayerCounts, LayerCounts], ...]
     kinds: tuple[LayerKind, ...]
     has_encoder: bool
+    predicts_further: bool
 
     def factors(self, config: TransformerConfig, pipeline_parallel: int) -> PerKind:
         """Return the number of layers of each kind on the busiest stage."""
@@ -76,7 +78,7 @@ class LayerKinds(NamedTuple):
         found = [float(counts.kinds.get(kind, 0)) for kind in self.kinds]
         if self.has_encoder:
             found.append(float(count_encoder_layers(config, layout).num_layers))
-        return np.array(found)
+        return np.array([*found, 1.0] if self.predicts_further else found)
 
 
 def find_layer_kinds(config: TransformerConfig) -> LayerKinds:
@@ -87,7 +89,10 @@ def find_layer_kinds(config: TransformerConfig) -> LayerKinds:
     has_encoder = config.num_encoder_layers > 0
     if has_encoder:
         counts.append((none, LayerCounts({LayerKind(is_rotary=config.position_embedding == "rotary"): 1})))
-    return LayerKinds(tuple(counts), kinds, has_encoder)
+    predicts_further = config.num_mtp_layers > 0
+    if predicts_further:
+        counts.append((none, none))
+    return LayerKinds(tuple(counts), kinds, has_encoder, predicts_further)
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,8 @@ def make_matrix_steps(lowered: Sequence[StepParts], times_of: Callable[[Sequence
     )
 
 
-# Communication of the experts is in layers alone.
-_ABSENT_PARTS = frozenset(collective_part(EXPERT_EXCHANGES, stage) for stage in ("first", "last"))
-COLUMNS = tuple(part for part in STEP_PARTS if part not in _ABSENT_PARTS)
+# The first stage has no experts outside of its layers; the last one may, in layers that predict further tokens.
+COLUMNS = tuple(part for part in STEP_PARTS if part != collective_part(EXPERT_EXCHANGES, "first"))
 """Parts of a step, in the order of the columns of the arrays here."""
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
 # Exposed before splits are combined, see expose_tensor_communication.

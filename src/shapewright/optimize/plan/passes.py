@@ -191,6 +191,8 @@ class LayerPassPricer:
                 table.recomputed += [(first + index, policy_row) for index in parts.repeated_indices(policy.recompute)]
             if kind == 0:
                 table.add(parts.inputs + parts.head + parts.backward_of_head(), ends_row)
+            elif parts.mtp:
+                table.add(parts.mtp + parts.backward_of_mtp(), ends_row)
 
     def _store(self, members: Sequence[LayerPassKey], lowered: Sequence[StepParts], sums: RowSums) -> None:
         """Store the passes of a group, one per micro-batch size.
@@ -237,13 +239,16 @@ class LayerPassPricer:
             sequence_parallel=key.sequence_parallel,
         )
         workload = replace(self._job.scenario.workload, micro_batch_size=1, global_batch_size=None, recompute="none")
-        return lower_parts(
+        counts = self.kinds.counts[kind]
+        parts = lower_parts(
             self._job.scenario.config,
             workload.resized(micro_batch_size=batch_sizes),
             layout,
             node_size=self._job.scenario.device.node_size,
-            counts=self.kinds.counts[kind],
+            counts=counts,
         )
+        # Layers that predict further tokens are a kind of their own, or every kind would have them.
+        return replace(parts, mtp=[]) if any(each.num_layers for each in counts) else parts
 
     def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> TimesOfSizes:
         """Return the time of all executions of operations whose sizes are numbers or arrays. [s]"""

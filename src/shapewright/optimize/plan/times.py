@@ -117,7 +117,7 @@ class SplitPricer:
         scenario = self._scenario
         factors = self._passes.kinds.factors(scenario.config, splits[0].pipeline_parallel)
         repeats = np.array([split.num_microbatches for split in splits])
-        num_layers = round(float(factors.sum()))
+        num_layers = round(float(factors.sum())) - self._passes.kinds.predicts_further
         trained = factors * (scenario.workload.trained_layers(0, num_layers, num_layers) / max(num_layers, 1))
         layers = np.einsum("k,fkc->fc", factors, np.array([one.forward for one in passes]))
         layers += np.einsum("k,fkc->fc", trained, np.array([one.backward for one in passes]))
