@@ -50,6 +50,20 @@ def test_long_values_are_quoted_in_part(arguments: list[str], value: str, capsys
     assert all(option in err for option in arguments[1:])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["search", "gpt2", "--vary"], ["plan", "gpt2", "--gpus", "2", "--global-batch", "4", "--keep"], ["rule"]],
+)
+def test_long_names_are_quoted_in_part(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that the library refuses are cut too, and what is known stays."""
+    device = [] if arguments == ["rule"] else ["--device", "h100-sxm-80gb"]
+    code, _, err = run([arguments[0], *arguments[1:2], *device, *arguments[2:], "x" * 5000], capsys)
+
+    assert code == 2
+    assert len(err) < 1000
+    assert "x" * 301 not in err
+
+
 def test_names_of_folders_are_printed_without_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model named after its folder has a printable title."""
     folder = tmp_path / HOSTILE.replace("/", "")

@@ -115,7 +115,8 @@ Any ./config.json takes the place of a preset.
 # every 700, as Python does, takes a twentieth of a command, and once after 50,000 takes 15 of the 380 ms of `check`.
 _COLLECT_AFTER = 200_000
 _MOST_COLUMNS = 10_000
-_MOST_WORDS = 600  # characters of a message of click, which quotes values in full
+# Characters of a message of click, which quotes values in full, and of a word of any message.
+_MOST_CHARACTERS, _LONGEST_WORD = 600, 300
 
 
 @click.group(
@@ -169,12 +170,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _usage_words(error: click.ClickException) -> str:
     """Message of a click error in one line, with a pointer to the help."""
     words = plain_text(error.format_message()).rstrip(".")
-    if len(words) > _MOST_WORDS:
-        words = f"{words[: _MOST_WORDS // 2]} ... {words[-_MOST_WORDS // 2 :]}"
+    words = _cut(words, _MOST_CHARACTERS)
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
         return f"{words}; give a device or a device file ('shapewright devices' lists all), or set SHAPEWRIGHT_DEVICE"
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"
     return f"{words}; see '{path} --help'"
+
+
+def _cut(text: str, most: int) -> str:
+    """Return both ends of a text that is too long."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
 
 
 def _drop_output() -> None:
@@ -185,7 +190,8 @@ def _drop_output() -> None:
 
 def _fail(message: str, *, details: str = "") -> None:
     with suppress(OSError):  # standard error may be full or closed, too
-        click.echo(f"shapewright: {plain_text(message)}", err=True)
+        words = " ".join(_cut(word, _LONGEST_WORD) for word in plain_text(message).split(" "))
+        click.echo(f"shapewright: {words}", err=True)
         for line in details.splitlines():
             click.echo(f"{line[: len(line) - len(line.lstrip())]}{plain_text(line)}", err=True)
     sys.exit(EXIT_USAGE)
