@@ -98,7 +98,7 @@ def test_a_family_may_be_named_by_its_first_letters() -> None:
 def test_models_that_cannot_be_scaled_are_errors() -> None:
     """Latent attention, encoders and unknown families are refused in one line."""
     for name in ("deepseek-v3", "t5-large"):
-        with pytest.raises(ConfigError, match="only decoders without latent attention are scaled"):
+        with pytest.raises(ConfigError, match="only decoders without latent or compressed attention are scaled"):
             scale_model(read_model(name), 10**9)
     with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
         usual_model(10**9, "lama")

@@ -133,7 +133,7 @@ def recommend(
         chosen = most_tokens(points, within) if has_limit else find_knee(points, request.num_devices, node_size)
         assert chosen is not None
         reason = "most tokens/s of the devices within the limits" if has_limit else _KNEE_REASON
-        return Recommendation(point=chosen, reason=reason + usual, ttft_limit_s=limit_s)
+        return Recommendation(point=chosen, reason=reason, ttft_limit_s=limit_s)
     fleets = [(size_fleet(point, request), point) for point in points]
     fitting = [entry for entry in fleets if request.num_devices is None or entry[0].num_devices <= request.num_devices]
     if not fitting:
@@ -147,7 +147,7 @@ def recommend(
     reason = f"fewest devices for the load with a spare instance, within {speed}"
     if not fleet.num_spare_instances:
         reason = f"fewest devices for the load, within {speed}; the devices have no room for a spare instance"
-    return Recommendation(point=point, reason=reason + usual, ttft_limit_s=limit_s, fleet=fleet)
+    return Recommendation(point=point, reason=reason, ttft_limit_s=limit_s, fleet=fleet)
 
 
 def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:

@@ -130,7 +130,10 @@ def recommendation_facts(output: ServePlanOutput) -> dict[str, str]:
     point, fleet = output.recommended, output.fleet
     if point is None:
         return {}
-    facts = {"recommended": output.recommended_reason, "limited by": limit_words(point)}
+    facts = {"recommended": output.recommended_reason}
+    if output.request.ttft_limit_s is None and output.recommended_ttft_limit_s is not None:
+        facts["first token"] = f"within the default limit of {format_seconds(output.recommended_ttft_limit_s)}"
+    facts["limited by"] = limit_words(point)
     if point.usd_per_million_input_tokens is not None:
         facts["cost"] = (
             f"{point.usd_per_million_input_tokens:.3g} USD per million tokens in, "
