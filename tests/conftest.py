@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import shapewright
 from shapewright.app.report import columns
 from shapewright.app.report.flags import flags_by_field, with_flags
 from shapewright.core.errors import ShapewrightError
@@ -43,7 +44,8 @@ def texts_name_fields_by_type() -> Iterator[None]:
     flag = re.compile(r"(?<![\w'\"-])--[a-z]")
     command = re.compile(r"'[^']* --[^']*'")
     # Refits are run as a command alone, and values that core checks have the names that commands give them.
-    commands = ("app/", "core/", "measure/refit/")
+    package = str(Path(shapewright.__file__).parent)
+    commands = tuple(f"{package}/{part}/" for part in ("app", "core", "measure/refit"))
     make_error, make_note = ShapewrightError.__init__, Note.__new__
 
     def check(text: str, *, of_library: bool = False) -> None:
@@ -60,8 +62,8 @@ def texts_name_fields_by_type() -> Iterator[None]:
 
     def checked_error(self: ShapewrightError, *arguments: Any, **keywords: Any) -> None:
         make_error(self, *arguments, **keywords)
-        raised_in = sys._getframe(1).f_code.co_filename.rpartition("/shapewright/")[2]
-        check(self.text, of_library=not raised_in.startswith(commands))
+        raised_in = sys._getframe(1).f_code.co_filename
+        check(self.text, of_library=raised_in.startswith(package) and not raised_in.startswith(commands))
 
     def checked_note(cls: type[Note], text: str, *arguments: Any, **keywords: Any) -> Note:
         note = make_note(cls, text, *arguments, **keywords)

@@ -49,7 +49,7 @@ def open_backend(**_):
     with (FOLDER / "started.txt").open("a") as log:
         print("started", file=log)
     if (FOLDER / "broken").exists():
-        raise BenchError("no device here; use --cpu")
+        raise BenchError("no device here; use the CPU")
     return Fake(is_cuda=False, name="d", facts={}, driver="", runtime="cpu", torch_version="2", dtypes=("fp32",),
                 cache_bytes=1.0, max_operation_flops=1e30)
 
@@ -140,7 +140,7 @@ def test_successive_crashes_end_the_run(fake: Path, monkeypatch: pytest.MonkeyPa
 def test_errors_of_opening_are_raised_in_the_parent(fake: Path) -> None:
     """An error of the worker is raised in the parent; a worker that dies at once is reported."""
     (fake / "broken").touch()
-    with pytest.raises(BenchError, match=r"^no device here; use --cpu$"):
+    with pytest.raises(BenchError, match=r"^no device here; use the CPU$"):
         Worker(WorkerOptions())
     (fake / "fake_worker.py").write_text("raise SystemExit('no such library')", encoding="utf-8")
     with pytest.raises(BenchError, match=r"does not start.*code 1: no such library"):

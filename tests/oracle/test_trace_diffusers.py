@@ -97,7 +97,7 @@ def test_a_denoiser_is_built_by_its_class_name() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("OtherTransformer2DModel", "inputs of OtherTransformer2DModel are not known.*--inputs"),
+        ("OtherTransformer2DModel", "inputs of OtherTransformer2DModel are not known.*give inputs"),
         ("shapes", "has no model 'shapes'"),
         ("os.system", "has no model 'os.system'"),
     ],
