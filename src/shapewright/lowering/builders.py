@@ -65,6 +65,34 @@ def weight_gemm(
     )
 
 
+def activation_gemm(
+    shard: Shard,
+    block: Block,
+    role: str,
+    repeats: int,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    layout: str,
+    dtype: str | None = None,
+) -> Gemm:
+    """Build a batch of GEMMs of two activations, in the format of activations unless another one is given."""
+    return Gemm(
+        name=display_name(shard, block, role),
+        block=block,
+        role=role,
+        repeats=repeats,
+        dtype=dtype or shard.dtype,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        layout=layout,
+    )
+
+
 def pointwise(
     shard: Shard,
     block: Block,
@@ -189,22 +217,12 @@ def lower_stream_mixing(shard: Shard, repeats: int) -> list[Operation]:
         dtype=_weights_dtype(shard),
     )
     collapse = pointwise(shard, "residual", "collapse", "residual", repeats, read=every, written=copied)
-    if shard.workload.kernels != "torch":
-        expand = pointwise(shard, "residual", "expand", "residual", repeats, read=every + copied, written=every)
-        return [weights, collapse, expand]
-    mixed = Gemm(
-        name=display_name(shard, "residual", "mix"),
-        block="residual",
-        role="mix",
-        repeats=repeats,
-        dtype=shard.dtype,
-        m=streams,
-        n=config.hidden_size,
-        k=streams,
-        batch=tokens,
-        layout="NN",
-    )
     expand = pointwise(shard, "residual", "expand", "residual", repeats, read=every + copied, written=every)
+    if shard.workload.kernels != "torch":
+        return [weights, collapse, expand]
+    mixed = activation_gemm(
+        shard, "residual", "mix", repeats, m=streams, n=config.hidden_size, k=streams, batch=tokens, layout="NN"
+    )
     return [weights, collapse, mixed, expand]
 
 

@@ -38,24 +38,10 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
         raise WorkloadError(
             "phase='decode' requires a decoder, but this model is an encoder; use phase='prefill' or 'train'"
         )
-    if config.linear_layers and layout.context_parallel > 1:
+    whole = _layers_of_whole_sequences(config)
+    if whole and layout.context_parallel > 1:
         raise LayoutError(
-            f"context_parallel={layout.context_parallel} is not supported for {config.linear_layers[0]} layers, whose "
-            f"scan passes through all tokens in order",
-            advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
-            field="context_parallel",
-        )
-    if config.attends_to_images and layout.context_parallel > 1:
-        raise LayoutError(
-            f"context_parallel={layout.context_parallel} is not supported for layers that attend to images, whose "
-            f"tokens belong to no part of the sequence",
-            advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
-            field="context_parallel",
-        )
-    if config.compressed_layers and layout.context_parallel > 1:
-        raise LayoutError(
-            f"context_parallel={layout.context_parallel} is not supported for {config.compressed_layers[0]} layers, "
-            f"whose entries are groups of neighbouring tokens",
+            f"context_parallel={layout.context_parallel} is not supported for {whole}",
             advice=with_fields("use context_parallel=1 and {tensor_parallel} or {pipeline_parallel} instead"),
             field="context_parallel",
         )
@@ -66,6 +52,17 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
         _validate_expert_tensor_axis(config, workload, layout)
     _validate_sequence(workload, layout)
     _validate_finetuning(config, workload, layout)
+
+
+def _layers_of_whole_sequences(config: TransformerConfig) -> str:
+    """Return which layers need all tokens of a sequence on one device, and why; empty without such layers."""
+    if config.linear_layers:
+        return f"{config.linear_layers[0]} layers, whose scan passes through all tokens in order"
+    if config.attends_to_images:
+        return "layers that attend to images, whose tokens belong to no part of the sequence"
+    if config.compressed_layers:
+        return f"{config.compressed_layers[0]} layers, whose entries are groups of neighbouring tokens"
+    return ""
 
 
 def _validate_finetuning(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:

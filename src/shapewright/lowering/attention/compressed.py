@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.attention.core import Heads, fused_call, lower_unfused
-from shapewright.lowering.builders import as_chain, display_name, move, norm, pointwise, weight_gemm
+from shapewright.lowering.builders import activation_gemm, as_chain, display_name, move, norm, pointwise, weight_gemm
 from shapewright.lowering.collectives import gather_tokens, reduce_tokens
-from shapewright.lowering.operations import Gemm, SparseAttention
+from shapewright.lowering.operations import SparseAttention
 from shapewright.models.compressed import count_entries, make_compressed
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def _lower_indexer(shard: Shard, layer: CompressedAttention, repeats: int) -> li
         return operations
     is_eager = shard.workload.kernels == "torch" or shard.workload.attention == "unfused"
     operations.append(
-        Gemm(
-            name=display_name(shard, "indexer", "index_logits"),
-            block="indexer",
-            role="index_logits",
-            repeats=repeats,
+        activation_gemm(
+            shard,
+            "indexer",
+            "index_logits",
+            repeats,
             dtype="fp32" if is_eager else shard.dtype,
             m=config.index_num_heads,
             n=entries,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shapewright.lowering.builders import display_name, dropout, move, pointwise
+from shapewright.lowering.builders import activation_gemm, display_name, dropout, move, pointwise
 from shapewright.lowering.collectives import collective, exchange_keys_values
 from shapewright.lowering.operations import Attention, Gemm, SparseAttention
 from shapewright.workload.finetuning import group_documents, pack_sequence
@@ -251,18 +251,7 @@ def lower_unfused(shard: Shard, block: Block, repeats: int, heads: Heads, *, kv_
         )
 
     def gemm(role: str, n: int, k: int, layout: str) -> Gemm:
-        return Gemm(
-            name=display_name(shard, block, role),
-            block=block,
-            role=role,
-            repeats=repeats,
-            dtype=shard.dtype,
-            m=rows_per_batch,
-            n=n,
-            k=k,
-            batch=batch,
-            layout=layout,
-        )
+        return activation_gemm(shard, block, role, repeats, m=rows_per_batch, n=n, k=k, batch=batch, layout=layout)
 
     operations.append(gemm("score", kv_len, heads.head_dim, "NT"))
     if shard.query_len > 1:  # a single query attends to all keys
