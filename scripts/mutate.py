@@ -4,8 +4,8 @@ A seeded sample of changes is drawn over the packages below: comparisons, arithm
 arguments. Pytest collects the tests once. A first run records which lines each test runs (much faster from Python 3.12
 on). Then a forked process for each change replaces the code of the changed function and runs the tests that reach the
 change until one fails: first those of the regression grid, then others, the quickest first, for --seconds. A change
-outside functions (a default, a table) is made before anything is imported, in a process of its own. With --seconds 0
-the grid alone is run.
+outside functions (a default, a table) or in code that Numba compiles, whose lines are not seen, is made before anything
+is imported, in a process of its own. With --seconds 0 the grid alone is run.
 
 Results are kept in build/mutation, so that the same command continues where it was stopped; delete the folder after
 a change of the tests that are there already. A change that takes too long is counted apart: no test noticed it. Whether
@@ -170,9 +170,10 @@ def list_mutants(path: Path) -> Iterator[Mutant]:
         if id(node) in quiet or not hasattr(node, "lineno"):
             continue
         before = ast.unparse(node)
-        if change(node):
+        if change(node) and ast.unparse(node) != before:
             lines = (first_lines[id(node)], *range(node.lineno, getattr(node, "end_lineno", node.lineno) + 1))
-            yield Mutant(path, place, node.lineno, lines, functions[id(node)], before[:80], ast.unparse(node)[:80])
+            function = "" if path.stem == "compiled" else functions[id(node)]
+            yield Mutant(path, place, node.lineno, lines, function, before[:80], ast.unparse(node)[:80])
 
 
 def compile_mutant(mutant: Mutant) -> CodeType:

@@ -10,6 +10,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shapewright.app.cli.main import main
@@ -18,6 +19,7 @@ from shapewright.app.cli.main import main
 Cell = float | tuple[float, float] | str
 Answer = dict[str, Cell]
 
+_ROOT = Path(__file__).resolve().parent.parent
 NEAR_ZERO = 1e-12
 # Longer lists become columns.
 _MOST_ROWS = 2
@@ -36,7 +38,8 @@ def answer_command(line: str) -> Answer:
     """Run a command line in this process: its refusal, or its exit code and the cells of its output."""
     output, errors = io.StringIO(), io.StringIO()
     code: Any = 0
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+    # Paths of a command are those of the repository.
+    with contextlib.chdir(_ROOT), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:
             main(shlex.split(line))
         except SystemExit as stop:
@@ -45,7 +48,7 @@ def answer_command(line: str) -> Answer:
         return {"refused": errors.getvalue().strip().removeprefix("shapewright: ")}
     answer: Answer = {"exit code": float(code)}
     text = output.getvalue()
-    if text.startswith("{"):
+    if text.startswith(("{", "[")):
         return answer | dict(list_cells(json.loads(text), ""))
     lines = (each.strip() for each in text.splitlines())
     return answer | {f"line {number}": each for number, each in enumerate(lines, 1) if each}

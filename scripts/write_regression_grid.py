@@ -3,8 +3,9 @@
     python scripts/write_regression_grid.py [--check] [TABLE ...]
 
 Each file of tests/regression is a table. A row is a question: a command line of ``shapewright``, a key of a config of a
-model type with other values, a case of a lint rule, or random kernels on a device; to add a command, append a line that
-holds it alone. The other columns are cells of the answer: ``memory.total_bytes`` is a number of the JSON output,
+model type with other values, a case of a lint rule, random kernels on a device, a part of a calibration record with
+other values, an option with a number out of its range, a pipeline, or a traced module; to add a command, append a line
+that holds it alone. The other columns are cells of the answer: ``memory.total_bytes`` is a number of the JSON output,
 ``operations.*.time_s`` a whole column of a list, as its sum and a mean of its logarithms that also changes where rows
 change places or one small row moves. Texts count by their numbers, not by their wording; refusals count as a whole.
 
@@ -24,17 +25,25 @@ from math import inf, isclose
 from pathlib import Path
 
 from regression_answers import NEAR_ZERO, Answer, Cell, answer_command
+from regression_calibrations import answer_changes, list_kinds
 from regression_configs import answer_configs, list_configs
 from regression_findings import answer_cases, list_rule_codes
 from regression_kernels import KERNEL_DEVICES, answer_kernels
+from regression_ranges import answer_ranges, list_commands
+from regression_timelines import answer_timelines, list_schedules
+from regression_traces import TRACED_DEVICES, answer_traces
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "regression"
 TOLERANCE = 2e-6
 # Tables whose rows are made here, in groups; those of other tables are command lines.
 GROUPS: dict[str, tuple[Callable[[], Iterable[str]], Callable[[str], dict[str, Answer]]]] = {
+    "calibrations": (list_kinds, answer_changes),
     "configs": (list_configs, answer_configs),
     "findings": (list_rule_codes, answer_cases),
     "kernels": (lambda: KERNEL_DEVICES, answer_kernels),
+    "ranges": (list_commands, answer_ranges),
+    "timelines": (list_schedules, answer_timelines),
+    "traces": (lambda: TRACED_DEVICES, answer_traces),
 }
 _COMMANDS_OF_A_GROUP = 8
 _MOST_SHOWN = 40
