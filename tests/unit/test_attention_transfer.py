@@ -84,6 +84,18 @@ def test_decode_kernel_missing_at_the_donor_comes_from_the_nearest_generation() 
     assert decode_section(packed, "", "", L40S) is None
 
 
+def test_a_device_of_no_generation_counts_as_one_of_its_donor() -> None:
+    """A device of an unknown architecture that borrows from A100 keeps Ampere's decode kernels, unlike an L40S."""
+    record = load_record("attention", L40S.with_pricing(uncalibrated=True))
+    packed = choose_section("bf16", 16, record, "sglang 0.5.14", "flashinfer")
+    unknown = replace(L40S, architecture="other")
+
+    assert record.architecture == "ampere"
+    assert unknown.architecture_facts.generation is None
+    assert decode_section(packed, "sglang 0.5.14", "flashinfer", unknown) is None
+    assert decode_section(packed, "sglang 0.5.14", "flashinfer", L40S) is not None
+
+
 def test_prefill_stays_with_the_donor() -> None:
     """Which decode kernel runs changes decode steps alone, in calls of both kinds too."""
     record = load_record("attention", L40S.with_pricing(uncalibrated=True))

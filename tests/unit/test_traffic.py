@@ -13,6 +13,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare
 from shapewright.optimize.serving.point import waiting_s
+from shapewright.optimize.serving.traffic.candidates import Scheduler, price_streams
 from shapewright.optimize.serving.traffic.figures import saturated_per_s, summarize_outcome
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
@@ -279,6 +280,20 @@ def test_requests_that_never_fit_are_refused() -> None:
     """A request that the whole cache does not hold is named."""
     with pytest.raises(WorkloadError, match="a request of 44 tokens does not fit into the cache of 40 tokens"):
         simulate(make_traffic([0.0], [40], [4]), constant_streams(num_blocks=10))
+
+
+def test_only_whole_blocks_of_the_cache_hold_a_request() -> None:
+    """A request that ends in the last, partial block of the cache does not fit."""
+    instance = make_instance(request=ServingRequest(prompt_len=1024, output_len=256))
+    scheduler = Scheduler(max_num_seqs=4, max_num_batched_tokens=2048)
+    block_tokens, cache_tokens = instance.request.block_tokens, instance.cache_tokens(2048)
+    num_blocks = cache_tokens // block_tokens
+    longest_len = num_blocks * block_tokens
+
+    assert longest_len < cache_tokens, "this cache is to end within a block"
+    with pytest.raises(WorkloadError, match=f"a request of {longest_len + 1} tokens does not fit into the cache"):
+        price_streams(instance, scheduler, longest_len + 1)
+    assert price_streams(instance, scheduler, longest_len)[1].num_blocks == num_blocks
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,12 @@ class BigGemm:
     Attributes:
         operation: The operation.
         price: Its price.
-        step_fraction: Its share of the step.
+        time_s: Its time in a step.
     """
 
     operation: Gemm | GroupedGemm
     price: GemmPrice
-    step_fraction: float
+    time_s: float
 
     @property
     def slots(self) -> int:
@@ -60,7 +60,7 @@ def list_big_gemms(prediction: Prediction) -> Iterator[BigGemm]:
             continue  # roofline prices have no waves
         is_batched = isinstance(operation, Gemm) and operation.batch != 1
         if module_s[operation.module] >= BIG_GEMM_FRACTION * prediction.step_time_s and not is_batched:
-            yield BigGemm(operation, price, priced.total_time_s / prediction.step_time_s)
+            yield BigGemm(operation, price, priced.total_time_s)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def wave_tail(scenario: Scenario) -> Iterator[Violation]:
 
 
 def _worst_wave(scenario: Scenario) -> BigGemm | None:
-    """Return the large GEMM whose last wave wastes the largest share of the step."""
+    """Return the large GEMM whose last wave wastes the most time."""
     if not scenario.is_possible:
         return None
     tails = [
@@ -192,7 +192,7 @@ def _worst_wave(scenario: Scenario) -> BigGemm | None:
         for gemm in list_big_gemms(scenario.predict())
         if gemm.price.wave_efficiency < SMALLEST_WAVE_EFFICIENCY and gemm.price.bound_by == "compute"
     ]
-    return max(tails, key=lambda gemm: gemm.step_fraction * (1.0 - float(gemm.price.wave_efficiency)), default=None)
+    return max(tails, key=lambda gemm: gemm.time_s * (1.0 - float(gemm.price.wave_efficiency)), default=None)
 
 
 def _fills_waves(scenario: Scenario, fix: Fix) -> bool:

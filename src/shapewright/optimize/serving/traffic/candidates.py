@@ -191,7 +191,7 @@ def make_candidate(
     def streams(layout: ParallelLayout, num_instances: int) -> tuple[Streams, PricedTable, Instance]:
         instance = Instance(scenario.replace(layout=layout), point.format, request)
         if layout not in tables:
-            tables[layout] = _price(instance, scheduler, longest_len)
+            tables[layout] = price_streams(instance, scheduler, longest_len)
         priced, limits = tables[layout]
         return Streams(priced.table, limits, num_units * num_instances * layout.pipeline_parallel), priced, instance
 
@@ -228,7 +228,7 @@ def pass_interval(server: Server, priced: PricedTable, *, is_moe: bool) -> tuple
     return (1.0 / ends[1], 1.0 / ends[0]) if ends else (priced.low_fraction, priced.high_fraction)
 
 
-def _price(instance: Instance, scheduler: Scheduler, longest_len: int) -> tuple[PricedTable, Limits]:
+def price_streams(instance: Instance, scheduler: Scheduler, longest_len: int) -> tuple[PricedTable, Limits]:
     """Return the times of passes and the limits of the streams of an instance.
 
     Raises:
