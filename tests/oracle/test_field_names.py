@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from traced_gemms import trace_training
 from shapewright.core.errors import ConfigError
 from shapewright.lowering.flops import count_model_flops
 from shapewright.models import count_parameters
+from shapewright.models.families import FAMILIES
 from shapewright.models.families.fallback import transformers_types
 from shapewright.models.hf_config import read_hf_config
 from shapewright.workload import Workload
@@ -63,6 +65,24 @@ def test_absent_fields_have_the_defaults_of_transformers(model_type: str) -> Non
     full = read_hf_config(filled(model_type)).config
 
     assert count_parameters(short).total == count_parameters(full).total
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_defaults_of_families_are_those_of_transformers(model_type: str) -> None:
+    """A config with only its type is the model of one that spells out every default: saved configs leave them out."""
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("transformers has no config of this type")
+    if model_type == "deepseek_v2":
+        pytest.skip("its default of zero experts a token is refused")
+    full, short = read_hf_config(filled(model_type)).config, read_hf_config({"model_type": model_type}).config
+    # The name of the part that holds the text model; and in Qwen3-VL the whole model decides whether weights are tied.
+    unequal = {"model_type"} | ({"tied_embeddings"} if model_type == "qwen3_vl_moe_text" else set())
+
+    for spec in fields(full):
+        if spec.name not in unequal:
+            assert getattr(short, spec.name) == getattr(full, spec.name), spec.name
 
 
 @pytest.mark.parametrize("model_type", sorted(name for name, entry in READ.items() if entry["unread"]))

@@ -5,6 +5,8 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.family import (
     ATTENTION_BIAS,
@@ -79,19 +81,39 @@ _QWEN2_DEFAULTS = {
 }
 
 QWEN2 = Family(
-    model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    model_types=("qwen2",),
     defaults=_QWEN2_DEFAULTS,
     keys=HEAD_DIM,
     fixed={**RMSNORM_GATED, "qkv_bias": True},
     derive=_derive_qwen,
 )
 
+# The language models of Qwen2-VL and Qwen2.5-VL, whose defaults are those of the models with 72 B parameters.
+QWEN2_VL = replace(
+    QWEN2,
+    model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    defaults={
+        **_QWEN2_DEFAULTS,
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_window_layers": 80,
+    },
+)
+
 QWEN3 = Family(
-    model_types=("qwen3", "qwen3_vl_text"),
+    model_types=("qwen3",),
     defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
     keys={**HEAD_DIM, **ATTENTION_BIAS},
     fixed={**RMSNORM_GATED, "qk_norm": "per-head"},
     derive=_derive_qwen,
+)
+
+QWEN3_VL = replace(
+    QWEN3, model_types=("qwen3_vl_text",), defaults={**QWEN3.defaults, "max_position_embeddings": 128000}
 )
 
 _GEMMA_DEFAULTS = {
@@ -209,7 +231,9 @@ FAMILIES = (
     GRANITE,
     MISTRAL,
     QWEN2,
+    QWEN2_VL,
     QWEN3,
+    QWEN3_VL,
     GEMMA,
     GEMMA2,
     GEMMA3,

@@ -107,7 +107,15 @@ GLM4 = Family(
 # model repository.
 EXAONE3 = Family(
     model_types=("exaone",),
-    defaults={**LLAMA.defaults, "vocab_size": 102400, "num_layers": 32, "activation_function": "silu"},
+    defaults={
+        **LLAMA.defaults,
+        "vocab_size": 102400,
+        "intermediate_size": 14336,
+        "num_layers": 32,
+        "num_key_value_heads": 8,
+        "activation_function": "silu",
+        "max_position_embeddings": 4096,
+    },
     keys={
         **HEAD_DIM,
         "num_layers": ("num_layers", "num_hidden_layers"),

@@ -5,6 +5,8 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.family import (
@@ -201,7 +203,7 @@ def _derive_qwen3_moe(values: ConfigValues) -> Fields:
 
 
 QWEN3_MOE = Family(
-    model_types=("qwen3_moe", "qwen3_vl_moe_text"),
+    model_types=("qwen3_moe",),
     defaults={
         "vocab_size": 151936,
         "hidden_size": 2048,
@@ -225,6 +227,23 @@ QWEN3_MOE = Family(
     },
     fixed={**RMSNORM_GATED, "qk_norm": "per-head"},
     derive=_derive_qwen3_moe,
+)
+
+# Its default sizes in transformers are those of Qwen2-MoE. Whether embeddings are tied is a field of the whole model.
+QWEN3_VL_MOE = replace(
+    QWEN3_MOE,
+    model_types=("qwen3_vl_moe_text",),
+    defaults={
+        **QWEN3_MOE.defaults,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+    },
 )
 
 
@@ -346,4 +365,4 @@ DBRX = Family(
     derive=_derive_dbrx,
 )
 
-FAMILIES = (MIXTRAL, OLMOE, PHIMOE, QWEN2_MOE, QWEN3_MOE, GPT_OSS, LLAMA4, DBRX)
+FAMILIES = (MIXTRAL, OLMOE, PHIMOE, QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, GPT_OSS, LLAMA4, DBRX)
