@@ -20,8 +20,9 @@ _LINES = {
     "flops": "gpt2 --device h100-sxm-80gb --train-tokens 1b --gpus 1 --mfu 0.4",
     "compare": "gpt2 --devices h100-sxm-80gb,l40s",
 }
-# Too small and too large for nearly every option; what is neither is answered, with an exit code.
-_VALUES = ("-1", "1" + "0" * 18)
+# Too small and too large for nearly every option, and the number that some exclude; what is in range is answered, with
+# an exit code.
+_VALUES = ("-1", "0", "1" + "0" * 18)
 # Options that start measurements, and those whose number does not change an answer.
 _LEFT_OUT = {"verify", "verify_budget", "trace_time_limit_s", "explain"}
 
