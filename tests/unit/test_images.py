@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.core.errors import LayoutError
+from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.units import format_seconds
 from shapewright.hardware import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Gemm
 from shapewright.models import read_model
-from shapewright.models.hf_config import read_hf_config
+from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.workload import ParallelLayout, Workload
 
 H100 = "h100-sxm-80gb"
@@ -41,6 +41,36 @@ def test_image_models_have_no_logits_to_chunk() -> None:
     memory = shapewright.predict("siglip-so400m", device=H100, workload={"kernels": "fused"}).memory
 
     assert memory.logits_bytes == 0.0
+
+
+def test_offloaded_states_of_the_tower_are_on_the_host_too() -> None:
+    """With images the host keeps as many bytes more as the optimizer states of the tower take on the device."""
+    memory = {
+        (images, offload): shapewright.predict(
+            "qwen2.5-vl-7b", device=H100, workload={"images": images, "offload_optimizer": offload}
+        ).memory
+        for images in (0, 1)
+        for offload in (False, True)
+    }
+    added_bytes = memory[1, False].optimizer_bytes - memory[0, False].optimizer_bytes
+    added_on_host_bytes = memory[1, True].host_bytes - memory[0, True].host_bytes
+
+    assert memory[0, True].optimizer_bytes == memory[1, True].optimizer_bytes == 0.0
+    assert added_on_host_bytes == pytest.approx(added_bytes)
+    assert added_bytes > 0.0
+
+
+def test_gemma_3_may_keep_every_patch() -> None:
+    """As many tokens of an image as it has patches merge none; more are refused."""
+    part = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 128}
+    config = {"model_type": "gemma3", "vision_config": {**part, "image_size": 224, "patch_size": 14}}
+    tower = read_vision_tower({**config, "mm_tokens_per_image": 256}, 128)
+
+    assert tower.patches is not None
+    assert tower.patches.projector is not None
+    assert tower.patches.projector.merge == 1
+    with pytest.raises(ConfigError, match="mm_tokens_per_image=1024 exceeds the 256 patches of an image"):
+        read_vision_tower({**config, "mm_tokens_per_image": 1024}, 128)
 
 
 def test_a_tower_whose_tokens_do_not_divide_is_not_split_by_tokens() -> None:
