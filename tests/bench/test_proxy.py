@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_micro_batches_add_up_to_the_batch(text: ByteText, tmp_path: Path) -> No
     parts = losses(train(tmp_path / "b.sqlite", text, SMALL | {"micro_batch_size": 3}))[0]
 
     assert parts == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_kv_heads": 1, "head_dim": 10}])
+@pytest.mark.parametrize("query_block", [1, 6, 16, 64])
+def test_blocks_of_attention_equal_the_kernel(query_block: int, fields: dict[str, Any], text: ByteText) -> None:
+    """Losses and gradients of a model do not depend on how causal attention is cut into blocks of queries."""
+    spec = make_spec(SMALL | fields)
+    tokens = torch.from_numpy(text.batch(0, seed=0, batch_size=2, seq_len=16).astype(np.int64))
+    found = []
+    for block in (0, query_block):
+        decoder = make_decoder(spec, 0, torch.device("cpu"))
+        decoder.outer["logits"].data.normal_(generator=torch.Generator().manual_seed(1))
+        loss = decoder.loss(tokens, replace(decoder.pass_context(), query_block=block))
+        loss.backward()
+        found.append([loss, *(weight.grad for weight in decoder.parameters())])
+
+    for kernel, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, kernel, rtol=1e-4, atol=1e-5)
 
 
 def test_finished_runs_are_not_repeated(text: ByteText, tmp_path: Path) -> None:
