@@ -14,6 +14,7 @@ from shapewright.core.units import format_seconds
 from shapewright.hardware import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Gemm
+from shapewright.memory import estimate_stages
 from shapewright.models import read_model
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.workload import ParallelLayout, Workload
@@ -58,6 +59,30 @@ def test_offloaded_states_of_the_tower_are_on_the_host_too() -> None:
     assert memory[0, True].optimizer_bytes == memory[1, True].optimizer_bytes == 0.0
     assert added_on_host_bytes == pytest.approx(added_bytes)
     assert added_bytes > 0.0
+
+
+def test_offloaded_activations_of_the_tower_count_every_micro_batch_in_flight() -> None:
+    """The first of four stages has four micro-batches in flight, whose tower activations are all on the host."""
+
+    def added_by_images(pipeline_parallel: int) -> tuple[float, float]:
+        found = [
+            shapewright.predict(
+                "qwen2.5-vl-7b",
+                device=H100,
+                workload={"images": images, "offload_activations": True, "global_batch_size": 16},
+                layout={"pipeline_parallel": pipeline_parallel},
+            )
+            for images in (1, 0)
+        ]
+        first, other = (estimate_stages(one.config, one.workload, one.layout)[0] for one in found)
+        return first.host_bytes - other.host_bytes, first.activations_bytes - other.activations_bytes
+
+    (host_bytes, device_bytes), (host_bytes_of_four, device_bytes_of_four) = map(added_by_images, (1, 4))
+
+    assert host_bytes > 0.0
+    assert host_bytes_of_four == pytest.approx(4.0 * host_bytes)
+    # The device holds the layers being copied, and the end of the tower of each micro-batch.
+    assert device_bytes < device_bytes_of_four < 4.0 * device_bytes
 
 
 def test_gemma_3_may_keep_every_patch() -> None:

@@ -181,8 +181,14 @@ def _estimate_stage(
     workload: Workload,
     recipe: TrainingRecipe | None,
     layer_bytes: Callable[..., LayerBytes],
+    tower_in_flight: float | None = None,
 ) -> MemoryEstimate:
-    """Estimate the memory of one device of one stage."""
+    """Estimate the memory of one device of one stage.
+
+    Args:
+        tower_in_flight: For a vision tower, micro-batches in flight on the stage that it runs on. Each of them keeps
+            the end of the tower too, as its backward pass starts only after that of the language model.
+    """
     config, layout = stage.config, stage.layout
     if recipe is None and workload.is_training:
         recipe = training_recipe(config, workload)
@@ -191,8 +197,9 @@ def _estimate_stage(
     host_bytes = states.host_bytes
     if workload.is_training:
         terms = estimate_activation_terms(stage, workload, layer_bytes)
-        in_flight = count_microbatches_in_flight(workload, layout, stage.index)
-        activations_bytes = terms.on_device_bytes(in_flight) + terms.end_bytes
+        in_flight = tower_in_flight or count_microbatches_in_flight(workload, layout, stage.index)
+        activations_bytes = terms.on_device_bytes(in_flight) + terms.end_bytes * (tower_in_flight or 1.0)
+        logits_bytes *= tower_in_flight or 1.0
         host_bytes = host_bytes + terms.host_bytes * in_flight
         workspace_bytes = terms.transient_bytes
     else:
@@ -216,10 +223,17 @@ def _estimate_stage(
 def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight: float) -> MemoryEstimate:
     """Add the vision tower to the first stage: its states, and what it saves of every micro-batch in flight."""
     tower, job, layout = tower_job(stage.config, workload, stage.layout)
-    (added,) = _estimate(tower, job, layout, None, (0,))
+    added = _estimate_stage(
+        Stage(tower, layout, 0),
+        count_parameters(tower),
+        job,
+        None,
+        _cached_estimate_layer(tower, job, layout),
+        in_flight,
+    )
     saved_bytes = added.activations_bytes + added.logits_bytes
     if workload.is_training:
-        activations_bytes = own.activations_bytes + saved_bytes * in_flight
+        activations_bytes = own.activations_bytes + saved_bytes
     else:  # the tower runs before the language model
         activations_bytes = max(own.activations_bytes, saved_bytes)
     return replace(
