@@ -47,7 +47,8 @@ _PAPER_TABLES = ("paper_gemm.csv", "paper_layers.csv")
 _ATTENTION_TABLES = ("attention_prefill.parquet", "attention_decode.parquet")
 _KERNEL_TABLES = (
     "attention_training.csv", "attention_encoder.parquet", "mla.parquet", "norms.csv", "fused_ops.csv",
-    "quantize.parquet", "linear_attention.parquet", "sparse_attention.parquet",
+    "quantize.parquet", "linear_attention.parquet", "sparse_attention.parquet", "collectives_more.parquet",
+    "expert_exchange.parquet",
 )  # fmt: skip
 
 STEPS: tuple[Step, ...] = (
