@@ -136,6 +136,31 @@ def memory_chart(output: MemoryOutput) -> BarChart:
     )
 
 
+def timeline_chart(timeline_bytes: Sequence[float], backward_start: int) -> XYChart:
+    """Chart of the memory of tensors over a traced step.
+
+    Args:
+        timeline_bytes: Size of the tensors that exist, at points of the step.
+        backward_start: Index of the point at which the backward pass begins; 0 without one.
+    """
+    marks = [Mark(axis="x", value=float(backward_start), text="backward pass")] if backward_start else []
+    return XYChart(
+        title="Memory over the step",
+        x_label="progress of the step (tensors made and released)",
+        y_label="tensors (GB)",
+        series=[
+            Line(
+                name="tensors",
+                x=[float(index) for index in range(len(timeline_bytes))],
+                y=[value / GIGA for value in timeline_bytes],
+            )
+        ],
+        alt=f"Tensors that exist over the step, {format_bytes(max(timeline_bytes, default=0.0))} at the peak.",
+        marks=marks,
+        y_from_zero=True,
+    )
+
+
 def _operation_label(entry: PricedOperation) -> str:
     """Label shared by the forward and backward passes of an operation."""
     if isinstance(entry.operation, Collective):

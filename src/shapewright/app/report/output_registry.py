@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from shapewright.app.report.explain import ExplainOutput
-from shapewright.app.report.optimize.candidates import ExplainedShapeOutput
 from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
 from shapewright.app.report.outputs.check import CheckOutput
@@ -22,8 +20,8 @@ from shapewright.app.report.outputs.measure import (
 from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
 from shapewright.app.report.outputs.plan import PlansOutput
-from shapewright.app.report.outputs.predict import PredictOutput
-from shapewright.app.report.outputs.search import SearchOutput
+from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput
+from shapewright.app.report.outputs.search import ExplainedShapeOutput, SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
 from shapewright.app.report.outputs.traffic import TrafficOutput
 from shapewright.app.report.traced.outputs import (

@@ -15,6 +15,7 @@ from shapewright.app.api.steps import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
 from shapewright.app.explorer.views.outputs import figure
+from shapewright.app.figures.step import timeline_chart
 from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
@@ -32,7 +33,6 @@ from shapewright.app.report.traced.report import (
     describe_trace,
     memory_columns,
     prediction_facts,
-    timeline_chart,
 )
 from shapewright.core.units import format_percent
 from shapewright.lint.check import check_scenario
@@ -245,5 +245,5 @@ def answer_trace(trace: Trace, device: Device, optimizer: str | None) -> Answer:
             "components": component_facts(output.memory),
             "modules": columns_to_json(memory_columns(output.memory)),
         },
-        "figure": plain(figure(timeline_chart(output.memory))),
+        "figure": plain(figure(timeline_chart(output.memory.timeline_bytes, output.memory.backward_start))),
     }

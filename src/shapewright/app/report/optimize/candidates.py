@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import JOINED, Column, columns_of, fill, print_table
 from shapewright.app.report.outputs.check import describe_loss
-from shapewright.app.report.outputs.model import Output, described
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
 from shapewright.app.report.outputs.search import (
     FIELD_LETTERS,
     CandidateOutput,
+    ExplainedShapeOutput,
+    OperationPair,
     candidate_output,
     changes_by_letter,
     describe_changes,
     describe_gain,
 )
-from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 
 if TYPE_CHECKING:
@@ -117,27 +117,6 @@ def describe_measures(candidate: CandidateOutput) -> str:
             f"{percentile:.0f} of public models{rare}"
         )
     return "; ".join(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationPair:
-    """An operation of the baseline and of a shape, for equal numbers of tokens."""
-
-    name: str = described("name of the operation")
-    pass_name: str = described("pass of the step")
-    before: OperationOutput | None = described("the operation of the baseline; null where it has none of this name")
-    after: OperationOutput | None = described("the operation of the shape; null where it has none of this name")
-    before_s: float = described("its time in the baseline's step")
-    after_s: float = described("its time in the shape, for the tokens of the baseline's step")
-    saved_fraction: float = described("the difference over the baseline's step")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedShapeOutput(Output):
-    """One shape against the baseline, operation by operation."""
-
-    shape: CandidateOutput = described("the shape")
-    operations: list[OperationPair] = described("the operations, largest saving first")
 
 
 def _both(describe: Callable[[OperationOutput], str]) -> Callable[[OperationPair], str]:

@@ -258,3 +258,59 @@ def _describe_shape(entry: PricedOperation) -> str:
     if isinstance(operation, Collective):
         return f"{format_bytes(float(operation.num_bytes))} over {operation.num_ranks} ({operation.axis})"
     return f"{format_bytes(float(operation.num_bytes))} moved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedTerms:
+    """Terms of the time of one execution, before they are combined."""
+
+    start_s: float = described("kernel start")
+    compute_s: float = described("arithmetic")
+    memory_s: float = described("memory traffic")
+    roofline_s: float = described("lower bound from the data sheet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedDevice:
+    """Numbers of the data sheet that the price depends on."""
+
+    name: str = described("canonical name")
+    peak_flops_per_s: float | None = described("dense peak of the dtype")
+    memory_bandwidth_bytes_per_s: float = described("memory bandwidth")
+    num_sms: int | None = described("streaming multiprocessors or compute units")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedRecord:
+    """The calibration record that priced an operation."""
+
+    id: str = described("id of the record")
+    transfer: str = described("`exact` for the device's own record, else how it was borrowed")
+    adjustments: str = described("changes of the record's numbers for this device and software; empty without any")
+    words: str = described("relation of the calibration donor to this device; empty for the device's own record")
+    provenance: Mapping[str, Any] = described("how the record was measured and fitted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedOperation(OperationOutput):
+    """One operation with its formula, inputs and calibration record."""
+
+    formula: str = described("formula of its time")
+    module: str = described("Python module of the formula")
+    terms: ExplainedTerms = described("terms of the time, before they are combined")
+    device: ExplainedDevice = described("numbers of the data sheet that the price depends on")
+    contiguous_dims: dict[str, str] | None = optional("contiguous dimension of A, B and C; GEMMs only")
+    alignment_factor: float | None = optional("factor of the rate for the alignment; GEMMs only")
+    rate_share: float | None = optional("factor of the rate for long contractions and distant pages; GEMMs only")
+    slow_factor: float | None = optional("factor of the time for narrow or small sizes; GEMMs only")
+    correction: float | None = optional("learned factor in the time; GEMMs and attention only")
+    record: ExplainedRecord = described("calibration record that priced it")
+    tile_choice: str | None = optional("tiles of grouped GEMMs as text")
+    inputs: dict[str, Any] = described("fields of the operation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOutput(Output):
+    """Operations whose name starts with the given one, each with everything that its price depends on."""
+
+    operations: list[ExplainedOperation] = described("the operations")

@@ -1,4 +1,4 @@
-"""Output of ``search``, as JSON and as CSV rows."""
+"""Outputs of ``search``, as JSON and as CSV rows, and of ``search --explain``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shapewright.app.report.outputs.model import (
     take,
     text_only,
 )
-from shapewright.app.report.outputs.predict import PredictOutput, prediction_output
+from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, prediction_output
 from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
@@ -412,3 +412,24 @@ def describe_gain(candidate: CandidateOutput) -> str:
     if candidate.effect.is_free:
         return f"{words}, free"
     return words if net is None else f"{words}, {net:.3f}x to the same loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationPair:
+    """An operation of the baseline and of a shape, for equal numbers of tokens."""
+
+    name: str = described("name of the operation")
+    pass_name: str = described("pass of the step")
+    before: OperationOutput | None = described("the operation of the baseline; null where it has none of this name")
+    after: OperationOutput | None = described("the operation of the shape; null where it has none of this name")
+    before_s: float = described("its time in the baseline's step")
+    after_s: float = described("its time in the shape, for the tokens of the baseline's step")
+    saved_fraction: float = described("the difference over the baseline's step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedShapeOutput(Output):
+    """One shape against the baseline, operation by operation."""
+
+    shape: CandidateOutput = described("the shape")
+    operations: list[OperationPair] = described("the operations, largest saving first")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from shapewright.app.figures.chart import Line, Mark, XYChart
+from shapewright.app.figures.step import timeline_chart
 from shapewright.app.report.check import OPERATIONS_SHOWN, finding_words, print_finding
 from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
 from shapewright.app.report.mfu import print_trace_comparison
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import memory_words, operation_columns, print_operations
 from shapewright.app.report.traced.outputs import TracedPart
-from shapewright.core.units import GIGA, format_bytes, format_count, format_percent, format_rate, format_seconds
+from shapewright.core.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -194,26 +194,6 @@ def part_columns(output: TracedMfuOutput) -> list[Column]:
     return columns_of([*output.parts, rest], headings)
 
 
-def timeline_chart(output: TracedMemoryOutput) -> XYChart:
-    """Chart of the memory of tensors over a traced step."""
-    marks = [Mark(axis="x", value=float(output.backward_start), text="backward pass")] if output.backward_start else []
-    return XYChart(
-        title="Memory over the step",
-        x_label="progress of the step (tensors made and released)",
-        y_label="tensors (GB)",
-        series=[
-            Line(
-                name="tensors",
-                x=[float(index) for index in range(len(output.timeline_bytes))],
-                y=[value / GIGA for value in output.timeline_bytes],
-            )
-        ],
-        alt=f"Tensors that exist over the step, {format_bytes(max(output.timeline_bytes, default=0.0))} at the peak.",
-        marks=marks,
-        y_from_zero=True,
-    )
-
-
 def memory_page_of_trace(output: TracedMemoryOutput) -> str:
     """Render the memory of a trace as one HTML document."""
     return render_page("Memory of a traced module", _memory_sections(output), subtitle=describe_trace(output))
@@ -223,7 +203,10 @@ def _memory_sections(output: TracedMemoryOutput) -> list[Section]:
     facts = component_facts(output)
     return [
         Table(title="Peak memory", columns=tuple(facts), rows=(tuple(facts.values()),)),
-        Figure(timeline_chart(output), caption=f"Peak at {output.memory.peak_operation or 'the forward pass'}."),
+        Figure(
+            timeline_chart(output.timeline_bytes, output.backward_start),
+            caption=f"Peak at {output.memory.peak_operation or 'the forward pass'}.",
+        ),
         table_of("Modules", memory_columns(output)),
     ]
 
