@@ -161,3 +161,32 @@ def test_errors_are_those_of_the_library(arguments: dict[str, Any], words: str) 
 
     assert failed
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hidden_size": 4097}, "unknown argument 'hidden_size'; give it inside `model`"),
+        ({"seq_len": 4096}, "unknown argument 'seq_len'; give it inside `workload`"),
+        ({"tensor_parallel": 2}, "unknown argument 'tensor_parallel'; give it inside `layout`"),
+        ({"devices": 2}, "unknown argument 'devices'; did you mean 'device'?"),
+        ({"zzz": 2}, "unknown argument 'zzz'; allowed: device, config, model, "),
+    ],
+)
+def test_unknown_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
+    """No argument is ignored, and the message says where a field belongs."""
+    failed, text = call("predict", config="llama-3-8b", **{**H100, **arguments})
+
+    assert failed
+    assert words in text
+
+
+def test_sizes_may_be_texts() -> None:
+    """Sizes and tokens are read as on the command line, and other texts are refused."""
+    small: dict[str, Any] = {**H100, "num_devices": 1, "num_parameters": "50m"}
+    as_text, as_number = answer("design", **small, train_tokens="0.4b"), answer("design", **small, train_tokens=4e8)
+    failed, words = call("design", **small, train_tokens="many")
+
+    assert as_text == as_number
+    assert failed
+    assert "train_tokens" in words

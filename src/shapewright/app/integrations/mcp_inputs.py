@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from shapewright.core.errors import ConfigError, short_path
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
+from shapewright.core.units import parse_count
 from shapewright.models import Model, TransformerConfig, read_model, read_object
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.read import is_preset
@@ -85,6 +86,23 @@ else:
     WorkloadFields = _described_fields(Workload)
     LayoutFields = _described_fields(ParallelLayout)
 NO_FIELDS = Fields()
+
+
+def place_of_field(name: str) -> str:
+    """Argument that a field belongs to; empty for a name that is no field."""
+    places = {"model": TransformerConfig, "workload": Workload, "layout": ParallelLayout}
+    return next(
+        (place for place, cls in places.items() if name in (spec.name for spec, _ in documented_fields(cls))), ""
+    )
+
+
+def read_count(value: object) -> object:
+    """Number of a text such as ``3b``; any other value as it is.
+
+    Raises:
+        ValueError: the text is not a number.
+    """
+    return parse_count(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

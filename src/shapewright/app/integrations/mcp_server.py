@@ -13,12 +13,21 @@ from typing import Annotated, Any, Literal
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
-from pydantic import Field
+from mcp_types import Tool, ToolAnnotations
+from pydantic import BeforeValidator, Field
 
 from shapewright import __version__
 from shapewright.app.api import designs, searches, serving
-from shapewright.app.integrations.mcp_inputs import NO_FIELDS, Access, Fields, LayoutFields, ModelFields, WorkloadFields
+from shapewright.app.integrations.mcp_inputs import (
+    NO_FIELDS,
+    Access,
+    Fields,
+    LayoutFields,
+    ModelFields,
+    WorkloadFields,
+    place_of_field,
+    read_count,
+)
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.design import design_output
 from shapewright.app.report.outputs.plan import plans_output
@@ -27,7 +36,7 @@ from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.app.report.predict import describe
 from shapewright.core.deadline import Deadline, check_deadline
-from shapewright.core.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError, close_names, short_repr
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.hardware import load_named_device
 from shapewright.lint.check import check_scenario
@@ -169,9 +178,34 @@ _Layout = Annotated[LayoutFields, Field(description="parallel degrees")]
 _Software = Annotated[str, Field(description="generation of the training software, such as fsdp-2024", max_length=60)]
 _Count = Annotated[int, Field(ge=1, le=LARGEST_JOB)]
 _Large = Annotated[float, Field(gt=0.0, le=1e18, allow_inf_nan=False)]
+_Amount = Annotated[_Large, BeforeValidator(read_count)]
 _Top = Annotated[int, Field(ge=1, le=20)]
 _Length = Annotated[int, Field(ge=0, le=2**24)]
 _Answer = dict[str, Any]
+
+
+class _Server(MCPServer):  # type: ignore[misc]
+    """A server that refuses arguments which its tools lack, where the SDK ignores them."""
+
+    async def list_tools(self) -> list[Tool]:
+        """Tools, whose schemas say that they have no other arguments."""
+        tools: list[Tool] = await super().list_tools()
+        for tool in tools:
+            tool.input_schema["additionalProperties"] = False
+        return tools
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool.
+
+        Raises:
+            ToolError: an argument is unknown; the message says where it belongs.
+        """
+        known = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}.get(name, arguments)
+        for unknown in (given for given in arguments if given not in known):
+            place = place_of_field(unknown)
+            advice = f"give it inside `{place}`" if place in known else close_names(unknown, known)
+            raise ToolError(f"unknown argument {short_repr(unknown)}; {advice or 'allowed: ' + ', '.join(known)}")
+        return await super().call_tool(name, arguments, context)
 
 
 def make_server(access: Access) -> MCPServer:
@@ -180,7 +214,7 @@ def make_server(access: Access) -> MCPServer:
     Args:
         access: What it may read, and the time limit of a call.
     """
-    server: MCPServer = MCPServer("shapewright", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
+    server = _Server("shapewright", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
     turn = threading.Lock()
 
     def answered(compute: Callable[..., _Answer]) -> Callable[..., _Answer]:
@@ -265,8 +299,8 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         workload: _Workload = NO_FIELDS,
         layout: _Layout = NO_FIELDS,
         software: _Software = TUNED,
-        num_parameters: Annotated[_Large | None, Field(description="scale the model to this size first")] = None,
-        train_tokens: Annotated[_Large | None, Field(description="tokens of the run, to compare losses at")] = None,
+        num_parameters: Annotated[_Amount | None, Field(description="scale the model to this size first")] = None,
+        train_tokens: Annotated[_Amount | None, Field(description="tokens of the run, to compare losses at")] = None,
         vary: Annotated[list[str] | None, Field(description="fields to vary, or the usual ones", max_length=16)] = None,
         keep: Annotated[dict[str, int] | None, Field(description="values that fields must have")] = None,
         top: _Top = 5,
@@ -288,8 +322,10 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
     def design(
         device: _Device,
         num_devices: _Count,
-        num_parameters: Annotated[_Large | None, Field(description="parameters; omitted: for the budget")] = None,
-        train_tokens: Annotated[_Large | None, Field(description="tokens; omitted: for the budget")] = None,
+        num_parameters: Annotated[
+            _Amount | None, Field(description="parameters, such as 3e9; omitted: for the budget")
+        ] = None,
+        train_tokens: Annotated[_Amount | None, Field(description="tokens; omitted: for the budget")] = None,
         hours: Annotated[_Large | None, Field(description="budget: hours that the job may take")] = None,
         family: Annotated[str | None, Field(description="such as llama or qwen3", max_length=60)] = None,
         seq_len: Annotated[int | None, Field(ge=1, le=2**24)] = None,
