@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LONE_PREFILL_SHARE = 0.2
 """Share of the time of a prefill of all replicas that a replica takes whose experts are spread over all: its attention
-and dense layers, and a part of the experts. Fitted (docs/decisions/0027)."""
+and dense layers, and a part of the experts. Chosen with all pairs in view (docs/decisions/0027)."""
 
 GROUP_POWER = 0.5
 """Prompts of a pass in a closed loop of C requests: C to this power. Between all, if they end together, and one, if
