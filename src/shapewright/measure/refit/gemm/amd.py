@@ -50,7 +50,7 @@ _USUAL_SCALES = ("none", "per_token", "per_1x32", "blockscale_128")
 # Sections need this many rows and shapes to be fitted, and a forest that many shapes.
 _FEWEST_ROWS, _FEWEST_SHAPES, _FEWEST_FOREST_SHAPES = 30, 3, 10
 # Rows of one (n, k) err alike, and a section has 15 to 50 of them: an aim of 0.90 at the other folds' residuals covers
-# 73 to 88 % of a fold, 0.97 80 to 96 % (docs/decisions/0017).
+# 73 to 88 % of a fold, 0.97 80 to 96 % (docs/decisions/0029).
 AIMED_COVERAGE = 0.97
 # MI308X is 1.31 times as fast without block scales from here on, 1.1 below 10 us. [s]
 _ARITHMETIC_FROM_S = 1e-4
