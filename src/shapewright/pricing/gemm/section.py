@@ -53,7 +53,7 @@ _SAME_KERNELS = {frozenset({"fp16", "bf16"})}
 _RESIDUAL_TRANSFERS = ("exact", "architecture")
 # Hot-cache constants where a borrowed record has none. The speed-up is the starting value of the fit
 # (measure.fit.gemm); GEMMs of few rows on H100, H200 and B200 read faster than others up to 0.12 to 0.16 of the cache,
-# as if six weights took turns (docs/decisions/0003).
+# as if six weights took turns (docs/decisions/0016).
 _ASSUMED_HOT_CACHE_SPEEDUP, _ASSUMED_HOT_CACHE_SHARE = 4.0, 1.0 / 6.0
 # Narrower formats have a larger error with another format's fractions. [bit]
 _BITS_OF_8 = 8
