@@ -357,3 +357,18 @@ def test_folders_reach_every_engine_as_one_argument(
     assert lines, err
     folder = f"./{name}" if name.startswith("-") else name
     assert {words[words.index(before) + 1] for words in lines} - {"disaggregated"} == {folder}
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_vllm_allows_the_images_of_a_prompt(images: int) -> None:
+    """A plan with images limits a prompt to them; SGLang and plans without images need no flag."""
+    plan = shapewright.serve_plan(
+        "qwen2.5-vl-7b", device="h100-sxm-80gb", prompt_len=2000, output_len=200, num_devices=1, formats=[],
+        workload={"images": images},
+    )  # fmt: skip
+    point = plan.best()
+    assert point is not None
+    (command,) = read_commands("vllm", write_launch(plan, "vllm", point).text)
+
+    assert command["limit_mm_per_prompt"] == ({"image": images} if images else None)
+    assert "mm" not in write_launch(plan, "sglang", point).text

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving import Adapters, ServingFormat, ServingPlan, Speculation
 
 # Fields of a scenario's workload that matter for serving.
-_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel")
+_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel", "images", "image_size")
 
 
 @takes_scenario
@@ -45,9 +45,9 @@ def serve_plan(
 ) -> ServingPlan:
     """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
 
-    Of the workload, dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel count. Degrees in ``layout`` are
-    kept: tensor_parallel, pipeline_parallel, data_parallel (replicas of the attention), expert_parallel and
-    expert_tensor_parallel.
+    Of the workload, dtype, weight_dtype, kv_cache_dtype, attention, expert_kernel, images (of each prompt, whose tokens
+    are part of it) and image_size count. Degrees in ``layout`` are kept: tensor_parallel, pipeline_parallel,
+    data_parallel (replicas of the attention), expert_parallel and expert_tensor_parallel.
 
     Args:
         config: A decoder model or a Scenario, see ScenarioLike.
@@ -91,7 +91,7 @@ def serve_plan(
         **{name: value for name, value in given.items() if value is not None},
     )
     layout = given_fields(parts.pop("layout", None))
-    scenario = build_served(config, parts, engine)
+    scenario = build_served(config, parts, engine, new_len=request.new_len)
     if num_devices is not None:
         check_allocation(num_devices, scenario.device)
     base = scenario.workload
@@ -115,8 +115,10 @@ def serve_plan(
     )
 
 
-def build_served(config: ScenarioLike, parts: ScenarioParts, server: Server = CURRENT_SERVER) -> Scenario:
-    """Build the scenario of a served model; the workload sets its formats and kinds of kernels alone.
+def build_served(
+    config: ScenarioLike, parts: ScenarioParts, server: Server = CURRENT_SERVER, *, new_len: int
+) -> Scenario:
+    """Build the scenario of a served model; the workload sets its formats, kinds of kernels and images alone.
 
     On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. A named
     server has expert kernels of its own, whose differences from the 16-bit kernels of the records are fitted.
@@ -135,7 +137,7 @@ def build_served(config: ScenarioLike, parts: ScenarioParts, server: Server = CU
         served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
         words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
         remarks = (Note(words, "stored-format", "dtype"),)
-    parts["workload"] = {**served, "phase": "prefill"}
+    parts["workload"] = {**served, "phase": "prefill", **({"seq_len": new_len} if served.get("images") else {})}
     scenario = build_scenario(source, **parts)
     if server != CURRENT_SERVER and scenario.config.is_moe and served.get("expert_kernel") is None:
         scenario = scenario.replace(expert_kernel="as-16-bit")

@@ -121,7 +121,7 @@ def serve_traffic(
     scenarios = []
     for device in (own, *devices):
         one: ScenarioParts = {**parts} if device is None else {**parts, "device": device}
-        scenarios.append(build_served(config, one, own_server))
+        scenarios.append(build_served(config, one, own_server, new_len=request.new_len))
     if num_devices is not None:
         for scenario in scenarios:
             check_allocation(num_devices, scenario.device)

@@ -108,6 +108,12 @@ def plan_serving(
         raise WorkloadError(
             f"a serving plan needs a decoder, and this model is an {config.stack}; predict its prefill instead"
         )
+    if config.attends_to_images and workload.images:
+        raise WorkloadError(
+            f"serving plans of {config.title}, whose layers attend to images, are modelled without them; omit images, "
+            "or predict its prefill and decode",
+            field="images",
+        )
     if request.total_len > config.max_position_embeddings:
         raise WorkloadError(
             with_fields("{prompt_len} + {output_len}")

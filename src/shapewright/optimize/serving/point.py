@@ -263,6 +263,7 @@ class Instance:
             self.scenario.replace(model=model, workload=self.base),
             self.request.adapters,
             gathers_experts=self._gathers_experts,
+            images_per_token=self.base.images / self.request.new_len,
         )
 
     @property

@@ -25,6 +25,7 @@ from shapewright.optimize.serving.point import Instance, limit_first_token
 from shapewright.prediction.composition import bound_of, price_passes
 
 if TYPE_CHECKING:
+    from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.request import ServingRequest
     from shapewright.prediction.scenario import Scenario
@@ -216,16 +217,19 @@ def find_limits(
             (point.layout, point.format), Instance(scenario.replace(layout=point.layout), point.format, request)
         )
         candidates[point] = _candidate_of(point, instance)
-    passes = {point: candidate.passes()[1:] for point, candidate in candidates.items()}
-    listed = [one for each in passes.values() for one in each]
+    # Passes of each point, the vision tower's among them, with their share of the time between two tokens.
+    weighted: dict[OperatingPoint, list[tuple[Pass, float]]] = {}
+    for point, candidate in candidates.items():
+        decode, *mixed = candidate.passes()[1:]
+        load = point.prefill_load_fraction if mixed else 0.0
+        own = [(decode, 1.0 - load), *((one, load / len(mixed)) for one in mixed)]
+        weighted[point] = own + [(one.tower, weight * one.tower_share) for one, weight in own if one.tower]
+    listed = [one for own in weighted.values() for one, _ in own]
     priced = iter(price_passes(listed, scenario.device, request.server.adjust))
     limits = {}
     for point, candidate in candidates.items():
-        load = point.prefill_load_fraction
-        num_mixed = len(passes[point]) - 1
-        weights = (1.0 - load, *[load / num_mixed] * num_mixed) if num_mixed else (1.0,)
         times = dict.fromkeys(PASS_LIMITS, 0.0)
-        for weight in weights:
+        for _, weight in weighted[point]:
             for entry in next(priced):
                 times[bound_of(entry)] += weight * entry.total_time_s
         total_s = sum(times.values())

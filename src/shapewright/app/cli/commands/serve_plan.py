@@ -38,6 +38,7 @@ Examples:
   shapewright serve-plan llama-3.1-70b --device h200-sxm-141gb --dtype fp8 --isl 1000 --osl 1000 --server trtllm-1.0
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 1000 --osl 200 --lora-rank 16 --lora-adapters 32
+  shapewright serve-plan qwen2.5-vl-7b --device h100-sxm-80gb --isl 2000 --osl 200 --images 1
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --tpot 15ms --load 20/s
@@ -48,7 +49,7 @@ Examples:
 """
 
 _FIELDS = {
-    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel"),
+    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel", "images", "image_size"),
     "layout": (
         "tensor_parallel",
         "pipeline_parallel",

@@ -101,6 +101,8 @@ def _vllm_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     yield Flag("--gpu-memory-utilization", _fraction(request.memory_fraction))
     yield Flag("--enable-chunked-prefill")
     yield Flag("--enable-prefix-caching" if request.cached_len else "--no-enable-prefix-caching")
+    if one.num_images:
+        yield Flag("--limit-mm-per-prompt", json.dumps({"image": one.num_images}))
     if one.batch_size > _VLLM_GRAPH_SEQUENCES and one.role != "prefill":
         name = "--cuda-graph-sizes" if engine.version.startswith("0.10.") else "--max-cudagraph-capture-size"
         yield Flag(name, one.batch_size)

@@ -118,6 +118,7 @@ class LaunchedInstance:
         node_size: Devices of a node.
         is_quantized: Whether the checkpoint is in a narrow format already.
         is_chunked: Whether prompts are cut over passes.
+        num_images: Images of a prompt.
     """
 
     model: str
@@ -134,6 +135,7 @@ class LaunchedInstance:
     node_size: int
     is_quantized: bool
     is_chunked: bool
+    num_images: int
 
     @property
     def num_stage_devices(self) -> int:
@@ -193,4 +195,5 @@ def launched_instance(
         node_size=device.node_size,
         is_quantized=bool(raw.get("quantization_config")) or plan.scenario.model.has_block_scales,
         is_chunked=role == "both" and point.prefill_tokens < request.new_len,
+        num_images=plan.workload.images,
     )

@@ -98,10 +98,12 @@ def describe_serving(output: ServePlanOutput) -> str:
         for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))
         if limit is not None
     ]
-    cached = f" ({request.cached_len} of them cached)" if request.cached_len else ""
+    parts = [f"{request.cached_len} of them cached"] if request.cached_len else []
+    parts += [f"{request.images} image{'s' if request.images > 1 else ''} included"] if request.images else []
+    within = f" ({', '.join(parts)})" if parts else ""
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (
-        f"{output.config.title} on {devices}{output.device.title}: {request.prompt_len} tokens in{cached}, "
+        f"{output.config.title} on {devices}{output.device.title}: {request.prompt_len} tokens in{within}, "
         f"{request.output_len} out, {output.formats[0].name}, {output.server.title}"
         + "".join(f", {limit}" for limit in limits)
     )

@@ -83,10 +83,11 @@ def describe_traffic(output: TrafficOutput) -> str:
         for word, limit in (("TTFT", request.ttft_p90_limit_s), ("TPOT", request.tpot_p90_limit_s))
         if limit is not None
     ]
+    images = f", {request.images} images each" if request.images else ""
     what = "of a trace" if request.source == "trace" else f"with seed {request.seed}"
     return (
         f"{output.config.title} on {count}{devices}: {request.num_requests:,} requests {what}, "
-        f"{request.mean_prompt_len:.0f} tokens in and {request.mean_output_len:.0f} out on average, "
+        f"{request.mean_prompt_len:.0f} tokens in and {request.mean_output_len:.0f} out on average{images}, "
         f"{output.format.name}" + "".join(f", {limit}" for limit in limits)
     )
 

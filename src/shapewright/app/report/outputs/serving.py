@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.formats.servers.launch import Launch
-from shapewright.app.report.outputs.model import DeviceSummary, Output, degree_words, described, summarize_device, take
+from shapewright.app.report.outputs.model import (
+    DeviceSummary,
+    Output,
+    degree_words,
+    described,
+    optional,
+    summarize_device,
+    take,
+)
 from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
@@ -34,6 +42,7 @@ class ServingRequestOutput:
     block_tokens: int = described("tokens of a block of the paged KV cache")
     usd_per_hour: float | None
     requests_per_s: float | None = described("load to carry; null without one")
+    images: int | None = optional("images in each prompt, whose tokens are part of it; absent without images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +209,7 @@ def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> Serve
         ServePlanOutput,
         found,
         device=summarize_device(found.device),
-        request=take(ServingRequestOutput, found.request),
+        request=take(ServingRequestOutput, found.request, images=found.workload.images or None),
         server=take(
             ServerOutput,
             found.request.server,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take
+from shapewright.app.report.outputs.model import DeviceSummary, Output, described, optional, summarize_device, take
 from shapewright.app.report.outputs.serving import InstanceLayout, instances_words
 from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
@@ -35,6 +35,7 @@ class TrafficRequestOutput:
     seed: int | None = described("seed of lengths and arrivals; null for a trace")
     burstiness: float | None = described("shape of the gamma distribution of intervals; null for a trace")
     usd_per_hour: float | None
+    images: int | None = optional("images in each prompt, whose tokens are part of it; absent without images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,7 @@ def traffic_output(found: TrafficPlan) -> TrafficOutput:
             seed=getattr(source, "seed", None),
             burstiness=getattr(source, "burstiness", None),
             usd_per_hour=request.usd_per_hour,
+            images=found.scenario.workload.images or None,
         ),
         format=found.format,
         keeps_limits=best is not None,

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shapewright.optimize.serving.pass_times import time_passes
+from shapewright.optimize.serving.pass_times import time_on_device, time_passes
 from shapewright.optimize.serving.passes import Pass, is_core
 from shapewright.optimize.serving.point import batch_sizes
 from shapewright.optimize.serving.traffic.state import PassTable
 from shapewright.optimize.serving.traffic.stream import pass_s
-from shapewright.prediction.composition import compose_passes
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -202,11 +201,7 @@ def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str
 def _compose(instance: Instance, passes: Sequence[Pass], *, with_host: bool = False) -> tuple[PerPass, ...]:
     """Return lower ends, middles and upper ends of the times of passes, by default without the host. [s]"""
     scenario, server = instance.scenario, instance.request.server
-    if with_host:
-        times = time_passes(passes, scenario, server)
-    else:
-        adjust = server.adjust if server.changes_prices(instance.scenario.device) else None
-        times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
+    times = (time_passes if with_host else time_on_device)(passes, scenario, server)
     low, middle, high = zip(*((each.step_low_s, each.step_s, each.step_high_s) for each in times), strict=True)
     return np.array(low), np.array(middle), np.array(high)
 
