@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="trainers need PyTorch")
 transformers = pytest.importorskip("transformers", reason="trainers need the trace extra")
 
 import shapewright
-from shapewright.app.integrations.measured_steps import PREFIX
+from shapewright.app.integrations.measured_steps import PREFIX, StepMonitor
 
 DEVICE = "h100-sxm-80gb"
 SEQ_LEN = 16
@@ -173,3 +173,37 @@ def test_explain_step_needs_a_device() -> None:
     """Without a GPU the device must be given."""
     with pytest.raises(shapewright.ShapewrightError, match="give the device"):
         shapewright.explain_step("gpt2", seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [("transformers", "TransformersCallback"), ("lightning", "LightningCallback")]
+)
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"evry": 2}, TypeError, r"Callback\(\) has no argument 'evry'; did you mean 'every'"),
+        ({"tp": 2}, TypeError, "layout=.*tensor_parallel"),
+        ({"every": "50"}, shapewright.ShapewrightError, "every='50' must be an integer"),
+        ({"every": 0}, shapewright.ShapewrightError, "every=0 must be an integer"),
+        ({"every": 2.5}, shapewright.ShapewrightError, r"every=2\.5 must be an integer"),
+    ],
+)
+def test_callbacks_refuse_wrong_keywords_when_they_are_made(
+    package: str, name: str, keywords: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """A mistake is found before the training starts, and not by it."""
+    pytest.importorskip(package, reason=f"needs {package}")
+    make = getattr(shapewright, name)
+    with pytest.raises(error, match=words):
+        make(device="h100-sxm-80gb", **keywords)
+
+
+def test_no_error_of_a_prediction_stops_a_training() -> None:
+    """Whatever a prediction raises, it is warned of once, and the training goes on."""
+    warnings: list[str] = []
+    monitor = StepMonitor(every=1, warn=warnings.append, device=object())
+    monitor.start({"model_type": "gpt2"}, 1, {"micro_batch_size": 1})
+
+    assert [monitor.finish_step() for _ in range(3)] == [None, None, None]
+    (warning,) = warnings
+    assert warning.startswith("no prediction to compare the training with: ")

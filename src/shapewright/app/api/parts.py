@@ -47,7 +47,7 @@ _DESCRIPTIONS = (ScenarioParts.__doc__ or "").partition("Attributes:\n")[2].rstr
 
 
 def takes_scenario(function: F) -> F:
-    """List the keys of ScenarioParts in the signature and the docstring of a function.
+    """List the keys of ScenarioParts in the signature and the docstring of a function or ``__init__``.
 
     The function declares them as ``**parts: Unpack[ScenarioParts]``, which type checkers understand, and documents them
     as ``parts: See ScenarioParts.``
@@ -62,13 +62,15 @@ def takes_scenario(function: F) -> F:
             annotation=annotation.__forward_arg__,
         )
         for name, annotation in ScenarioParts.__annotations__.items()
+        if name not in signature.parameters
     ]
-    known = {one.name for one in (*own, *shared)}
+    known = {one.name for one in (*own, *shared)} - {"self"}
+    title = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*values: Any, **keywords: Any) -> Any:
         for name in keywords.keys() - known:
-            raise TypeError(_suggest_keyword(function.__name__, name, keywords[name], known))
+            raise TypeError(_suggest_keyword(title, name, keywords[name], known))
         return function(*values, **keywords)
 
     checked.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from shapewright.app.api.parts import takes_scenario
 from shapewright.app.integrations.measured_steps import StepMonitor
 
 _LOGGER = logging.getLogger("shapewright")
@@ -24,8 +25,13 @@ class LightningCallback(Callback):  # type: ignore[misc]
         micro_batch_size: Sequences of a micro-batch; None for the batch size of the data loader.
         seq_len: Tokens of a sequence.
         parts: Other keywords of ``shapewright.predict``: layout, workload, overrides, software.
+
+    Raises:
+        TypeError: a keyword is unknown.
+        WorkloadError: ``every`` is not an integer of at least 1.
     """
 
+    @takes_scenario
     def __init__(
         self,
         config: Any = None,

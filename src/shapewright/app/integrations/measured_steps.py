@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from shapewright.app.api.parts import ScenarioParts, given_fields, takes_scenario
 from shapewright.app.api.steps import mfu
-from shapewright.core.errors import DeviceError, ShapewrightError
+from shapewright.core.errors import DeviceError, ShapewrightError, WorkloadError
+from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.hardware import detect_device
 from shapewright.lint.check import check_scenario
@@ -162,16 +163,20 @@ def find_local_device() -> str:
 class StepMonitor:
     """Times windows of training steps and compares them with the prediction.
 
-    A prediction that fails never stops a training: it is warned of once.
+    A prediction that fails, for whatever reason, never stops a training: it is warned of once.
 
     Args:
         every: Steps of a window.
         warn: Called with each warning.
         parts: See ScenarioParts; ``device`` None for the GPU that PyTorch sees.
+
+    Raises:
+        WorkloadError: ``every`` is not an integer of at least 1.
     """
 
     def __init__(self, *, every: int, warn: Callable[[str], None], **parts: Any) -> None:
-        self.every, self._warn, self._parts = max(1, every), warn, parts
+        check_integer("every", every, 1, error=WorkloadError, hint="give the steps between two comparisons")
+        self.every, self._warn, self._parts = every, warn, parts
         self._config: Any = None
         self._num_devices, self._workload = 1, dict[str, Any]()
         self._num_steps = -1  # the first step compiles kernels and fills caches
@@ -187,12 +192,12 @@ class StepMonitor:
         self._num_devices = num_devices
         self._workload = {**{name: value for name, value in workload.items() if value is not None}, **given}
         try:
-            self._config = describe_module(self._parts.pop("config", None) or config)
+            self._config = describe_module(config)
             self._parts["device"] = self._parts.get("device") or find_local_device()
             one = {name: value for name, value in self._workload.items() if name != "global_batch_size"}
             for finding in costly_findings(self._config, **{**self._parts, "workload": one}):
                 self._warn(warning_of(finding))
-        except ShapewrightError as error:
+        except Exception as error:
             self._give_up(error)
 
     def restart(self) -> None:
@@ -213,7 +218,7 @@ class StepMonitor:
         self.restart()
         try:
             return metrics_of(self._explain(seconds))
-        except ShapewrightError as error:
+        except Exception as error:
             self._give_up(error)
             return None
 
@@ -224,9 +229,10 @@ class StepMonitor:
             self._config, seconds=seconds, num_devices=self._num_devices, global_batch_size=global_batch, **parts
         )
 
-    def _give_up(self, error: ShapewrightError) -> None:
+    def _give_up(self, error: Exception) -> None:
         self._config = None
-        self._warn(f"no prediction to compare the training with: {error}")
+        kind = "" if isinstance(error, ShapewrightError) else f"{type(error).__name__}: "
+        self._warn(f"no prediction to compare the training with: {kind}{error}")
 
 
 def now_s() -> float:

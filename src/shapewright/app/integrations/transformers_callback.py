@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
+from shapewright.app.api.parts import takes_scenario
 from shapewright.app.integrations.measured_steps import StepMonitor
 
 # Without mixed precision, the format of the weights.
@@ -22,15 +23,28 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         device: Device name, alias or file; None for the GPU that PyTorch sees.
+        config: What ``shapewright.predict`` takes; None for the model of the trainer, if it is one of transformers.
         every: Steps between two comparisons.
         seq_len: Tokens of a sequence; None for the maximum length in the trainer's arguments.
-        parts: Other keywords of ``shapewright.predict``: layout, workload, overrides, software; ``config`` for a
-            model that is not one of transformers.
+        parts: Other keywords of ``shapewright.predict``: layout, workload, overrides, software.
+
+    Raises:
+        TypeError: a keyword is unknown.
+        WorkloadError: ``every`` is not an integer of at least 1.
     """
 
-    def __init__(self, device: Any = None, *, every: int = 50, seq_len: int | None = None, **parts: Any) -> None:
+    @takes_scenario
+    def __init__(
+        self,
+        device: Any = None,
+        *,
+        config: Any = None,
+        every: int = 50,
+        seq_len: int | None = None,
+        **parts: Any,
+    ) -> None:
         self._monitor = StepMonitor(every=every, warn=_LOGGER.warning, device=device, **parts)
-        self._seq_len = seq_len
+        self._config, self._seq_len = config, seq_len
         self._trainer: Trainer | None = None
         self._pending: dict[str, float] = {}
 
@@ -51,7 +65,8 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
             "dtype": "bf16" if args.bf16 else "fp16" if args.fp16 else _DTYPES.get(str(found["model"].dtype)),
             "recompute": "full" if args.gradient_checkpointing else None,
         }
-        self._monitor.start(found["model"], args.world_size, workload)
+        model = found["model"] if self._config is None else self._config
+        self._monitor.start(model, args.world_size, workload)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Count a step; log the comparison at the end of a window."""
