@@ -16,6 +16,7 @@ pytest.importorskip("mcp", reason="the MCP server needs the mcp extra")
 
 from mcp import Client, StdioServerParameters, stdio_client
 
+import shapewright
 from shapewright.app.api.steps import predict
 from shapewright.app.integrations.mcp_inputs import MAX_CONFIG_BYTES, Access
 from shapewright.app.integrations.mcp_server import make_server
@@ -190,3 +191,26 @@ def test_sizes_may_be_texts() -> None:
     assert as_text == as_number
     assert failed
     assert "train_tokens" in words
+
+
+def test_missing_and_invalid_arguments_are_named_in_one_line() -> None:
+    """Without the SDK's own words on validation."""
+    failed, text = call("plan", config="llama-3-8b", **H100, num_devices="many")
+
+    assert failed
+    assert text.endswith(
+        "num_devices='many': Input should be a valid integer, unable to parse string as an integer; "
+        "global_batch_size is missing"
+    )
+    assert "\n" not in text
+
+
+def test_serving_answers_with_the_recommended_point() -> None:
+    """The answer is the point that the command line recommends, not that with most tokens/s at any speed."""
+    job: dict[str, Any] = {"prompt_len": 1000, "output_len": 200}
+    plan = shapewright.serve_plan("llama-3-8b", **H100, **job)
+    assert plan.recommended is not None
+    found = answer("serve_plan", config="llama-3-8b", **H100, **job)
+
+    assert found["recommended"]["batch_size"] == plan.recommended.point.batch_size
+    assert f"batch {plan.recommended.point.batch_size}: first token" in found["answer"]

@@ -82,7 +82,8 @@ def _suggest_keyword(function: str, name: str, value: Any, known: Collection[str
     """Message on an unknown keyword: the argument that has a field of this name, or similar names."""
     from shapewright.app.report.flags import field_named
 
-    spelled = field_named(name)
+    spellings = field_named(name), field_named(name.removeprefix("num_"))  # num_gpus is gpus
+    spelled = next((each for each in spellings if each in known), spellings[0])
     groups = {"workload": Workload, "layout": ParallelLayout, "overrides": TransformerConfig}
     homes = {spec.name: argument for argument, cls in groups.items() if argument in known for spec in fields(cls)}
     if spelled in homes:

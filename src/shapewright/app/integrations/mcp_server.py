@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import Tool, ToolAnnotations
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from shapewright import __version__
 from shapewright.app.api import designs, searches, serving
@@ -113,6 +114,8 @@ KEYS: dict[str, Keys] = {
     },
     "serve_plan": {
         "keeps_limits": None,
+        "recommended": _POINT,
+        "recommended_reason": None,
         "best": _POINT,
         "best_by_format": _POINT,
         "shortest_ttft_s": None,
@@ -198,14 +201,27 @@ class _Server(MCPServer):  # type: ignore[misc]
         """Call a tool.
 
         Raises:
-            ToolError: an argument is unknown; the message says where it belongs.
+            ToolError: an argument is unknown, missing or invalid; the message says where it belongs.
         """
         known = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}.get(name, arguments)
         for unknown in (given for given in arguments if given not in known):
             place = place_of_field(unknown)
             advice = f"give it inside `{place}`" if place in known else close_names(unknown, known)
             raise ToolError(f"unknown argument {short_repr(unknown)}; {advice or 'allowed: ' + ', '.join(known)}")
-        return await super().call_tool(name, arguments, context)
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError("; ".join(map(_describe_invalid, error.__cause__.errors()[:MAX_ROWS]))) from None
+            raise
+
+
+def _describe_invalid(found: ErrorDetails) -> str:
+    """One argument that is missing or of a wrong type."""
+    name = ".".join(map(str, found["loc"]))
+    if found["type"] == "missing":
+        return f"{name} is missing"
+    return f"{name}={short_repr(found['input'])}: {found['msg']}"
 
 
 def make_server(access: Access) -> MCPServer:
@@ -403,10 +419,13 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
             layout=layout.given(),
         )
         answer = serve_plan_output(found).to_json()
-        best = answer["best"]
-        words = (
-            "no way to serve keeps the limits" if best is None else f"{best['instances']}, batch {best['batch_size']}"
-        )
+        point = answer["recommended"]
+        words = "no way to serve keeps the limits"
+        if point is not None:
+            words = (
+                f"{point['instances']}, batch {point['batch_size']}: first token {format_seconds(point['ttft_s'])}, "
+                f"per token {format_seconds(point['tpot_s'])}, {point['tokens_per_s_per_device']:,.0f} tokens/s each"
+            )
         return {"answer": words, **answer}
 
     return (check, predict, search, design, plan, serve_plan)
