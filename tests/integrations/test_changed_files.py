@@ -57,6 +57,21 @@ def test_cost_above_the_limit_fails(
     assert "`bad/config.json`" in comment
     assert "128256" in comment
     assert (":x:" in comment) == bool(code)
+    # The fix comes with its total, and the next command checks a file that has findings.
+    assert "combined fix of TC101: vocab_size=128256: step " in out
+    assert "vocab_size=128256: step " in comment
+    assert out.splitlines()[-1] == "next: shapewright check bad/config.json --device h100-sxm-80gb"
+
+
+def test_a_missing_file_has_no_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read cannot be checked either."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(["check-files", "nosuch.json", *H100], capsys)
+
+    assert code == 1
+    assert "next:" not in out
 
 
 def test_unusable_files_fail_and_batch_does_not(

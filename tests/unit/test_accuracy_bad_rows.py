@@ -73,7 +73,7 @@ def test_empty_folder(tmp_path: Path, change: dict[str, Any], words: str) -> Non
 
 def test_folders_without_files(tmp_path: Path) -> None:
     """A missing folder, an empty one, a missing table and an unknown one are errors."""
-    with pytest.raises(MeasuredFileError, match="is not a folder"):
+    with pytest.raises(MeasuredFileError, match="does not exist"):
         evaluate_folder(tmp_path / "nowhere")
     with pytest.raises(MeasuredFileError, match="no measured file"):
         evaluate_folder(tmp_path)

@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_judged_is_exit_code_1(folder: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("{folder}/nowhere",), "is not a folder"),
+        (("{folder}/nowhere",), "does not exist"),
         (("{folder}", "--table", "gemms"), "table 'gemms' is not known"),
         (("{folder}", "--device", "abacus"), "unknown device"),
         (("{folder}", "--device", "h100-sxm-80gb"), "no row of h100-sxm-80gb"),

@@ -89,6 +89,18 @@ def test_wrong_settings_are_named(
     assert (code, err.count("\n"), word in err) == (2, 1, True)
 
 
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_malformed_file_of_settings_is_said(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings that cannot be read are not dropped without a word, in text and in JSON."""
+    monkeypatch.chdir(_project(tmp_path, 'ignore = ["TC101"'))
+    _, out, _ = run(["check", "gpt2", "--device", "h100-sxm-80gb", *arguments], capsys)
+
+    assert "is malformed" in out
+    assert "its settings are not used" in out
+
+
 def test_settings_outside_of_the_repository_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pyproject.toml above the root of the repository, or above a folder outside of one, is left alone."""
     (tmp_path / "pyproject.toml").write_text('[tool.shapewright]\ndevice = "a100-sxm-40gb"\n', encoding="utf-8")
@@ -137,6 +149,17 @@ def test_config_from_standard_input(
     assert json.loads(out)["config"]["num_layers"] == 2
 
 
+def test_a_model_of_standard_input_has_no_next_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command with - for CONFIG would wait for input where it is pasted."""
+    content = b'{"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12}'
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(content)))
+    _, out, _ = run(["predict", "-", "--device", "h100-sxm-80gb"], capsys)
+
+    assert "next:" not in out
+
+
 def test_colours_can_be_forced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """FORCE_COLOR colours a pipe, and NO_COLOR wins over it."""
     question = ["predict", "gpt2", "--device", "h100-sxm-80gb"]
@@ -155,6 +178,8 @@ def test_colours_can_be_forced(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["rule"], "TC101"),
         (["check", "gpt2", "--ignore"], "TC101"),
         (["search", "gpt2", "--device"], "h100-sxm-80gb"),
+        (["accuracy", "--device"], "h100-sxm-80gb"),
+        (["compare", "gpt2", "--devices"], "h100-sxm-80gb"),
     ],
 )
 def test_names_are_completed(words: list[str], expected: str) -> None:
@@ -165,7 +190,7 @@ def test_names_are_completed(words: list[str], expected: str) -> None:
 
 @pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
 def test_settings_that_cannot_be_parsed(value: str, tmp_path: Path) -> None:
-    """Nesting and digits beyond Python's limits are left to the tools that need the file, as other errors are."""
+    """Nesting and digits beyond Python's limits stop no command."""
     inner = _project(tmp_path, f"ignore = {value}")
 
     assert read_settings(inner).where == ""

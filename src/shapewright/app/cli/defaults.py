@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from shapewright.core.errors import ShapewrightError, UnknownDeviceError, short_path
+from shapewright.core.errors import ShapewrightError, UnknownDeviceError, first_line, short_path
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 
@@ -71,7 +71,7 @@ def _read_settings(start: Path) -> Settings:
 
 
 def _read_table(path: Path) -> Mapping[str, Any] | None:
-    """Return the table of a file; None where there is none."""
+    """Return the table of a file; None where there is none, or the file is malformed, which a note says."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MAX_FILE_BYTES:
             return None
@@ -84,8 +84,9 @@ def _read_table(path: Path) -> Mapping[str, Any] | None:
 
     try:
         table = tomllib.loads(text).get("tool", {}).get("shapewright")
-    except (ValueError, RecursionError, AttributeError):  # no TOML, digits or brackets by the thousand, or no tables
-        return None  # tools that need the file report it
+    except (ValueError, RecursionError, AttributeError) as error:  # no TOML, brackets by the thousand, or no tables
+        add_note(f"{short_path(str(path))} is malformed ({first_line(error)}): its settings are not used", "settings")
+        return None
     return table if isinstance(table, dict) else None
 
 

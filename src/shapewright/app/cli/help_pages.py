@@ -179,7 +179,6 @@ def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
 _NEXT = {
     "predict": "check {job}",
     "check": "search {search_job}",
-    "check-files": "check {files} --device {device}",
     "memory": "plan {plan_job} --gpus 8 --global-batch 64",
     "compare": "plan {plan_job} --gpus 8 --global-batch 64",
     "mfu": "check {job}",
@@ -243,7 +242,7 @@ def set_next(template: str, fields: Mapping[str, Any] | None = None) -> None:
     """Set the next command of the running one, as in _NEXT, with other values of options than those given.
 
     Args:
-        template: Template of the next command.
+        template: Template of the next command; braces that are part of it are doubled.
         fields: New values of options, by their name or by the name of their field.
     """
     context = click.get_current_context()
@@ -271,7 +270,12 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
 
     is_traced = bool(given.get("trace_config")) or is_target(given.get("config"))
     template = context.meta.get(_NEXT_IN_CONTEXT) or (_NEXT_OF_TRACE if is_traced else _NEXT).get(command)
-    if template is None or any(given.get(name) for name in _OTHER_OUTPUT) or given.get("form", "text") != "text":
+    if (
+        template is None
+        or _config_words(context) == ["-"]
+        or any(given.get(name) for name in _OTHER_OUTPUT)
+        or given.get("form", "text") != "text"
+    ):
         return ""
     if given.get("format_name") and command not in _FORMATS_FILES:
         return ""
@@ -297,7 +301,6 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
             (model, on_device, lengths, *_given_options(context, *_SERVING, *(_LIMITS if is_met else ())))
         ),
         "store": quote(str(given.get("store_path") or given.get("store") or "STORE")),
-        "files": quote(given["files"][0]) if given.get("files") else "config.json",
         **{name: quote(str(given[name])) for name in ("path", "folder", "name") if given.get(name)},
         "output": quote(str(given.get("output") or "FILE")),
     }

@@ -40,6 +40,13 @@ def complete_device(_: click.Context, __: click.Parameter, incomplete: str) -> l
     return _names_or_file(list_devices(), incomplete)
 
 
+def complete_devices(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the last name of a list of devices."""
+    from shapewright.hardware import list_devices
+
+    return complete(list_devices)(context, parameter, incomplete)
+
+
 def complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a preset, or a path."""
     from shapewright.models import list_presets

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.integrations.sarif import to_sarif
-from shapewright.app.report.check import finding_words
+from shapewright.app.report.check import combined_fix_words, finding_words, fix_total_words
 from shapewright.core.errors import ShapewrightError, plain_text
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lint.check import CheckReport, check_scenario
-from shapewright.lint.combined import name_changes
+from shapewright.lint.combined import combine_fixes
 from shapewright.models import locate_fields
 from shapewright.models.config_file import read_json_file
-from shapewright.models.transformer import FIELD_NAMES
 
 if TYPE_CHECKING:
+    from shapewright.lint.combined import CombinedFix
     from shapewright.lint.rule import Finding
     from shapewright.prediction.scenario import Scenario
 
@@ -38,12 +38,14 @@ class CheckedFile:
         path: The file.
         report: Its check; None where it could not be checked.
         problem: Why it could not be checked; empty where it was, or describes no model.
+        fix: The combined fix of the findings about the model; None where there is none.
         lines: Line of each field of the model in the file.
     """
 
     path: str
     report: CheckReport | None = None
     problem: str = ""
+    fix: CombinedFix | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -54,27 +56,21 @@ class CheckedFile:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings about the model itself: the file does not set batch and layout, whose defaults have findings too."""
-        found = () if self.report is None else self.report.findings
-        return tuple(each for each in found if each.field.startswith("config."))
+        return () if self.report is None else _about_model(self.report.findings)
 
     @property
     def cost_fraction(self) -> float:
         """Predicted cost of the shape: the sum over its findings, as a fraction of the step."""
         return sum(finding.cost_fraction or 0.0 for finding in self.findings)
 
-    @property
-    def fix(self) -> str:
-        """The combined fix, without changes of batch and layout; empty for none."""
-        combined = self.report.combined_fix if self.report is not None else None
-        if self.report is None or self.report.prediction is None or combined is None:
-            return ""
-        own = {name: value for name, value in combined.changes.items() if name in FIELD_NAMES}
-        return name_changes(self.report.prediction.config, own)
-
     def fails(self, limit_fraction: float) -> bool:
         """Whether the file cannot be used, or its shape costs more than a limit."""
         cannot_run = self.report is not None and self.report.prediction is None
         return bool(self.problem) or cannot_run or self.cost_fraction > limit_fraction
+
+
+def _about_model(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(each for each in findings if each.field.startswith("config."))
 
 
 def check_files(
@@ -95,7 +91,9 @@ def _check_file(path: str, build: Callable[[str], Scenario], ignore: Sequence[st
             return CheckedFile(shown)
         # With a folder, so that a file is never taken for a preset of its name.
         scenario = build(os.path.join(".", path))  # noqa: PTH118
-        return CheckedFile(shown, check_scenario(scenario, ignore=ignore), lines=locate_fields(scenario.model, path))
+        report = check_scenario(scenario, ignore=ignore)
+        fix = combine_fixes(scenario, _about_model(report.findings)).fix if report.prediction is not None else None
+        return CheckedFile(shown, report, fix=fix, lines=locate_fields(scenario.model, path))
     except ShapewrightError as error:
         return CheckedFile(shown, problem=str(error))
 
@@ -116,7 +114,7 @@ def describe_file(checked: CheckedFile) -> list[str]:
         lines.append(f"  {finding.severity}: {finding.code} {words['message']}{cost}")
         lines += [f"      -> {suggestion}" for suggestion in words["suggestions"]]
     if checked.fix:
-        lines.append(f"  combined fix: {checked.fix}")
+        lines.append(f"  {combined_fix_words(checked.fix)}")
     return lines
 
 
@@ -169,10 +167,8 @@ def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
         reason = checked.problem or str(checked.report.refusal if checked.report else "")
         return f"| {sign}`{_cell(checked.path)}` | | | `{_cell(reason)}` |"
     cost = format_percent(checked.cost_fraction) if checked.cost_fraction else ""
-    return (
-        f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | "
-        f"{_cell(checked.fix or 'none needed')} |"
-    )
+    fix = "none needed" if checked.fix is None else f"{checked.fix.title}: {fix_total_words(checked.fix)}"
+    return f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | {_cell(fix)} |"
 
 
 def _cell(text: str) -> str:

@@ -76,13 +76,16 @@ def _print_better_shapes(output: CheckOutput, console: Console) -> None:
 
 def combined_fix_words(fix: CombinedFix) -> str:
     """The combined fix in one line: every field it sets, and its total."""
+    return f"combined fix of {', '.join(dict.fromkeys(fix.codes))}: {fix.title}: {fix_total_words(fix)}"
+
+
+def fix_total_words(fix: CombinedFix) -> str:
+    """What the combined fix does to the step, and what kind of change it is."""
     parts = [fix.kind, _saving_words(fix, fix.gain_fraction, fix.compared_at)]
     if fix.parameters_change_fraction:
         parts.append(f"{_change_words(fix.parameters_change_fraction)} parameters")
-    return (
-        f"combined fix of {', '.join(dict.fromkeys(fix.codes))}: {fix.title}: step "
-        f"{format_seconds(fix.step_time_before_s)} -> {format_seconds(fix.step_time_s)} ({', '.join(parts)})"
-    )
+    before, after = format_seconds(fix.step_time_before_s), format_seconds(fix.step_time_s)
+    return f"step {before} -> {after} ({', '.join(parts)})"
 
 
 def _saving_words(fix: Suggestion | CombinedFix, gain_fraction: float, compared_at: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import click
 
 from shapewright.app.cli.console import echo, make_console
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,14 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("folder", metavar="DIR|FILE")
-@click.option("--device", "devices", multiple=True, metavar="NAME", help="only this device; may be repeated")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_device,
+    help="only this device; may be repeated",
+)
 @click.option("--table", "tables", multiple=True, metavar="TABLE", help="only this table; may be repeated")
 @click.option(
     "--by",

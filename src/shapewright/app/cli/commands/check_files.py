@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
 from shapewright.app.cli.defaults import read_settings
 from shapewright.app.cli.device_options import device_option, named_device
-from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import default_layout
 from shapewright.app.cli.param_types import SHARE
 from shapewright.app.report.flags import field_named
@@ -70,6 +71,9 @@ def command(
     console = make_console()
     for line in (line for each in checked for line in describe_file(each)):
         console.print(line, soft_wrap=True)
+    costly = next((each.path for each in checked if each.findings), None)
+    if costly is not None:
+        set_next(f"check {quote(costly).replace('{', '{{').replace('}', '}}')} --device {{device}}")
     if sarif:
         write_json_file(sarif, join_sarif(checked))
     if comment:

@@ -11,6 +11,7 @@ import click
 from shapewright.app.cli.console import echo, print_output, write_chart
 from shapewright.app.cli.device_options import calibration_option, compared_devices, given_nodes, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.names import complete_devices
 from shapewright.app.cli.options import api_keywords, job_options, software_option
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ Examples:
     "--devices",
     required=True,
     metavar="NAME,NAME,...",
+    shell_complete=complete_devices,
     help="device names, aliases or TOML files, comma-separated; or 'all'",
 )
 @calibration_option

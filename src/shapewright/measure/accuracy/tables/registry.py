@@ -103,7 +103,8 @@ def find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], l
     if folder.is_file():
         return ({}, [folder]) if stores_module.is_store(folder) else ({_table_of(folder): folder}, [])
     if not folder.is_dir():
-        raise MeasuredFileError(f"{folder} is not a folder; give a measured file such as gemm.parquet, or their folder")
+        reason = "is neither a file nor a folder" if folder.exists() else "does not exist"
+        raise MeasuredFileError(f"{folder} {reason}; give a measured file such as gemm.parquet, or their folder")
     found = {
         name: path
         for name, table in TABLES.items()
