@@ -92,7 +92,7 @@ def test_common_changes_apply_to_both_sides() -> None:
 def test_smaller_models_get_no_credit_for_size() -> None:
     """Half of the layers take half of the time with half of the parameters; 16 of 12 h^2 are 45 % of 2.78 billion."""
     scenario = example_scenario()
-    as_model = judged(scenario, fix("retrain", num_layers=16), severity="error")
+    as_model = judged(scenario, fix("retrain", num_layers=16), least_severity="error")
     as_layout = judged(scenario, fix("runtime", num_layers=16))
 
     assert as_model is not None
@@ -108,8 +108,8 @@ def test_slower_fixes_stay_where_the_cost_is_not_time() -> None:
     slower = fix(num_layers=40)
 
     assert judged(scenario, slower) is None
-    assert changes_of(judged(scenario, slower, severity="warning")) == []
-    for fields in ({"severity": "error"}, {"severity": "info", "has_cost": False}):
+    assert changes_of(judged(scenario, slower, least_severity="warning")) == []
+    for fields in ({"least_severity": "error"}, {"least_severity": "info", "has_cost": False}):
         finding = judged(scenario, slower, **fields)
         assert changes_of(finding) == [{"num_layers": 40}]
         assert finding is not None
@@ -123,7 +123,7 @@ def test_fixes_of_a_step_that_cannot_run_must_change_the_error() -> None:
     scenario = example_scenario(tensor_parallel=6)
     fixes = [fix(tensor_parallel=4), fix(num_kv_heads=3), fix(seq_len=1024)]
 
-    assert changes_of(judged(scenario, *fixes, severity="error")) == [{"tensor_parallel": 4}]
+    assert changes_of(judged(scenario, *fixes, least_severity="error")) == [{"tensor_parallel": 4}]
     assert judged(scenario, *fixes) is None
 
 

@@ -42,9 +42,13 @@ def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | 
     if not scenario.is_possible:
         own = violation.field.rpartition(".")[2]
         possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own)))
-        return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
+        return (
+            _finding(rule, violation, violation.least_severity, suggestions=possible)
+            if violation.least_severity
+            else None
+        )
     # Slower fixes are valid where the finding is not about time.
-    keep_slower = violation.severity == "error" or not violation.has_cost
+    keep_slower = violation.least_severity == "error" or not violation.has_cost
     own = violation.field.rpartition(".")[2]
     priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own, keep_slower=keep_slower))]
     _sort(priced)
@@ -52,7 +56,7 @@ def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | 
     best = priced[0] if priced else None
     cost_fraction = max(0.0, *(found.gain_fraction for found in priced)) if best and violation.has_cost else 0.0
     cost_fraction = min(cost_fraction, violation.max_cost_fraction)
-    severity = rate_severity(violation.severity, cost_fraction, violation.max_severity)
+    severity = rate_severity(violation.least_severity, cost_fraction, violation.most_severity)
     if severity is None:
         return None
     if best is None or cost_fraction < QUIET_BELOW_FRACTION:
@@ -195,8 +199,8 @@ def _finding(
         cost_fraction=cost_fraction,
         suggestions=suggestions,
         slowest=slowest,
-        least_severity=violation.severity,
-        most_severity=violation.max_severity,
+        least_severity=violation.least_severity,
+        most_severity=violation.most_severity,
     )
 
 

@@ -148,9 +148,9 @@ class Violation:
         problem: Continues ``field=actual `` in the message: "is not a multiple of 64 (fp16 on a100-sxm-40gb)".
         fixes: Candidate changes; those that are not predicted to be faster are dropped.
         only_best: Whether only the best fix is suggested, where fixes are values of one field.
-        severity: Minimum severity, independent of the predicted cost. An ``error`` means that the step cannot run; then
-            slower fixes are suggested too.
-        max_severity: Maximum severity, set where the cost depends on a default value that was not given.
+        least_severity: Minimum severity, whatever the cost. An ``error`` means that the step cannot run; then slower
+            fixes are suggested too.
+        most_severity: Maximum severity, set where the cost depends on a default value that was not given.
         has_cost: Whether the gain of the best fix is the cost of the violation; False where fixes change the task, such
             as a shorter sequence.
         max_cost_fraction: Upper bound of the cost as a fraction of the step, set where fixes gain more than the
@@ -163,8 +163,8 @@ class Violation:
     problem: str
     fixes: tuple[Fix, ...] = ()
     only_best: bool = False
-    severity: str | None = None
-    max_severity: str | None = None
+    least_severity: str | None = None
+    most_severity: str | None = None
     has_cost: bool = True
     max_cost_fraction: float = 1.0
 

@@ -238,7 +238,7 @@ def pipeline_bubble(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"{ENOUGH_MICRO_BATCHES_PER_STAGE} micro-batches for each of {stages} stages",
         problem=f"makes {_count_micro_batches(scenario):.0f} micro-batches for {stages} stages",
         fixes=fixes,
-        max_severity=None if scenario.workload.global_batch_size else "info",
+        most_severity=None if scenario.workload.global_batch_size else "info",
     )
 
 

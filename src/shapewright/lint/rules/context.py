@@ -71,7 +71,7 @@ def sequence_over_context_window(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"at most max_position_embeddings={limit}",
         problem=f"reaches beyond max_position_embeddings={limit}",
         fixes=fixes,
-        severity="warning",
+        least_severity="warning",
         has_cost=False,
     )
 
@@ -122,5 +122,5 @@ def idle_window(scenario: Scenario) -> Iterator[Violation]:
         actual=min(windows),
         wanted=f"below the {length} tokens of a sequence",
         problem=f"is not shorter than the sequence of {length} tokens, so it has no effect",
-        severity="info",
+        least_severity="info",
     )

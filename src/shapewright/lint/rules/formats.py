@@ -62,7 +62,7 @@ def dtype_unsupported(scenario: Scenario) -> Iterator[Violation]:
         fixes=tuple(
             Fix(kind="runtime", title=f"use {name}", changes={"dtype": name}) for name in _NEAREST if name in rates
         )[:1],
-        severity="error",
+        least_severity="error",
     )
 
 
@@ -171,5 +171,5 @@ def fused_attention_unsupported(scenario: Scenario) -> Iterator[Violation]:
         wanted="unfused",
         problem=f"has no kernels for {scenario.device.name} ({scenario.device.architecture})",
         fixes=(Fix(kind="runtime", title="use attention=unfused", changes=changes),),
-        severity="error",
+        least_severity="error",
     )

@@ -190,7 +190,7 @@ def heads_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
                     *split_head_fixes(scenario),
                     *head_count_fixes(scenario, larger_only=False),
                 ),
-                severity="error",
+                least_severity="error",
             )
 
 
@@ -248,7 +248,7 @@ def batched_heads_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
             f"{scenario.config.num_heads}"
         ),
         fixes=dividing_degree_fixes(scenario),
-        severity="error",
+        least_severity="error",
     )
 
 
@@ -305,5 +305,5 @@ def kv_heads_replicated(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"at least tensor_parallel={t}",
         problem=f"is below tensor_parallel={t}, so {t // num_kv_heads} devices store the same keys and values",
         fixes=tuple(filter(None, fixes)),
-        severity=None if scenario.workload.is_training else "info",
+        least_severity=None if scenario.workload.is_training else "info",
     )

@@ -124,7 +124,7 @@ def tensor_group_across_nodes(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"one of {', '.join(map(str, divisors(node_size)))}",
         problem=problem,
         fixes=tuple(_degrees_in_node(scenario)),
-        severity="warning",
+        least_severity="warning",
     )
 
 

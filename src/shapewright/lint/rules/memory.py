@@ -76,7 +76,7 @@ def memory_exceeded(scenario: Scenario) -> Iterator[Violation]:
             for spread in (_tensor_layouts(scenario), _expert_layouts(scenario))
             for fix in itertools.islice(_fitting(scenario, _more_devices(scenario, spread)), 1)
         ),
-        severity="error",
+        least_severity="error",
     )
 
 
@@ -237,5 +237,5 @@ def large_logits(scenario: Scenario) -> Iterator[Violation]:
             f"makes logits and gradient of {format_bytes(logits_bytes)}, {format_percent(fraction)} of "
             f"{scenario.device.name}; compute the loss in chunks (loss_chunks)"
         ),
-        severity="info" if scenario.fits else "warning",
+        least_severity="info" if scenario.fits else "warning",
     )

@@ -70,7 +70,7 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"a multiple of tensor_parallel={t}, padded to a multiple of {PADDING}",
         problem=f"is padded to {padded} by vLLM and SGLang, which tensor_parallel={t} does not divide: neither starts",
         fixes=tuple(fix for fix in fixes if padded % fix.changes["tensor_parallel"] == 0),
-        severity="warning",
+        least_severity="warning",
         has_cost=False,
     )
 
@@ -161,7 +161,7 @@ def cache_blocks_unlike_layers(scenario: Scenario) -> Iterator[Violation]:
             fixes=tuple(
                 Fix(kind="runtime", title=f"use {size}", changes={"kv_block_tokens": size}) for size in fits[:1]
             ),
-            severity="info",
+            least_severity="info",
             has_cost=False,
         )
     padding = count_padding_layers(windows)
@@ -174,7 +174,7 @@ def cache_blocks_unlike_layers(scenario: Scenario) -> Iterator[Violation]:
                 f"has {' and '.join(map(str, sorted(windows.values())))} layers of different windows: vLLM's cache "
                 f"groups {min(windows.values())} of one kind, with {padding} padding layers"
             ),
-            severity="info",
+            least_severity="info",
             has_cost=False,
         )
 
@@ -199,7 +199,7 @@ def _check_states(scenario: Scenario) -> Iterator[Violation]:
                 f"to that, and sequences waste half a block"
             ),
             fixes=(Fix(kind="runtime", title=f"use {needed}", changes={"kv_block_tokens": needed}),),
-            severity="info",
+            least_severity="info",
             has_cost=False,
         )
 

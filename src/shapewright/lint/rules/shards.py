@@ -88,7 +88,7 @@ def mlp_width_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
                     *dividing_degree_fixes(scenario),
                     *width_fixes(scenario, name),
                 ),
-                severity="error",
+                least_severity="error",
             )
 
 
@@ -264,7 +264,7 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
             wanted=f"a multiple of {BLOCK} on one device{per_head}",
             problem=f"{over}not a multiple of the {BLOCK} weights that share an fp8 scale{per_head}{refused}",
             fixes=tuple(_whole_blocks(scenario, name)),
-            severity="error" if scenario.model.has_block_scales else "info",
+            least_severity="error" if scenario.model.has_block_scales else "info",
             has_cost=False,
         )
 
