@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
 from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION, find_better_shapes
-from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, evaluate
+from shapewright.lint.evaluate import INFO_FROM_FRACTION, evaluate
 from shapewright.lint.rule import Finding, Rule, list_rules
 from shapewright.models import TransformerConfig
 from shapewright.prediction.scenario import Scenario
@@ -134,7 +134,7 @@ def test_cost_is_at_least_the_threshold(scenario: Scenario) -> None:
     for rule in list_rules():
         for finding in findings_of(rule, scenario):
             if finding.cost_fraction is not None and finding.cost_s is not None:
-                assert QUIET_BELOW_FRACTION <= finding.cost_fraction < 1.0
+                assert INFO_FROM_FRACTION <= finding.cost_fraction < 1.0
                 assert finding.cost_s == pytest.approx(finding.cost_fraction * scenario.predict().step_time_s)
 
 

@@ -90,7 +90,7 @@ def test_costs_add_up_to_what_the_combined_fix_saves(report: CheckReport) -> Non
 def test_a_combined_fix_holds_the_layout_that_it_needs() -> None:
     """Where the layout cannot run, the fix sets one that can; savings per parameter are named as such."""
     scenario = build_scenario("gpt3-2.7b", "h100-sxm-80gb", layout={"tensor_parallel": 3})
-    found = check_scenario(scenario, look_around=False)
+    found = check_scenario(scenario, search_shapes=False)
     assert found.combined_fix is not None
     assert found.combined_fix.changes["tensor_parallel"] == 2
     assert found.combined_fix.title.startswith("tensor_parallel=2, ")
@@ -98,7 +98,7 @@ def test_a_combined_fix_holds_the_layout_that_it_needs() -> None:
     assert fixed.is_possible
     sizes = {"hidden_size": 3000, "intermediate_size": 11007, "head_dim": 100, "num_heads": 30, "num_kv_heads": 10}
     scenario = build_scenario("llama-3-8b", "h100-sxm-80gb", overrides=sizes)
-    found = check_scenario(scenario, look_around=False)
+    found = check_scenario(scenario, search_shapes=False)
     wide = next(finding for finding in found.findings if finding.code == "TC102")
     (line, *_) = finding_words(wide)["suggestions"]
     suggestion = wide.suggestions[0]
@@ -116,7 +116,7 @@ def test_a_fix_that_pays_only_with_another_is_part_of_both() -> None:
         read_model("llama-3-8b").config, hidden_size=4097, embedding_size=4097, vocab_size=32003
     )
     scenario = Scenario.of(config, load_device("h100-sxm-80gb"), Workload(micro_batch_size=4, seq_len=2048))
-    found = check_scenario(scenario, look_around=False)
+    found = check_scenario(scenario, search_shapes=False)
     padded, of_width = (
         next(finding for finding in found.findings if finding.code == code) for code in ("TC101", "TC102")
     )
@@ -136,7 +136,7 @@ def test_ignored_findings_are_counted(report: CheckReport) -> None:
     """Rules are ignored by code, name or family, and the report counts their findings."""
     workload = Workload(micro_batch_size=4, seq_len=2048, dtype="fp16")
     found = check_scenario(
-        Scenario.of(GPT3_2_7B, A100, workload), ignore=("vocab-not-aligned", "ME"), look_around=False
+        Scenario.of(GPT3_2_7B, A100, workload), ignore=("vocab-not-aligned", "ME"), search_shapes=False
     )
     left_out = [finding for finding in report.findings if finding.code == "TC101" or finding.code.startswith("ME")]
 

@@ -15,9 +15,9 @@ from shapewright.core.texts import with_fields
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.combined import CombinedFix, combine_fixes
 from shapewright.lint.evaluate import (
-    QUIET_BELOW_FRACTION,
+    INFO_FROM_FRACTION,
     by_cost,
-    find_hidden,
+    find_hidden_findings,
     rate_severity,
     run_rules,
     slowest_operation,
@@ -71,13 +71,13 @@ class CheckReport(NotebookDisplay):
 
 
 def check_scenario(
-    scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True, train_tokens: float | None = None
+    scenario: Scenario, *, ignore: Iterable[str] = (), search_shapes: bool = True, train_tokens: float | None = None
 ) -> CheckReport:
     """Check a scenario against every rule, and search similar shapes for better ones.
 
     Args:
         ignore: Rules to ignore, by code, name or family; their findings are counted.
-        look_around: Whether to search for better shapes.
+        search_shapes: Whether to search similar shapes for better ones.
         train_tokens: Tokens of the training run, after which their losses are compared; default: 20 per parameter.
 
     Raises:
@@ -107,19 +107,19 @@ def check_scenario(
             codes = {finding.code for finding in found}
             others = [finding for finding in run_rules(possible) if finding.code not in codes]
             others = [each for each in others if each.field.rpartition(".")[2] not in assumed]
-            others, combined = _attribute(possible, others, ignored)
+            others, combined = _share_gain(possible, others, ignored)
             combined = combined.with_changes(scenario.config, assumed) if combined is not None else None
             found += [replace(finding, is_assumed=True) for finding in others]
     else:
         prediction, refusal = outcome, None
-        found, combined = _attribute(scenario, found, ignored)
-    # Those of the scenario itself come before those of one that can run.
+        found, combined = _share_gain(scenario, found, ignored)
+    # Findings of the scenario itself come before those with the assumed changes.
     found = sorted([*found, *of_tower], key=lambda finding: (not finding.is_assumed, *by_cost(finding)), reverse=True)
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
         num_suppressed=sum(finding.code in ignored for finding in found),
-        better_shapes=find_better_shapes(scenario, train_tokens=train_tokens) if look_around and prediction else (),
+        better_shapes=find_better_shapes(scenario, train_tokens=train_tokens) if search_shapes and prediction else (),
         train_tokens=train_tokens,
         refusal=refusal,
         combined_fix=combined,
@@ -173,7 +173,7 @@ def _check_tower(scenario: Scenario) -> list[Finding]:
 
 
 def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scenario | None, dict[str, Any]]:
-    """Apply the first suggestion of each error until the step can run; None and no changes where it never does."""
+    """Apply one suggestion of each error until the step can run; None and no changes where it never does."""
     changes: dict[str, Any] = {}
     for finding in errors:
         for suggestion in finding.suggestions:
@@ -186,22 +186,22 @@ def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scena
     return None, {}
 
 
-def _attribute(
+def _share_gain(
     scenario: Scenario, findings: list[Finding], ignored: Collection[str]
 ) -> tuple[list[Finding], CombinedFix | None]:
-    """Share what the combined fix saves among the findings that are not ignored, and drop those without a share.
+    """Divide the gain of the combined fix among the findings that are not ignored, and drop those without a share.
 
-    The rules are checked again with the combined fix, and violations that cost time only then are part of it.
+    Violations that cost time only with the combined fix are added, and the gain is divided again.
     """
     counted = [finding for finding in findings if finding.code not in ignored]
     combined, shares, compared = combine_fixes(scenario, counted)
     if combined is not None:
         known = {(finding.code, finding.field): finding.cost_s is not None for finding in findings}
-        hidden = find_hidden(scenario, combined.changes, [key for key, has_cost in known.items() if has_cost])
+        hidden = find_hidden_findings(scenario, combined.changes, [key for key, has_cost in known.items() if has_cost])
         if hidden := [finding for finding in hidden if finding.code not in ignored]:
             replaced = {(finding.code, finding.field) for finding in hidden}
             others = [finding for finding in findings if (finding.code, finding.field) not in replaced]
-            return _attribute(scenario, [*others, *hidden], ignored)
+            return _share_gain(scenario, [*others, *hidden], ignored)
     step_s = scenario.predict().step_time_s
     kept = [finding for finding in findings if finding.code in ignored]
     for index, finding in enumerate(counted):
@@ -212,7 +212,7 @@ def _attribute(
         severity = rate_severity(finding.least_severity, share, finding.most_severity)
         if severity is None:
             continue
-        cost_s, cost_fraction = (share * step_s, share) if share >= QUIET_BELOW_FRACTION else (None, None)
+        cost_s, cost_fraction = (share * step_s, share) if share >= INFO_FROM_FRACTION else (None, None)
         slowest = slowest_operation(*compared[index]) if index in compared else finding.slowest
         kept.append(replace(finding, severity=severity, slowest=slowest, cost_s=cost_s, cost_fraction=cost_fraction))
     return sorted(kept, key=by_cost, reverse=True), combined
@@ -231,7 +231,10 @@ def exit_code(report: HasFindings, fail_on: str = "warning") -> int:
 
 
 def exact_changes(report: CheckReport) -> dict[str, Any]:
-    """Collect the field changes of the first exact suggestion of each finding that pays with them alone."""
+    """Collect the changes of the first exact suggestion of each finding.
+
+    Findings that cost time only with changes which are not among those collected are left out.
+    """
     changes: dict[str, Any] = {}
     for finding in report.findings:
         exact = [suggestion for suggestion in finding.suggestions if suggestion.kind == "exact"]

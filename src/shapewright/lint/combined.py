@@ -53,15 +53,15 @@ class CombinedFix:
     parameters_change_fraction: float
     compared_at: Changes
 
-    def with_changes(self, config: TransformerConfig, before: Changes) -> CombinedFix:
-        """The fix on top of changes with which the step can run: it sets their fields too."""
-        changes = {**before, **self.changes}
-        return replace(self, changes=changes, title=name_changes(config, changes))
+    def with_changes(self, config: TransformerConfig, assumed: Changes) -> CombinedFix:
+        """Return the fix with the assumed changes, with which the step can run, as a part of it."""
+        changes = {**assumed, **self.changes}
+        return replace(self, changes=changes, title=describe_changes(config, changes))
 
 
 @dataclass(frozen=True)
-class _Player:
-    """A finding with the changes of its best suggestion that no other finding is about."""
+class _FindingFix:
+    """The best suggestion of a finding, without changes of fields that another finding is about."""
 
     index: int
     changes: Changes
@@ -74,7 +74,8 @@ class Combination(NamedTuple):
     Attributes:
         fix: The combined fix; None where there is nothing to fix.
         shares: Each finding's share of its gain, by index of the finding.
-        compared: Predictions without and with a fix after all others, where only a part of the suggestion counts.
+        compared: By index of the finding, the predictions without and with its fix, all other fixes applied; only for
+            findings with a fix that is a part of their suggestion.
     """
 
     fix: CombinedFix | None
@@ -87,7 +88,6 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
 
     Args:
         scenario: The scenario; its step can run.
-
     """
     costly = [index for index, finding in enumerate(findings) if finding.cost_s is not None and finding.suggestions]
     if not costly:
@@ -99,36 +99,36 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
     base = scenario.try_replace(common)
     if base is None or not base.is_possible:
         common, base = {}, scenario
-    players = [_own_changes(base, findings, index, costly) for index in costly]
-    alone = {player.index: _gain(base, [player]) for player in players}
-    chosen: list[_Player] = []
+    fixes = [_reduce_to_own_changes(base, findings, index, costly) for index in costly]
+    alone = {fix.index: _gain(base, [fix]) for fix in fixes}
+    chosen: list[_FindingFix] = []
     total = 0.0
-    for player in sorted(players, key=lambda each: -(alone[each.index] or 0.0)):
-        gain = _gain(base, [*chosen, player])
-        if gain is not None and gain > total and _saves_time(base, [*chosen, player]):
-            chosen, total = [*chosen, player], gain
+    for fix in sorted(fixes, key=lambda each: -(alone[each.index] or 0.0)):
+        gain = _gain(base, [*chosen, fix])
+        if gain is not None and gain > total and _saves_time(base, [*chosen, fix]):
+            chosen, total = [*chosen, fix], gain
     if not chosen:
         return Combination(None, {}, {})
     after = _apply(base, chosen)
     assert after is not None
     shares, compared = {}, {}
-    for player in players:
-        others = [each for each in chosen if each is not player]
-        last = total - (_gain(base, others) or 0.0) if player in chosen else 0.0
-        shares[player.index] = max(0.0, ((alone[player.index] or 0.0) + last) / 2.0)
+    for fix in fixes:
+        others = [each for each in chosen if each is not fix]
+        last = total - (_gain(base, others) or 0.0) if fix in chosen else 0.0
+        shares[fix.index] = max(0.0, ((alone[fix.index] or 0.0) + last) / 2.0)
         without = _apply(base, others)
-        if player in chosen and without is not None and player.changes != findings[player.index].suggestions[0].changes:
-            compared[player.index] = (without.predict(), after.predict())
+        if fix in chosen and without is not None and fix.changes != findings[fix.index].suggestions[0].changes:
+            compared[fix.index] = (without.predict(), after.predict())
     scale = total / sum(shares.values()) if sum(shares.values()) > 0.0 else 0.0
     parts = (scenario.config, scenario.workload, scenario.layout)
     present = {name: getattr(part, name) for part in parts for name in _merge(chosen) if hasattr(part, name)}
     changes = {name: value for name, value in _merge(chosen).items() if present.get(name) != value}
     before = base.predict()
     combined = CombinedFix(
-        kind=max((findings[player.index].suggestions[0].kind for player in chosen), key=_KINDS.index),
-        title=name_changes(scenario.config, changes),
+        kind=max((findings[fix.index].suggestions[0].kind for fix in chosen), key=_KINDS.index),
+        title=describe_changes(scenario.config, changes),
         changes=changes,
-        codes=tuple(findings[player.index].code for player in sorted(chosen, key=lambda each: each.index)),
+        codes=tuple(findings[fix.index].code for fix in sorted(chosen, key=lambda each: each.index)),
         step_time_before_s=before.step_time_s,
         step_time_s=after.predict().step_time_s,
         gain_fraction=total,
@@ -138,29 +138,37 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
     return Combination(combined, {index: share * scale for index, share in shares.items()}, compared)
 
 
-def name_changes(config: TransformerConfig, changes: Changes) -> str:
-    """Name the fields that a fix sets, without those that follow another field as they do in the model."""
-    return ", ".join(f"{name}={value}" for name, value in leading_changes(config, changes).items())
+def describe_changes(config: TransformerConfig, changes: Changes) -> str:
+    """Describe changes as ``field=value`` pairs, without fields that follow another one."""
+    return ", ".join(f"{name}={value}" for name, value in independent_changes(config, changes).items())
 
 
-def leading_changes(config: TransformerConfig, changes: Changes) -> dict[str, Any]:
-    """Changes without fields that keep their value, or that follow another field as they do in the model."""
+def independent_changes(config: TransformerConfig, changes: Changes) -> dict[str, Any]:
+    """Return the changes without fields that keep their value, and without fields that follow another one.
+
+    ``v_head_dim`` follows ``head_dim``, for example, if both are equal in the model and after the changes.
+    """
     followers = {
         "v_head_dim": ("head_dim", config.v_head_dim == config.head_dim),
         "embedding_size": ("hidden_size", config.embedding_size == config.hidden_size),
         "num_kv_heads": ("num_heads", config.num_kv_heads == config.num_heads),
     }
-    leading = {}
+    independent = {}
     for name, value in changes.items():
         leader, follows = followers.get(name, ("", False))
         is_same = hasattr(config, name) and getattr(config, name) == value
         if not is_same and not (follows and changes.get(leader) == value):
-            leading[name] = value
-    return leading
+            independent[name] = value
+    return independent
 
 
-def _own_changes(base: Scenario, findings: Sequence[Finding], index: int, costly: Sequence[int]) -> _Player:
-    """Take the changes of a finding's best suggestion, without fields that another finding is about."""
+def _reduce_to_own_changes(
+    base: Scenario, findings: Sequence[Finding], index: int, costly: Sequence[int]
+) -> _FindingFix:
+    """Return the best suggestion of a finding, without changes of fields that another finding is about.
+
+    The whole suggestion is used where the remaining changes leave out the finding's own field or cannot run.
+    """
     suggestion = findings[index].suggestions[0]
     owned = {findings[other].field.rpartition(".")[2] for other in costly if other != index}
     own = findings[index].field.rpartition(".")[2]
@@ -170,39 +178,39 @@ def _own_changes(base: Scenario, findings: Sequence[Finding], index: int, costly
     after = base.try_replace(changes) if own in changes else None
     if after is None or not after.is_possible:
         changes = dict(suggestion.changes)
-    return _Player(index, changes, suggestion.kind == "retrain")
+    return _FindingFix(index, changes, suggestion.kind == "retrain")
 
 
-def _merge(players: Sequence[_Player]) -> dict[str, Any]:
+def _merge(fixes: Sequence[_FindingFix]) -> dict[str, Any]:
     """Join the changes of fixes; the first one that sets a field decides."""
     changes: dict[str, Any] = {}
-    for player in players:
-        for name, value in player.changes.items():
+    for fix in fixes:
+        for name, value in fix.changes.items():
             changes.setdefault(name, value)
     return changes
 
 
-def _apply(base: Scenario, players: Sequence[_Player]) -> Scenario | None:
-    """Apply fixes; None where the result cannot run, or needs memory that is not there."""
-    after = base.try_replace(_merge(players))
+def _apply(base: Scenario, fixes: Sequence[_FindingFix]) -> Scenario | None:
+    """Apply fixes; None where the result cannot run, or no longer fits in memory."""
+    after = base.try_replace(_merge(fixes))
     if after is None or not after.is_possible or (base.fits and not after.fits):
         return None
     return after
 
 
-def _gain(base: Scenario, players: Sequence[_Player]) -> float | None:
-    """Share of the time per token that fixes save, per parameter if one changes the model; None where they cannot."""
-    if not players:
+def _gain(base: Scenario, fixes: Sequence[_FindingFix]) -> float | None:
+    """Share of the time per token that fixes save, per parameter if one changes the model; None if not applicable."""
+    if not fixes:
         return 0.0
-    after = _apply(base, players)
+    after = _apply(base, fixes)
     if after is None:
         return None
     ratio = after.time_per_token_s / base.time_per_token_s
-    if any(player.is_retrain for player in players):
+    if any(fix.is_retrain for fix in fixes):
         ratio *= base.predict().parameters.active / after.predict().parameters.active
     return 1.0 - ratio
 
 
-def _saves_time(base: Scenario, players: Sequence[_Player]) -> bool:
-    after = _apply(base, players)
+def _saves_time(base: Scenario, fixes: Sequence[_FindingFix]) -> bool:
+    after = _apply(base, fixes)
     return after is not None and after.time_per_token_s < base.time_per_token_s

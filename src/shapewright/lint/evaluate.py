@@ -1,4 +1,4 @@
-"""The cost of a violation: what its best fix saves, predicted; and the severity that follows from it."""
+"""Cost of a violation, which is the predicted saving of its best fix, and the severity that follows from the cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.lint.combined import leading_changes, name_changes
+from shapewright.lint.combined import describe_changes, independent_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 
-QUIET_BELOW_FRACTION = 0.002
+INFO_FROM_FRACTION = 0.002
 """Violations with a smaller predicted cost are not reported: a tenth of the run-to-run noise of a training step."""
 
 WARNING_FROM_FRACTION = 0.01
@@ -38,10 +38,10 @@ class _PricedFix:
 
 
 def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
-    """Cost a violation and return its finding; None where the cost is negligible."""
+    """Predict the cost of a violation and return its finding; None where the cost is negligible."""
+    own_field = violation.field.rpartition(".")[2]
     if not scenario.is_possible:
-        own = violation.field.rpartition(".")[2]
-        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own)))
+        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario, own_field)))
         return (
             _finding(rule, violation, violation.least_severity, suggestions=possible)
             if violation.least_severity
@@ -49,9 +49,8 @@ def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | 
         )
     # Slower fixes are valid where the finding is not about time.
     keep_slower = violation.least_severity == "error" or not violation.has_cost
-    own = violation.field.rpartition(".")[2]
-    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own, keep_slower=keep_slower))]
-    _sort(priced)
+    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, own_field, keep_slower=keep_slower))]
+    _sort_by_gain(priced)
     suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
     best = priced[0] if priced else None
     cost_fraction = max(0.0, *(found.gain_fraction for found in priced)) if best and violation.has_cost else 0.0
@@ -59,7 +58,7 @@ def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | 
     severity = rate_severity(violation.least_severity, cost_fraction, violation.most_severity)
     if severity is None:
         return None
-    if best is None or cost_fraction < QUIET_BELOW_FRACTION:
+    if best is None or cost_fraction < INFO_FROM_FRACTION:
         return _finding(rule, violation, severity, suggestions=suggestions)
     return _finding(
         rule,
@@ -75,7 +74,7 @@ def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | 
 def rate_severity(least: str | None, cost_fraction: float, most: str | None = None) -> str | None:
     """Return the severity of a cost, limited to ``least`` and ``most``; None where it is not reported."""
     by_cost = None
-    if cost_fraction >= QUIET_BELOW_FRACTION:
+    if cost_fraction >= INFO_FROM_FRACTION:
         by_cost = "info"
     if cost_fraction >= WARNING_FROM_FRACTION:
         by_cost = "warning"
@@ -88,22 +87,22 @@ def rate_severity(least: str | None, cost_fraction: float, most: str | None = No
     return min(severity, most, key=SEVERITIES.index) if most else severity
 
 
-def _suggest_if_possible(fix: Fix, scenario: Scenario, own: str) -> Suggestion | None:
+def _suggest_if_possible(fix: Fix, scenario: Scenario, own_field: str) -> Suggestion | None:
     """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
     fixed = scenario.try_replace(fix.changes)
     if fixed is None or str(fixed.outcome) == str(scenario.outcome):
         return None
-    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own), changes=dict(fix.changes))
+    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own_field), changes=dict(fix.changes))
 
 
-def _title(fix: Fix, scenario: Scenario, own: str) -> str:
-    """Return the title of a fix with every field that it sets; the field of the violation needs no name."""
-    named = [text.partition("=") for text in name_changes(scenario.config, fix.changes).split(", ") if text]
-    silent = [f"{name}={value}" for name, _, value in named if name != own and name not in fix.title]
-    return ", ".join([fix.title, *silent])
+def _title(fix: Fix, scenario: Scenario, own_field: str) -> str:
+    """Return the title of a fix with every field that it sets, except the field of the violation."""
+    named = [text.partition("=") for text in describe_changes(scenario.config, fix.changes).split(", ") if text]
+    missing = [f"{name}={value}" for name, _, value in named if name != own_field and name not in fix.title]
+    return ", ".join([fix.title, *missing])
 
 
-def _sort(priced: list[_PricedFix]) -> None:
+def _sort_by_gain(priced: list[_PricedFix]) -> None:
     """Sort fixes by gain; among those that change the model and gain about as much, the smallest change comes first."""
     least_ratio = min((1.0 - found.gain_fraction for found in priced), default=1.0)
 
@@ -114,17 +113,17 @@ def _sort(priced: list[_PricedFix]) -> None:
     priced.sort(key=key)
 
 
-def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _PricedFix | None:
+def _price(fix: Fix, scenario: Scenario, own_field: str, *, keep_slower: bool) -> _PricedFix | None:
     """Predict the gain of a fix; None where it is impossible, does not fit in memory, or is not faster.
 
     Where the scenario itself does not fit, a change of layout or batch must not need more memory (405 billion
-    parameters are faster on one stage than on 16, and fit on no device), while a change of the model may.
+    parameters are faster on one stage than on 16, but fit on no single device), while a change of the model may.
     """
     before = scenario.try_replace(fix.common_changes) if fix.common_changes else scenario
     after = scenario.try_replace({**fix.common_changes, **fix.changes})
     if before is None or after is None or not before.is_possible or not after.is_possible:
         return None
-    if not after.fits and (scenario.fits or (fix.kind == "runtime" and _needs_more(after, scenario))):
+    if not after.fits and (scenario.fits or (fix.kind == "runtime" and _needs_more_memory(after, scenario))):
         return None
     ratio = after.time_per_token_s / before.time_per_token_s
     parameters = before.predict().parameters, after.predict().parameters
@@ -136,7 +135,7 @@ def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _Pri
         return None
     suggestion = Suggestion(
         kind=fix.kind,
-        title=_title(fix, scenario, own),
+        title=_title(fix, scenario, own_field),
         changes=dict(fix.changes),
         parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
         predicted_gain_fraction=None if keep_slower else gain_fraction,
@@ -145,7 +144,7 @@ def _price(fix: Fix, scenario: Scenario, own: str, *, keep_slower: bool) -> _Pri
     return _PricedFix(suggestion, gain_fraction, before.predict(), after.predict())
 
 
-def _needs_more(after: Scenario, before: Scenario) -> bool:
+def _needs_more_memory(after: Scenario, before: Scenario) -> bool:
     return after.predict().memory.total_bytes > before.predict().memory.total_bytes
 
 
@@ -205,9 +204,12 @@ def _finding(
 
 
 def run_rules(scenario: Scenario) -> list[Finding]:
-    """Run every rule and cost each violation alone; findings that prevent the step come first, then the costliest."""
+    """Run every rule and predict the cost of each violation alone.
+
+    Findings that prevent the step from running come first, then those with the largest cost.
+    """
     found = [
-        _keep_weights(finding, scenario)
+        _drop_shape_changes(finding, scenario)
         for rule in list_rules()
         for violation in rule.check(scenario)
         if (finding := evaluate(rule, violation, scenario)) is not None
@@ -215,8 +217,11 @@ def run_rules(scenario: Scenario) -> list[Finding]:
     return sorted(found, key=by_cost, reverse=True)
 
 
-def _keep_weights(finding: Finding, scenario: Scenario) -> Finding:
-    """Drop suggestions of another shape where the weights are given; what is left without one is for information."""
+def _drop_shape_changes(finding: Finding, scenario: Scenario) -> Finding:
+    """Drop suggestions that change the shape where the weights are given.
+
+    A finding with a cost that is left without suggestions becomes an ``info``.
+    """
     if not scenario.workload.has_given_weights:
         return finding
     kept = [one for one in finding.suggestions if one.kind != "retrain" or not _changes_shape(one, scenario)]
@@ -232,12 +237,14 @@ def _changes_shape(suggestion: Suggestion, scenario: Scenario) -> bool:
 
 
 def by_cost(finding: Finding) -> tuple[bool, float, int]:
-    """Sort key: findings that prevent the step last, before them the costliest."""
+    """Sort key: findings by rising cost, those that prevent the step from running last."""
     cannot_run = finding.severity == "error" and finding.cost_s is None
     return cannot_run, finding.cost_s or 0.0, SEVERITIES.index(finding.severity)
 
 
-def find_hidden(scenario: Scenario, changes: Mapping[str, Any], known: Collection[tuple[str, str]]) -> list[Finding]:
+def find_hidden_findings(
+    scenario: Scenario, changes: Mapping[str, Any], known: Collection[tuple[str, str]]
+) -> list[Finding]:
     """Find violations that cost nothing until other fields are changed.
 
     An odd hidden size hides what an odd vocabulary costs: padding pays only once both are multiples.
@@ -258,9 +265,9 @@ def find_hidden(scenario: Scenario, changes: Mapping[str, Any], known: Collectio
                 continue
             finding = _evaluate_with(changed, rule, name, actual)
             if finding is not None:
-                condition = f"only with {name_changes(scenario.config, changes)}"
-                leading = leading_changes(scenario.config, changes)
-                found.append(replace(finding, condition=condition, only_with=leading))
+                condition = f"only with {describe_changes(scenario.config, changes)}"
+                only_with = independent_changes(scenario.config, changes)
+                found.append(replace(finding, condition=condition, only_with=only_with))
     return found
 
 
@@ -269,5 +276,5 @@ def _evaluate_with(changed: Scenario, rule: Rule, name: str, actual: object) -> 
     for violation in rule.check(changed):
         if (violation.field, violation.actual) == (name, actual):
             finding = evaluate(rule, violation, changed)
-            return _keep_weights(finding, changed) if finding is not None and finding.cost_s is not None else None
+            return _drop_shape_changes(finding, changed) if finding is not None and finding.cost_s is not None else None
     return None

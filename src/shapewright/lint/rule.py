@@ -69,9 +69,9 @@ class Finding:
             [s]
         cost_fraction: Predicted cost as a fraction of the step.
         suggestions: Suggestions, best first.
-        slowest: The operation that loses the most time to the violation, in words; empty for none.
-        condition: Changes with which alone it costs time, in words; empty where it always does.
-        is_assumed: Whether it is one of a changed layout, with which the step can run.
+        slowest: The operation that loses the most time to the violation, with its slowdown; empty for none.
+        condition: Changes without which it costs no time, in words; empty where it needs none.
+        is_assumed: Whether it was found with the changes that let the step run, CheckReport.assumed_changes.
         only_with: Changes of other findings without which its suggestions save nothing; empty where they save alone.
         least_severity: Minimum severity, whatever the cost; None for none.
         most_severity: Maximum severity, whatever the cost; None for none.
@@ -247,7 +247,7 @@ def get_rule(code_or_name: str) -> Rule:
         if wanted in (rule.code.casefold(), rule.name):
             return rule
     known = [word for rule in list_rules() for word in (rule.code.casefold(), rule.name)]
-    hint = close_names(code_or_name, known) or _all_codes()
+    hint = close_names(code_or_name, known) or "choose one of " + ", ".join(rule.code for rule in list_rules())
     for rule in list_rules():
         hint = hint.replace(f"'{rule.code.casefold()}'", f"'{rule.code}'")
     raise UnknownRuleError(f"unknown rule {code_or_name!r}; {hint}")
@@ -286,7 +286,3 @@ def select_rules(patterns: Iterable[str]) -> frozenset[str]:
         else:
             selected.add(get_rule(pattern).code)
     return frozenset(selected)
-
-
-def _all_codes() -> str:
-    return "choose one of " + ", ".join(rule.code for rule in list_rules())

@@ -10,7 +10,7 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes
-from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, rate_severity
+from shapewright.lint.evaluate import INFO_FROM_FRACTION, rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
 from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
 from shapewright.lowering.gradients import gemm_gradients
@@ -155,7 +155,7 @@ def _best_width(
         if other != width
     }
     best = max(savings, key=lambda other: savings[other], default=width)
-    if best == width or savings[best] < QUIET_BELOW_FRACTION * prediction.step_time_s:
+    if best == width or savings[best] < INFO_FROM_FRACTION * prediction.step_time_s:
         return None
     return best, savings[best]
 

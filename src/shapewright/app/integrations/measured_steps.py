@@ -130,7 +130,7 @@ def _model_degree(layout: Mapping[str, Any]) -> int:
 
 def costly_findings(config: Any, **parts: Any) -> tuple[Finding, ...]:
     """Findings of a scenario that cost at least WARNED_FROM_FRACTION of its step, the costliest first."""
-    report = check_scenario(build_scenario(config, **parts), look_around=False)
+    report = check_scenario(build_scenario(config, **parts), search_shapes=False)
     return tuple(each for each in report.findings if (each.cost_fraction or 0.0) >= WARNED_FROM_FRACTION)
 
 
