@@ -268,7 +268,7 @@ def test_fix_takes_exact_suggestions_only(report: CheckReport) -> None:
 
 def test_better_shapes_keep_the_parameters(report: CheckReport) -> None:
     """Shapes are sorted by sure gain, within 2 % of the parameters, and describe their changes."""
-    gains = [shape.sure_gain_fraction for shape in report.better_shapes]
+    gains = [shape.gain_low_fraction for shape in report.better_shapes]
 
     assert gains == sorted(gains, reverse=True)
     assert all(abs(shape.parameters_change_fraction) <= 0.02 for shape in report.better_shapes)

@@ -59,7 +59,7 @@ def test_better_shapes_reach_the_same_loss_sooner() -> None:
         assert shape.effect.net_speedup is not None
         assert shape.gain_fraction == pytest.approx(1.0 - 1.0 / shape.effect.net_speedup.factor)
         assert shape.gain_fraction >= 0.005
-    gains = [shape.sure_gain_fraction for shape in shapes]
+    gains = [shape.gain_low_fraction for shape in shapes]
     assert gains == sorted(gains, reverse=True)
 
 

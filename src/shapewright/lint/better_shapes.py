@@ -1,9 +1,10 @@
-"""Better shapes: a local search for better shapes with almost the same parameter count.
+"""Local search for better shapes with almost the same parameter count.
 
-It varies one of head dimension, MLP width, vocabulary, a hidden size that is not aligned, and depth with hidden size,
-then combines the best changes.
-Parameter counts stay within MOST_PARAMETERS_CHANGE_FRACTION. In training of decoders a better shape reaches the loss of
-the present one sooner, after the tokens of a run or 20 per parameter; elsewhere it is faster.
+The search varies one of head dimension, MLP width, vocabulary, a hidden size that is not aligned, and depth with hidden
+size, then combines the best changes. Parameter counts stay within MOST_PARAMETERS_CHANGE_FRACTION.
+
+In training of decoders, a better shape reaches the loss of the present one in less time; the loss is that after the
+tokens of the run, or after 20 per parameter. Elsewhere, a better shape is faster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shapewright.lint.shape_fixes import (
     with_head_dim,
     with_hidden_size,
 )
+from shapewright.models.parameters import count_parameters
 from shapewright.prediction.loss import has_loss_law, judge_change
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import count_chinchilla_tokens
@@ -40,7 +42,7 @@ _MLP_MULTIPLES = (64, 128, 256)
 _WIDTH_MULTIPLE = 128
 _LARGEST_DEPTH_CHANGE = 4
 _LARGEST_DEPTH_CHANGE_FRACTION = 0.15
-_HEADS_MULTIPLE = 4  # head counts keep their divisibility up to this number of devices
+_HEADS_MULTIPLE = 4  # head counts keep their divisibility by powers of two up to this
 _NUM_KEPT_PER_KIND = 2
 
 # Largest relative change of f / h to compensate parameters after a change of depth.
@@ -72,8 +74,8 @@ class BetterShape:
     parameters_change_fraction: float
 
     @property
-    def sure_gain_fraction(self) -> float:
-        """The gain, or its lower end where it has an interval; shapes are ranked by it."""
+    def gain_low_fraction(self) -> float:
+        """Lower end of the interval of the gain, by which shapes are ranked; without an interval, the gain."""
         net = self.effect.net_speedup if self.effect is not None else None
         return self.gain_fraction if net is None else 1.0 - 1.0 / net.low
 
@@ -81,70 +83,63 @@ class BetterShape:
 def find_better_shapes(
     scenario: Scenario, limit: int = 3, *, train_tokens: float | None = None
 ) -> tuple[BetterShape, ...]:
-    """Search the neighbourhood of a shape for better ones.
+    """Search similar shapes for better ones.
 
     Args:
         scenario: The scenario; its step must be possible.
         train_tokens: Tokens after which losses are compared; default: 20 per parameter.
 
     Returns:
-        Shapes predicted to reach the same loss sooner, the surest gain first; outside training, and for models that the
-        loss law does not describe, shapes that are faster both per step and per parameter. Weights that are given allow
-        another vocabulary alone.
+        Shapes predicted to reach the same loss sooner, ranked by the lower end of their gain; outside training, and for
+        models that the loss law does not describe, shapes that are faster both per step and per parameter. Where the
+        weights are given, only the vocabulary is changed.
     """
     tokens = train_tokens or count_chinchilla_tokens(scenario.predict().parameters.active)
     if scenario.workload.has_given_weights:
-        return tuple(_best(scenario, _vocabulary(scenario), tokens, keep=limit))
+        return tuple(_best_shapes(scenario, _vocabulary_candidates(scenario), tokens, keep=limit))
     singles = [
-        _best(scenario, candidates, tokens)
+        _best_shapes(scenario, candidates, tokens)
         for candidates in (
-            _heads(scenario),
-            _mlp(scenario),
-            _vocabulary(scenario),
-            _depth(scenario),
-            _width(scenario),
+            _head_candidates(scenario),
+            _mlp_candidates(scenario),
+            _vocabulary_candidates(scenario),
+            _depth_candidates(scenario),
+            _hidden_size_candidates(scenario),
         )
     ]
     heads, mlp, vocabulary, depth, width = singles
-    joined = [
-        {**first.changes, **second.changes}
-        for group, others in (
-            (heads, (mlp, vocabulary)),
-            (mlp, (vocabulary,)),
-            (depth, (vocabulary,)),
-            (width, (vocabulary,)),
-        )
-        for other in others
-        for first in group[:1]
-        for second in other[:1]
-    ]
+    pairs = ((heads, mlp), (heads, vocabulary), (mlp, vocabulary), (depth, vocabulary), (width, vocabulary))
+    combined = [{**first[0].changes, **second[0].changes} for first, second in pairs if first and second]
     if heads and mlp and vocabulary:
-        joined.append({**heads[0].changes, **mlp[0].changes, **vocabulary[0].changes})
-    found = {_key(shape): shape for group in (*singles, _best(scenario, joined, tokens, keep=limit)) for shape in group}
-    return tuple(sorted(found.values(), key=lambda shape: -shape.sure_gain_fraction)[:limit])
+        combined.append({**heads[0].changes, **mlp[0].changes, **vocabulary[0].changes})
+    groups = (*singles, _best_shapes(scenario, combined, tokens, keep=limit))
+    # Different combinations can have equal changes; they are reported once.
+    found = {frozenset(shape.changes.items()): shape for group in groups for shape in group}
+    return tuple(sorted(found.values(), key=lambda shape: -shape.gain_low_fraction)[:limit])
 
 
-def _best(
+def _best_shapes(
     scenario: Scenario, candidates: Iterable[Mapping[str, Any]], train_tokens: float, keep: int = _NUM_KEPT_PER_KIND
 ) -> list[BetterShape]:
-    """Predict candidates and return the best of those that are better."""
-    shapes = [shape for changes in candidates if (shape := _predict(scenario, changes, train_tokens)) is not None]
-    return sorted(shapes, key=lambda shape: -shape.sure_gain_fraction)[:keep]
+    """Predict candidates and return those that are better, best first."""
+    shapes = [shape for changes in candidates if (shape := _evaluate(scenario, changes, train_tokens)) is not None]
+    return sorted(shapes, key=lambda shape: -shape.gain_low_fraction)[:keep]
 
 
-def _predict(scenario: Scenario, changes: Mapping[str, Any], train_tokens: float) -> BetterShape | None:
+def _evaluate(scenario: Scenario, changes: Mapping[str, Any], train_tokens: float) -> BetterShape | None:
+    """Predict a changed shape; None where it is not better, or has another size."""
     after = scenario.try_replace(changes)
     if after is None:
         return None
     old = scenario.predict()
-    parameters_change = _count(after.config) / old.parameters.total - 1.0
+    parameters_change = count_parameters(after.config).total / old.parameters.total - 1.0
     if abs(parameters_change) > MOST_PARAMETERS_CHANGE_FRACTION:
         return None
     if not after.is_possible or (scenario.fits and not after.fits):
         return None
     new = after.predict()
     ratio = new.step_time_s / old.step_time_s
-    effect = _judge(scenario, old, new, train_tokens)
+    effect = _estimate_loss_effect(scenario, old, new, train_tokens)
     if effect is not None and effect.net_speedup is not None:
         gain = 1.0 - 1.0 / max(effect.net_speedup.factor, 1e-9)
     else:
@@ -162,8 +157,10 @@ def _predict(scenario: Scenario, changes: Mapping[str, Any], train_tokens: float
     )
 
 
-def _judge(scenario: Scenario, old: Prediction, new: Prediction, train_tokens: float) -> LossEffect | None:
-    """Judge a shape by loss and speed; None for a model that the loss law does not describe."""
+def _estimate_loss_effect(
+    scenario: Scenario, old: Prediction, new: Prediction, train_tokens: float
+) -> LossEffect | None:
+    """Estimate the effect on loss and speed; None for a model that the loss law does not describe."""
     if not has_loss_law(scenario.config):
         return None
     is_training = scenario.workload.is_training
@@ -197,18 +194,14 @@ def describe(config: TransformerConfig, changes: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _key(shape: BetterShape) -> frozenset[tuple[str, Any]]:
-    return frozenset(shape.changes.items())
-
-
-def _heads(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+def _head_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
     for head_dim in candidate_head_dims(scenario.config):
         changes = with_head_dim(scenario.config, head_dim)
         if changes:
             yield changes
 
 
-def _mlp(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+def _mlp_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
     """Yield MLP widths that are aligned on each device of the tensor axis."""
     name = "moe_intermediate_size" if scenario.config.is_moe else "intermediate_size"
     width = getattr(scenario.config, name)
@@ -220,15 +213,15 @@ def _mlp(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
                 yield {name: candidate}
 
 
-def _vocabulary(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+def _vocabulary_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
     multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * scenario.layout.tensor_parallel
     padded = round_up(scenario.config.vocab_size, multiple)
     if padded != scenario.config.vocab_size:
         yield {"vocab_size": padded}
 
 
-def _width(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
-    """Yield the aligned hidden sizes next to one that is not."""
+def _hidden_size_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    """Yield the nearest aligned hidden sizes, if that of the model is not aligned."""
     multiple = full_width_multiple(scenario.device, scenario.workload.dtype)
     if scenario.config.hidden_size % multiple and not scenario.config.is_moe:
         for candidate in nearest_multiples(scenario.config.hidden_size, multiple):
@@ -237,7 +230,7 @@ def _width(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
                 yield changes
 
 
-def _depth(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+def _depth_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
     """Yield other depths, with the hidden size that keeps the parameter count, which is proportional to L h^2."""
     config = scenario.config
     if not can_change_depth(config) or config.is_moe:
@@ -249,14 +242,17 @@ def _depth(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
         wanted = config.hidden_size * (config.num_layers / num_layers) ** 0.5
         nearest = round(wanted / _WIDTH_MULTIPLE)
         for step in (0, -1, 1, -2, 2):
-            changes = _refit(scenario, num_layers, (nearest + step) * _WIDTH_MULTIPLE)
+            changes = _keep_parameter_count(scenario, num_layers, (nearest + step) * _WIDTH_MULTIPLE)
             if changes:
                 yield changes
                 break
 
 
-def _refit(scenario: Scenario, num_layers: int, hidden_size: int) -> Mapping[str, Any] | None:
-    """Adjust the MLP width to keep the parameter count at another depth and hidden size, with the same head_dim."""
+def _keep_parameter_count(scenario: Scenario, num_layers: int, hidden_size: int) -> Mapping[str, Any] | None:
+    """Keep the parameter count at another depth and hidden size by an adjusted MLP width, with the same head_dim.
+
+    None where the heads or the ratio of MLP width to hidden size would change too much.
+    """
     config = scenario.config
     multiple = _WIDTH_MULTIPLE * scenario.layout.tensor_parallel
     changes = with_hidden_size(config, hidden_size, multiple) if hidden_size > 0 else None
@@ -269,15 +265,9 @@ def _refit(scenario: Scenario, num_layers: int, hidden_size: int) -> Mapping[str
     if changed is None:
         return None
     per_width = (3 if config.gated_mlp else 2) * hidden_size * num_layers
-    missing = scenario.predict().parameters.total - _count(changed.config)
+    missing = scenario.predict().parameters.total - count_parameters(changed.config).total
     intermediate_size = changes["intermediate_size"] + round(missing / per_width / multiple) * multiple
     ratio = intermediate_size / hidden_size * config.hidden_size / config.intermediate_size
     if abs(ratio - 1.0) > _MOST_RATIO_CHANGE_FRACTION:
         return None
     return {**changes, "intermediate_size": intermediate_size}
-
-
-def _count(config: TransformerConfig) -> int:
-    from shapewright.models.parameters import count_parameters
-
-    return count_parameters(config).total
