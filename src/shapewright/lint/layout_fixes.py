@@ -11,11 +11,11 @@ from shapewright.lint.shape_fixes import list_mlp_width_fields
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
-MOST_TOKENS = 2**17
+_LARGEST_MICRO_BATCH_TOKENS = 2**17
 """Largest micro-batch to try, in tokens: GEMMs with this many rows have thousands of tiles."""
 
 NEARLY_BEST = 1.01
-"""Smaller relative differences between times are within the error of the prediction."""
+"""Times up to this ratio count as equal: the difference is within the error of the prediction."""
 
 
 def larger_micro_batch_fixes(scenario: Scenario) -> tuple[Fix, ...]:
@@ -33,7 +33,7 @@ def larger_micro_batch_fixes(scenario: Scenario) -> tuple[Fix, ...]:
 
 
 def sufficient_micro_batch_fix(scenario: Scenario) -> Fix | None:
-    """Suggest the smallest micro-batch within 1 % of the fastest; None where the present one is."""
+    """Suggest the smallest micro-batch within 1 % of the fastest; None where the present one is within 1 %."""
     fixes = larger_micro_batch_fixes(scenario)
     if not fixes:
         return None
@@ -52,7 +52,7 @@ def _larger_sizes(scenario: Scenario) -> list[int]:
     workload, layout = scenario.workload, scenario.layout
     sizes: list[int] = []
     size = 2 * workload.micro_batch_size
-    while size * workload.seq_len <= MOST_TOKENS:
+    while size * workload.seq_len <= _LARGEST_MICRO_BATCH_TOKENS:
         if workload.global_batch_size is not None and workload.global_batch_size % (size * layout.data_parallel):
             break
         changed = scenario.try_replace({"micro_batch_size": size})
@@ -85,8 +85,8 @@ def tensor_parallel_fix(scenario: Scenario, degree: int) -> Fix | None:
     if devices % degree:
         return None
     data_parallel = devices // degree
-    held = layout.expert_parallel * (layout.expert_tensor_parallel or degree)
-    if (degree * data_parallel * layout.context_parallel) % held:
+    expert_devices = layout.expert_parallel * (layout.expert_tensor_parallel or degree)
+    if (degree * data_parallel * layout.context_parallel) % expert_devices:
         return None
     changes: dict[str, Any] = {"tensor_parallel": degree}
     title = f"use tensor_parallel={degree}"
@@ -94,14 +94,13 @@ def tensor_parallel_fix(scenario: Scenario, degree: int) -> Fix | None:
         changes["data_parallel"] = data_parallel
         title += f" with data_parallel={data_parallel}"
     common_changes: dict[str, Any] = {}
-    per_round = scenario.workload.micro_batch_size * data_parallel
     if scenario.workload.is_training:
         if scenario.workload.global_batch_size is None:
             # The default batch of the largest number of replicas, so that all degrees are compared at an equal batch.
             common_changes = {
                 "global_batch_size": scenario.workload.micro_batch_size * devices * layout.pipeline_parallel
             }
-        elif scenario.workload.global_batch_size % per_round:
+        elif scenario.workload.global_batch_size % (scenario.workload.micro_batch_size * data_parallel):
             return None
     return Fix(kind="runtime", title=title, changes=changes, common_changes=common_changes)
 
@@ -130,10 +129,10 @@ def dividing_degree_fixes(scenario: Scenario) -> tuple[Fix, ...]:
 
 
 def _divides_all(scenario: Scenario, degree: int) -> bool:
+    """Whether a tensor parallel degree divides the key-value heads and the MLP widths that it splits."""
     config = scenario.config
-    kv_fits = config.is_mla or config.num_kv_heads % degree == 0 or degree % config.num_kv_heads == 0
-    own = (
-        "moe_intermediate_size" if scenario.layout.expert_tensor_parallel else None
-    )  # cut whatever the tensor degree is
-    names = [name for name in list_mlp_width_fields(config) if name != own]
-    return kv_fits and all(getattr(config, name) % degree == 0 for name in names)
+    kv_heads_divide = config.is_mla or config.num_kv_heads % degree == 0 or degree % config.num_kv_heads == 0
+    names = list(list_mlp_width_fields(config))
+    if scenario.layout.expert_tensor_parallel and config.is_moe:  # then experts are split over another degree
+        names.remove("moe_intermediate_size")
+    return kv_heads_divide and all(getattr(config, name) % degree == 0 for name in names)

@@ -83,19 +83,20 @@ def count_width_shards(layout: ParallelLayout, name: str) -> int:
     return layout.expert_tensor_degree if name == "moe_intermediate_size" else layout.tensor_parallel
 
 
-def width_axis_degree(layout: ParallelLayout, name: str) -> str:
-    """Return the field of the degree that splits an MLP width."""
-    is_own = name == "moe_intermediate_size" and layout.has_own_expert_degree
-    return "expert_tensor_parallel" if is_own else "tensor_parallel"
+def width_degree_field(layout: ParallelLayout, name: str) -> str:
+    """Return the name of the layout field that splits an MLP width."""
+    has_own_degree = name == "moe_intermediate_size" and layout.has_own_expert_degree
+    return "expert_tensor_parallel" if has_own_degree else "tensor_parallel"
 
 
 def whole_expert_fixes(scenario: Scenario) -> tuple[Fix, ...]:
     """Suggest expert parallelism with whole experts instead of experts split over the tensor axis, where possible."""
-    layout, workload = scenario.layout, scenario.workload
-    pieces = layout.expert_tensor_degree
-    degree = layout.expert_parallel * pieces
-    can_send = layout.sequence_parallel or layout.tensor_parallel == 1 or not workload.is_training
-    if pieces == 1 or scenario.config.num_experts % degree or not can_send:
+    layout = scenario.layout
+    expert_shards = layout.expert_tensor_degree
+    degree = layout.expert_parallel * expert_shards
+    # In training, whole experts need devices that send different tokens.
+    sends_own_tokens = layout.sequence_parallel or layout.tensor_parallel == 1 or not scenario.workload.is_training
+    if expert_shards == 1 or scenario.config.num_experts % degree or not sends_own_tokens:
         return ()
     title = f"use expert_tensor_parallel=1 with expert_parallel={degree}"
     return (Fix(kind="runtime", title=title, changes={"expert_tensor_parallel": 1, "expert_parallel": degree}),)
@@ -105,7 +106,7 @@ def width_fixes(scenario: Scenario, name: str) -> tuple[Fix, ...]:
     """Suggest the nearest MLP widths that are multiples of a full-width load, or of four, on each device."""
     multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * count_width_shards(scenario.layout, name)
     width = getattr(scenario.config, name)
-    # Aligned loads, and whole tiles of the usual kernels (64 and 256 fp16 elements).
+    # The first multiple gives aligned loads, the second whole tiles of the usual kernels (64 and 256 fp16 elements).
     candidates = dict.fromkeys((*nearest_multiples(width, multiple), *nearest_multiples(width, 4 * multiple)))
     return tuple(Fix(kind="retrain", title=f"use {candidate}", changes={name: candidate}) for candidate in candidates)
 
@@ -116,7 +117,7 @@ HEAD_DIMS = (64, 80, 96, 128, 160, 192, 256)
 USUAL_HEAD_DIM = 128
 """Head dimension of most models published since 2023; wider heads are faster, but rare."""
 
-_SMALLEST_SPLIT = 2  # an odd number of heads does not allow tensor parallelism
+_SMALLEST_SPLIT = 2  # even head counts stay even, since an odd one does not allow tensor parallelism
 
 Changes = dict[str, Any]
 
@@ -260,7 +261,9 @@ def head_count_fixes(scenario: Scenario, *, larger_only: bool, smallest: int = 0
         ):
             continue
         changes = with_head_dim(scenario.config, head_dim)
-        if changes and _splits(changes["num_heads"], changes["num_kv_heads"], scenario.layout.tensor_parallel):
+        if changes and _divide_over_tensor_axis(
+            changes["num_heads"], changes["num_kv_heads"], scenario.layout.tensor_parallel
+        ):
             title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
             fixes.append(Fix(kind="retrain", title=title, changes=changes))
     return tuple(fixes)
@@ -269,23 +272,27 @@ def head_count_fixes(scenario: Scenario, *, larger_only: bool, smallest: int = 0
 def split_head_fixes(scenario: Scenario) -> tuple[Fix, ...]:
     """Suggest the nearest head counts below and above that divide over the tensor axis, of the same head dimension."""
     config, t = scenario.config, scenario.layout.tensor_parallel
-    group = config.num_heads // config.num_kv_heads
+    queries_per_kv = config.num_heads // config.num_kv_heads
     found: dict[int, int] = {}
     for num_heads in nearest_multiples(config.num_heads, t) if config.num_heads % t else (config.num_heads,):
-        # As many queries per key-value head as now, else the nearest number that divides.
-        counts = [count for count in range(1, num_heads + 1) if num_heads % count == 0 and _splits(num_heads, count, t)]
+        # The number of queries per key-value head stays as close to the present one as possible.
+        counts = [
+            count
+            for count in range(1, num_heads + 1)
+            if num_heads % count == 0 and _divide_over_tensor_axis(num_heads, count, t)
+        ]
         if counts:
-            found[num_heads] = min(counts, key=lambda count: abs(log(num_heads / count / group)))
+            found[num_heads] = min(counts, key=lambda count: abs(log(num_heads / count / queries_per_kv)))
     fixes = []
     for num_heads, num_kv_heads in found.items():
         changes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        title = f"use num_heads={num_heads}" + (f", num_kv_heads={num_kv_heads}" if group > 1 else "")
+        title = f"use num_heads={num_heads}" + (f", num_kv_heads={num_kv_heads}" if queries_per_kv > 1 else "")
         fixes.append(Fix(kind="retrain", title=title, changes=changes))
     return tuple(fixes)
 
 
 def head_dim_fixes(scenario: Scenario) -> tuple[Fix, ...]:
-    """Suggest the nearest supported head dimensions at the same head count, for widths that no other count divides."""
+    """Suggest the nearest supported head dimensions at the same head count."""
     own = scenario.config.head_dim
     supported = [width for width in HEAD_DIMS if head_dim_problem(scenario, width) is None]
     nearest = [width for width in supported if width < own][-1:] + [width for width in supported if width > own][:1]
@@ -299,13 +306,13 @@ def head_dim_fixes(scenario: Scenario) -> tuple[Fix, ...]:
 
 
 def drop_smaller_heads(scenario: Scenario, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """Drop fixes with smaller heads, where a fix with larger heads is faster than the present shape.
+    """Drop fixes with smaller heads, if a fix without smaller heads is faster than the present shape.
 
-    Otherwise a suggestion of one rule would violate the rule on small heads.
+    Otherwise a suggestion would violate the rule on small heads.
     """
     least = min(scenario.config.head_dim, LARGE_ENOUGH_HEAD_DIM)
-    wide = tuple(fix for fix in fixes if fix.changes["head_dim"] >= least)
-    return wide if any(_is_faster(scenario, fix) for fix in wide) else fixes
+    not_smaller = tuple(fix for fix in fixes if fix.changes["head_dim"] >= least)
+    return not_smaller if any(_is_faster(scenario, fix) for fix in not_smaller) else fixes
 
 
 def _is_faster(scenario: Scenario, fix: Fix) -> bool:
@@ -315,8 +322,8 @@ def _is_faster(scenario: Scenario, fix: Fix) -> bool:
     return after.time_per_token_s < scenario.time_per_token_s
 
 
-def _splits(num_heads: int, num_kv_heads: int, degree: int) -> bool:
-    """Return whether heads divide over the tensor axis, with replicated key-value heads if necessary."""
+def _divide_over_tensor_axis(num_heads: int, num_kv_heads: int, degree: int) -> bool:
+    """Whether heads divide over the tensor axis, with replicated key-value heads if necessary."""
     return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
 
 

@@ -14,7 +14,7 @@ from shapewright.lint.shape_fixes import (
     list_mlp_width_fields,
     nearest_multiples,
     whole_expert_fixes,
-    width_axis_degree,
+    width_degree_field,
     width_fixes,
     with_hidden_size,
 )
@@ -77,7 +77,7 @@ def mlp_width_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
         width, pieces = getattr(scenario.config, name), count_width_shards(scenario.layout, name)
         if width % pieces:
             is_routed = name == "moe_intermediate_size"
-            axis = width_axis_degree(scenario.layout, name)
+            axis = width_degree_field(scenario.layout, name)
             yield Violation(
                 field=f"config.{name}",
                 actual=width,
@@ -150,7 +150,7 @@ def shard_not_aligned(scenario: Scenario) -> Iterator[Violation]:
         width, pieces = getattr(scenario.config, name), count_width_shards(scenario.layout, name)
         if _loses_alignment(width, pieces, multiple):
             is_routed = name == "moe_intermediate_size"
-            axis = width_axis_degree(scenario.layout, name)
+            axis = width_degree_field(scenario.layout, name)
             yield Violation(
                 field=f"config.{name}",
                 actual=width,
@@ -254,7 +254,7 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
     if workload.is_training or "fp8" not in (workload.dtype, workload.weight_dtype):
         return
     for name, shard in odd_shards(scenario.config, scenario.layout).items():
-        pieces, axis = count_width_shards(scenario.layout, name), width_axis_degree(scenario.layout, name)
+        pieces, axis = count_width_shards(scenario.layout, name), width_degree_field(scenario.layout, name)
         over = f"over {axis}={pieces} is {shard}, " if pieces > 1 else "is "
         per_head = " (with head_dim)" if name.endswith("heads") else ""
         refused = ": vLLM and SGLang do not load it" if scenario.model.has_block_scales else ""
