@@ -10,7 +10,7 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes
-from shapewright.lint.evaluate import INFO_FROM_FRACTION, rate_severity
+from shapewright.lint.evaluate import rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
 from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
 from shapewright.lowering.gradients import gemm_gradients
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.torch_trace.trace import Trace, TracedLinear
 
-# A linear layer into at least so many features, which no other layer takes, ends in logits.
+# A linear layer computes logits if it has at least this many output features, and no other layer takes as many inputs.
 _LEAST_VOCABULARY = 8192
 _HEAD_DIM_MULTIPLE = 8
+# Widths that save at least this share of what the best one saves are ranked by their distance from the present width.
 _ABOUT_EQUAL = 0.98
+# Format suggested for fp32 GEMMs.
 _MATRIX_DTYPE = "bf16"
 
 
@@ -80,7 +82,7 @@ def _check_linears(prediction: TracedPrediction) -> list[Finding]:
     inputs = Counter[int]()
     for linear in trace.linears:
         inputs[linear.in_features] += linear.count
-    model_width = inputs.most_common(1)[0][0] if inputs else 0
+    hidden_size = inputs.most_common(1)[0][0] if inputs else 0
     findings = []
     for linear in trace.linears:
         forward = _forward_gemm(linear, gemms)
@@ -93,19 +95,16 @@ def _check_linears(prediction: TracedPrediction) -> list[Finding]:
             is_aligned = width % multiple == 0
             if width < multiple or (is_aligned and width % (4 * multiple) == 0):
                 continue
-            steps = (multiple,) if not is_aligned else (2 * multiple, 4 * multiple)
-            widths = sorted({each for step in steps for each in nearest_multiples(width, step)})
-            priced = _price_widths(forward, name, (width, *widths), gemms, device)
-            found = _best_width(linear, name, priced, prediction)
-            if found is None:
-                continue
-            code = "WQ103" if is_aligned else _code_of(width, name, model_width, inputs)
+            multiples = (2 * multiple, 4 * multiple) if is_aligned else (multiple,)
+            widths = sorted({each for wanted in multiples for each in nearest_multiples(width, wanted)})
+            times_s = _price_widths(forward, name, (width, *widths), gemms, device)
+            code = "WQ103" if is_aligned else _width_rule_code(width, name, hidden_size, inputs)
             problem = (
                 f"leaves the last tile of its GEMMs mostly empty ({forward.dtype} on {device.name})"
                 if is_aligned
                 else f"is not a multiple of {multiple} ({forward.dtype} on {device.name})"
             )
-            finding = _width_finding(code, linear, name, problem, priced, found, prediction)
+            finding = _width_finding(code, linear, name, problem, times_s, prediction)
             if finding is not None:
                 findings.append(finding)
     return findings
@@ -118,19 +117,19 @@ def _forward_gemm(linear: TracedLinear, gemms: dict[tuple[Any, ...], Gemm]) -> G
     return None
 
 
-def _code_of(width: int, name: str, model_width: int, inputs: Counter[int]) -> str:
-    """Rule of a width: vocabulary, model width, or another one."""
+def _width_rule_code(width: int, name: str, hidden_size: int, inputs: Counter[int]) -> str:
+    """Return the code of the rule on a vocabulary, on the hidden size, or on another width."""
     if name.startswith("out") and width >= _LEAST_VOCABULARY and width not in inputs:
         return "TC101"
-    return "TC102" if width == model_width else "TC105"
+    return "TC102" if width == hidden_size else "TC105"
 
 
 def _price_widths(
     forward: Gemm, name: str, widths: Sequence[int], gemms: dict[tuple[Any, ...], Gemm], device: Device
 ) -> dict[int, float]:
-    """Time of one execution of a linear layer with its gradients, by its width. [s]"""
+    """Return the time of one execution of a linear layer with its gradients, by width. [s]"""
     field = "n" if name.startswith("out") else "k"
-    runs = [
+    has_gradient = [
         isinstance(gradient, Gemm) and (gradient.m, gradient.n, gradient.k, gradient.layout, gradient.dtype) in gemms
         for gradient in gemm_gradients(forward)
     ]
@@ -138,26 +137,10 @@ def _price_widths(
     for width in widths:
         changed = forward.changed(**{field: width})
         gradients = gemm_gradients(changed)
-        listed += [changed, *(one for one, is_run in zip(gradients, runs, strict=True) if is_run)]
+        listed += [changed, *(one for one, is_run in zip(gradients, has_gradient, strict=True) if is_run)]
     times = [float(price.time_s) for price in price_operations(listed, device)]
-    step = 1 + sum(runs)
-    return {width: sum(times[index * step : (index + 1) * step]) for index, width in enumerate(widths)}
-
-
-def _best_width(
-    linear: TracedLinear, name: str, priced: dict[int, float], prediction: TracedPrediction
-) -> tuple[int, float] | None:
-    """Width with the least time per parameter, and the time that it saves in a step; None where it saves too little."""
-    width = getattr(linear, name)
-    savings = {
-        other: linear.count * (priced[width] - time_s * width / other)
-        for other, time_s in priced.items()
-        if other != width
-    }
-    best = max(savings, key=lambda other: savings[other], default=width)
-    if best == width or savings[best] < INFO_FROM_FRACTION * prediction.step_time_s:
-        return None
-    return best, savings[best]
+    num_gemms = 1 + sum(has_gradient)
+    return {width: sum(times[index * num_gemms : (index + 1) * num_gemms]) for index, width in enumerate(widths)}
 
 
 def _width_finding(
@@ -165,24 +148,30 @@ def _width_finding(
     linear: TracedLinear,
     name: str,
     problem: str,
-    priced: dict[int, float],
-    found: tuple[int, float],
+    times_s: dict[int, float],
     prediction: TracedPrediction,
 ) -> Finding | None:
-    """Finding of a width, with the better ones as suggestions."""
-    best, cost_s = found
+    """Return the finding of a width, with better widths as suggestions; None where they save too little time.
+
+    Widths are compared by time per parameter.
+
+    Args:
+        times_s: Times of the layer by width, the present one included. [s]
+    """
     width = getattr(linear, name)
     step_s = prediction.step_time_s
-    severity = rate_severity(None, cost_s / step_s)
-    if severity is None:
-        return None
-    total = max(prediction.trace.num_parameters, 1)
-    other_width = linear.in_features if name.startswith("out") else linear.out_features
     gains_s = {
-        other: linear.count * (priced[width] - time_s * width / other)
-        for other, time_s in priced.items()
+        other: linear.count * (times_s[width] - time_s * width / other)
+        for other, time_s in times_s.items()
         if other != width
     }
+    best = max(gains_s, key=lambda other: gains_s[other], default=width)
+    severity = None if best == width else rate_severity(None, gains_s[best] / step_s)
+    if severity is None:
+        return None
+    cost_s = gains_s[best]
+    total = max(prediction.trace.num_parameters, 1)
+    other_width = linear.in_features if name.startswith("out") else linear.out_features
     # The nearest of those that save about as much comes first.
     order = sorted(gains_s, key=lambda one: (gains_s[one] < _ABOUT_EQUAL * cost_s, abs(one - width)))
     suggestions = tuple(
@@ -196,7 +185,7 @@ def _width_finding(
         for other in order[:2]
         if gains_s[other] > 0.0
     )
-    slowdown = priced[width] / priced[best] * best / width
+    slowdown = times_s[width] / times_s[best] * best / width
     return _finding(
         code,
         severity,
