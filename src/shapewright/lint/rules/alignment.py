@@ -80,8 +80,8 @@ def vocab_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     )
 
 
-# Multiples of a full-width load, finest first.
-_COARSER = (1, 2, 4, 8)
+# Multiples of a full-width load to try as hidden sizes, until a head count exists for one.
+_FACTORS = (1, 2, 4, 8)
 
 
 @rule("TC102", "hidden-size-not-aligned", reads=("config.hidden_size", "workload.dtype"))
@@ -91,7 +91,7 @@ def hidden_size_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     ## What it does
 
     Fires when `hidden_size` is not a multiple of the full-width load of dtype and device (64 fp16 elements on Ampere
-    and newer, 8 on Volta). Tensor parallel shards belong to `shard-not-aligned`.
+    and newer, 8 on Volta). Tensor parallel shards are reported by `shard-not-aligned`.
 
     ## Why it is slow
 
@@ -140,13 +140,13 @@ def hidden_size_not_aligned(scenario: Scenario) -> Iterator[Violation]:
 
 
 def _aligned_hidden_sizes(scenario: Scenario, multiple: int) -> Iterator[Fix]:
-    """Suggest the nearest aligned hidden sizes that a number of heads divides, on a coarser grid if necessary.
+    """Suggest the nearest aligned hidden sizes for which a head count exists, at larger multiples if necessary.
 
-    Where no number of heads divides any (7 queries of 75 per key-value head), only the hidden size changes.
+    Where no head count exists for any (7 queries of 75 per key-value head), only the hidden size changes.
     """
-    for coarser in _COARSER:
+    for factor in _FACTORS:
         found = False
-        for candidate in nearest_multiples(scenario.config.hidden_size, coarser * multiple):
+        for candidate in nearest_multiples(scenario.config.hidden_size, factor * multiple):
             changes = with_hidden_size(scenario.config, candidate, multiple * scenario.layout.tensor_parallel)
             if changes:
                 found = True
@@ -177,7 +177,7 @@ def mlp_width_not_aligned(scenario: Scenario) -> Iterator[Violation]:
 
     Fires when `intermediate_size`, `moe_intermediate_size` or `shared_expert_intermediate_size` is not a multiple of
     the full-width load of dtype and device (64 fp16 elements on Ampere and newer, 8 on Volta). The width 8h/3 of a
-    gated MLP belongs to `swiglu-width-not-aligned`, tensor parallel shards to `shard-not-aligned`.
+    gated MLP is reported by `swiglu-width-not-aligned`, tensor parallel shards by `shard-not-aligned`.
 
     ## Why it is slow
 
@@ -287,9 +287,9 @@ def swiglu_width_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     )
 
 
-_GRANULARITY_BITS = 128
+_TENSOR_CORE_ALIGNMENT_BITS = 128
 """Alignment that tensor cores need for full-rate loads. [bit] Source: NVIDIA, Matrix Multiplication Background."""
-_NARROWEST_BITS = 16  # adapters are computed in 16 bits where the frozen weights are narrower
+_NARROWEST_ADAPTER_BITS = 16  # adapters are computed in 16 bits where the frozen weights are narrower
 
 
 @rule("TC110", "adapter-rank-not-aligned", reads=("workload.finetune", "workload.lora_rank", "workload.dtype"))
@@ -305,10 +305,10 @@ def adapter_rank_not_aligned(scenario: Scenario) -> Iterator[Violation]:
 
     An adapter is two tall and thin GEMMs, (T x k)(k x r) and (T x r)(r x n). The rank r is a contiguous dimension of
     the first one's output, of both operands of the second one, and of gradients. Where rows are not a multiple of 16
-    bytes, loads are narrower, and older libraries leave the tensor cores. On an A100 the logit GEMM ran at 74 TFLOP/s
-    with an odd vocabulary and at 256 with a multiple of 64 (vocabulary sweep of arXiv 2401.14489, logs in
-    EleutherAI/cookbook). Adapters have few FLOPs, but their GEMMs are bound by memory and starts, so that a larger
-    aligned rank costs nothing more: rank 16 is as fast as rank 8.
+    bytes, loads are narrower, and older libraries do not use the tensor cores. On an A100 the logit GEMM ran at 74
+    TFLOP/s with an odd vocabulary and at 256 with a multiple of 64 (vocabulary sweep of arXiv 2401.14489, logs in
+    EleutherAI/cookbook). Adapters have few FLOPs, but their GEMMs are bound by memory and kernel launches, so a larger
+    aligned rank takes no more time: rank 16 is as fast as rank 8.
 
     ## Example
 
@@ -323,8 +323,8 @@ def adapter_rank_not_aligned(scenario: Scenario) -> Iterator[Violation]:
 
     ## Fix safety
 
-    `retrain`. Another rank is another adapter; the base model stays as it is. An existing adapter can be padded with
-    zero rows and columns, which gives the same outputs.
+    `retrain`. An adapter of another rank must be trained again; the base model does not change. An existing adapter can
+    be padded with zero rows and columns, which gives the same outputs.
 
     ## When it does not matter
 
@@ -338,7 +338,7 @@ def adapter_rank_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     workload = scenario.workload
     if not workload.has_adapters:
         return
-    multiple = _GRANULARITY_BITS // max(get_dtype(workload.dtype).bits, _NARROWEST_BITS)
+    multiple = _TENSOR_CORE_ALIGNMENT_BITS // max(get_dtype(workload.dtype).bits, _NARROWEST_ADAPTER_BITS)
     rank = workload.adapter_rank
     if rank % multiple == 0:
         return

@@ -127,10 +127,10 @@ def few_tokens_per_expert(scenario: Scenario) -> Iterator[Violation]:
     """
     if not (scenario.config.is_moe and scenario.workload.is_training and scenario.is_possible):
         return
-    wanted, actual = _wanted_rows(scenario), _rows_per_expert(scenario)
+    wanted, actual = _compute_bound_rows(scenario), _rows_per_expert(scenario)
     if actual >= wanted:
         return
-    fixes = (*larger_micro_batch_fixes(scenario), *_more_expert_parallel(scenario))
+    fixes = (*larger_micro_batch_fixes(scenario), *_larger_expert_degree_fixes(scenario))
     reaching = tuple(
         fix
         for fix in fixes
@@ -157,15 +157,18 @@ def _rows_per_expert(scenario: Scenario) -> float:
     return tokens * scenario.config.num_experts_per_token * groups / scenario.config.num_experts
 
 
-def _wanted_rows(scenario: Scenario) -> int:
-    """Return the rows from which 2 FLOPs per row and weight take longer than reading the weight."""
+def _compute_bound_rows(scenario: Scenario) -> int:
+    """Return the rows from which the GEMMs of an expert are compute-bound.
+
+    From there on, 2 FLOPs per row and weight take longer than reading the weight.
+    """
     weight_s = get_dtype(scenario.workload.dtype).num_bytes / scenario.device.memory_bandwidth_bytes_per_s
     return math.ceil(weight_s * scenario.device.peak_flops_per_s(scenario.workload.dtype) / 2.0)
 
 
-def _more_expert_parallel(scenario: Scenario) -> Iterator[Fix]:
-    holders = scenario.layout.devices_per_stage // scenario.layout.expert_tensor_degree
-    for degree in divisors(math.gcd(holders, scenario.config.num_experts)):
+def _larger_expert_degree_fixes(scenario: Scenario) -> Iterator[Fix]:
+    largest = scenario.layout.devices_per_stage // scenario.layout.expert_tensor_degree
+    for degree in divisors(math.gcd(largest, scenario.config.num_experts)):
         if degree > scenario.layout.expert_parallel:
             changes = {"expert_parallel": degree}
             yield Fix(kind="runtime", title=f"use expert_parallel={degree}", changes=changes)
@@ -195,9 +198,9 @@ def pipeline_bubble(scenario: Scenario) -> Iterator[Violation]:
 
     ## Why it is slow
 
-    With m micro-batches on p stages, each stage idles for p - 1 of m + p - 1 time slots: almost half of the time with m
-    = p. A 182 B model on 384 A100 with 12 stages ran at 114 TFLOP/s with a global batch of 512, 136 with 1024, and 152
-    with 2048 (topology log of BLOOM).
+    With m micro-batches on p stages, each stage idles for p - 1 of m + p - 1 time slots, which is almost half of the
+    time if m = p. A 182 B model on 384 A100 with 12 stages ran at 114 TFLOP/s with a global batch of 512, 136 with
+    1024, and 152 with 2048 (topology log of BLOOM).
 
     ## Example
 
@@ -227,10 +230,10 @@ def pipeline_bubble(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2104.04473, section 2.2, on interleaving: bubble (p - 1) / (v m).
     """
     stages = scenario.layout.pipeline_parallel
-    if stages == 1 or not scenario.workload.is_training or _is_full(scenario):
+    if stages == 1 or not scenario.workload.is_training or _has_enough_micro_batches(scenario):
         return
-    fixes = tuple(fix for fix in _smaller_bubbles(scenario) if _fills_pipeline(scenario, fix)) or (
-        _larger_batch(scenario),
+    fixes = tuple(fix for fix in _smaller_bubble_fixes(scenario) if _fills_pipeline(scenario, fix)) or (
+        _larger_batch_fix(scenario),
     )
     yield Violation(
         field="workload.global_batch_size",
@@ -246,17 +249,17 @@ def _count_micro_batches(scenario: Scenario) -> float:
     return effective_global_batch(scenario) / (scenario.workload.micro_batch_size * scenario.layout.data_parallel)
 
 
-def _is_full(scenario: Scenario) -> bool:
+def _has_enough_micro_batches(scenario: Scenario) -> bool:
     chunks = _count_micro_batches(scenario) * scenario.layout.virtual_pipeline
     return chunks >= ENOUGH_MICRO_BATCHES_PER_STAGE * scenario.layout.pipeline_parallel
 
 
 def _fills_pipeline(scenario: Scenario, fix: Fix) -> bool:
     after = scenario.try_replace(fix.changes)
-    return after is not None and _is_full(after) and (after.fits or not scenario.fits)
+    return after is not None and _has_enough_micro_batches(after) and (after.fits or not scenario.fits)
 
 
-def _smaller_bubbles(scenario: Scenario) -> Iterator[Fix]:
+def _smaller_bubble_fixes(scenario: Scenario) -> Iterator[Fix]:
     workload = scenario.workload
     for chunks in _enough_chunks(scenario)[:_MOST_CHUNK_CHOICES]:
         yield Fix(kind="runtime", title=f"use virtual_pipeline={chunks}", changes={"virtual_pipeline": chunks})
@@ -268,9 +271,10 @@ def _smaller_bubbles(scenario: Scenario) -> Iterator[Fix]:
 
 
 def _enough_chunks(scenario: Scenario) -> list[int]:
-    """Return numbers of model chunks that make the bubble small, the fewest and so least communication first.
+    """Return the numbers of model chunks per stage that make the bubble small, the fewest first.
 
-    They divide the layers of the fullest stage; interleaving needs a multiple of the stages as micro-batches.
+    They divide the layers of the fullest stage. Interleaving needs a number of micro-batches that the stages divide;
+    more chunks communicate more.
     """
     stages, micro_batches = scenario.layout.pipeline_parallel, _count_micro_batches(scenario)
     if micro_batches % stages:
@@ -283,7 +287,7 @@ def _enough_chunks(scenario: Scenario) -> list[int]:
     ]
 
 
-def _larger_batch(scenario: Scenario) -> Fix:
+def _larger_batch_fix(scenario: Scenario) -> Fix:
     """Suggest a larger global batch, for pipelines where no change at this batch makes the bubble small."""
     workload, layout = scenario.workload, scenario.layout
     enough = (

@@ -1,4 +1,4 @@
-"""Rules on the length of a sequence and what the model is made for."""
+"""Rules that compare the length of a sequence with the context window and the attention windows of the model."""
 
 from __future__ import annotations
 

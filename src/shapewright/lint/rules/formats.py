@@ -10,7 +10,7 @@ from shapewright.lint.rule import Fix, Violation, rule
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
-_NEAREST = ("bf16", "fp16", "tf32", "fp32")  # fallbacks, best first
+_FALLBACK_DTYPES = ("bf16", "fp16", "tf32", "fp32")  # best first
 
 
 @rule("TC107", "dtype-unsupported", reads=("workload.dtype", "device.dense_flops_per_s"))
@@ -60,7 +60,9 @@ def dtype_unsupported(scenario: Scenario) -> Iterator[Violation]:
         wanted=f"one of {known}",
         problem=f"has no matrix units on {scenario.device.name} (it has {known})",
         fixes=tuple(
-            Fix(kind="runtime", title=f"use {name}", changes={"dtype": name}) for name in _NEAREST if name in rates
+            Fix(kind="runtime", title=f"use {name}", changes={"dtype": name})
+            for name in _FALLBACK_DTYPES
+            if name in rates
         )[:1],
         least_severity="error",
     )

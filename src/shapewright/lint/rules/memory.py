@@ -70,18 +70,18 @@ def memory_exceeded(scenario: Scenario) -> Iterator[Violation]:
         actual=format_bytes(scenario.device.memory_bytes),
         wanted=f"at least {format_bytes(needed_bytes)}",
         problem=f"of {scenario.device.name} is less than the {format_bytes(needed_bytes)} that the step needs",
-        fixes=tuple(_fitting(scenario, _same_devices(scenario)))
+        fixes=tuple(_fitting_fixes(scenario, _same_devices(scenario)))
         or tuple(
             fix
-            for spread in (_tensor_layouts(scenario), _expert_layouts(scenario))
-            for fix in itertools.islice(_fitting(scenario, _more_devices(scenario, spread)), 1)
+            for stage_layouts in (_tensor_layouts(scenario), _expert_layouts(scenario))
+            for fix in itertools.islice(_fitting_fixes(scenario, _more_devices(scenario, stage_layouts)), 1)
         ),
         least_severity="error",
     )
 
 
-def _fitting(scenario: Scenario, candidates: Iterable[dict[str, Any]]) -> Iterator[Fix]:
-    """Yield the fixes that fit; lazily, since each one needs an estimate."""
+def _fitting_fixes(scenario: Scenario, candidates: Iterable[dict[str, Any]]) -> Iterator[Fix]:
+    """Yield the changes that fit as fixes, one by one, since each one needs a memory estimate."""
     for changes in candidates:
         after = scenario.try_replace(changes)
         if after is not None and after.fits:
@@ -115,17 +115,17 @@ def _same_devices(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"micro_batch_size": 1, "recompute": "full"}
 
 
-def _more_devices(scenario: Scenario, spread: Mapping[int, dict[str, int]]) -> Iterator[dict[str, Any]]:
+def _more_devices(scenario: Scenario, stage_layouts: Mapping[int, dict[str, int]]) -> Iterator[dict[str, Any]]:
     """Yield layouts on more devices, the fewest first, with more devices per stage and more pipeline stages.
 
     Args:
-        spread: Layout changes by number of devices per stage.
+        stage_layouts: Layout changes by number of devices per stage.
     """
     layout = scenario.layout
     stages = [count for count in divisors(scenario.config.num_layers) if count % layout.pipeline_parallel == 0]
-    layouts = sorted(itertools.product(stages, spread), key=lambda pair: (pair[0] * pair[1], pair[0]))
+    layouts = sorted(itertools.product(stages, stage_layouts), key=lambda pair: (pair[0] * pair[1], pair[0]))
     for stage_count, devices in layouts:
-        changes = {**spread[devices], "pipeline_parallel": stage_count}
+        changes = {**stage_layouts[devices], "pipeline_parallel": stage_count}
         changed = {name: value for name, value in changes.items() if value != getattr(layout, name)}
         if changed:
             yield changed

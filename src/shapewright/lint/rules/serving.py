@@ -1,4 +1,4 @@
-"""Rules on what inference engines can start, and on their cache."""
+"""Rules on models that inference engines refuse to start, and on the blocks of their KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shapewright.models.layers import ATTENTION
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
-PADDING = 64
+VOCAB_MULTIPLE = 64
 """Multiple that vLLM and SGLang pad a vocabulary to (DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
@@ -26,14 +26,14 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
 
     ## What it does
 
-    Fires in prefill and decode when the vocabulary, padded to a multiple of 64 as vLLM and SGLang do, is no multiple of
-    `tensor_parallel`. TensorRT-LLM pads it to a multiple of the degree and starts. Heads that a degree does not divide
-    are refused by all three engines: `heads-split-unevenly` and `kv-heads-replicated` report them.
+    Fires in prefill and decode when the vocabulary, padded to a multiple of 64 as vLLM and SGLang do, is not a multiple
+    of `tensor_parallel`. TensorRT-LLM pads the vocabulary to a multiple of the degree and starts. Heads that a degree
+    does not divide are refused by all three engines: `heads-split-unevenly` and `kv-heads-replicated` report them.
 
     ## Why it is slow
 
-    It does not start: "128256 is not divisible by 7". Degrees that are powers of two up to 64 always divide it, so the
-    rule is about nodes with 3, 5, 6 or 7 usable devices.
+    The engine does not start: "128256 is not divisible by 7". Degrees that are powers of two up to 64 always divide the
+    padded vocabulary, so the rule concerns nodes with 3, 5, 6 or 7 usable devices.
 
     ## Example
 
@@ -48,7 +48,7 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
 
     ## Fix safety
 
-    `runtime`: a smaller degree. A vocabulary padded in the checkpoint is `vocab-not-aligned`'s suggestion.
+    `runtime`: a smaller degree. `vocab-not-aligned` suggests padding the vocabulary of the checkpoint.
 
     ## When it does not matter
 
@@ -60,14 +60,14 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
       0.5.3, `srt/layers/vocab_parallel_embedding.py`.
     """
     t, vocab_size = scenario.layout.tensor_parallel, scenario.config.vocab_size
-    padded = -(-vocab_size // PADDING) * PADDING
+    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     if scenario.workload.is_training or padded % t == 0:
         return
     fixes = smaller_degree_fixes(scenario, t)
     yield Violation(
         field="config.vocab_size",
         actual=vocab_size,
-        wanted=f"a multiple of tensor_parallel={t}, padded to a multiple of {PADDING}",
+        wanted=f"a multiple of tensor_parallel={t}, padded to a multiple of {VOCAB_MULTIPLE}",
         problem=f"is padded to {padded} by vLLM and SGLang, which tensor_parallel={t} does not divide: neither starts",
         fixes=tuple(fix for fix in fixes if padded % fix.changes["tensor_parallel"] == 0),
         least_severity="warning",
@@ -76,11 +76,11 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
 
 
 MOST_WASTE_FRACTION = 0.25
-"""Tokens in blocks beyond a window that are tolerated. A judgment: a quarter more than needed."""
-_STATE_BLOCK_STEP = 16
-"""Multiple that vLLM rounds such a block up to (model_executor/models/config.py)."""
+"""Most tokens that blocks may keep beyond a window, as a fraction of the window; chosen, not measured."""
+_STATE_BLOCK_MULTIPLE = 16
+"""Multiple that vLLM rounds the block of a hybrid model up to (model_executor/models/config.py). [token]"""
 MOST_PADDING_FRACTION = 0.05
-"""Padding layers beside the model's that are tolerated. A judgment."""
+"""Most padding layers, as a fraction of the layers of the model; chosen, not measured."""
 
 
 @rule(
@@ -101,8 +101,8 @@ def cache_blocks_unlike_layers(scenario: Scenario) -> Iterator[Violation]:
 
     Fires in prefill and decode with a paged cache in models that mix kinds of layers:
 
-    - when a block holds less than the state of a layer of linear attention or of a state space: vLLM has one block size
-      for all layers and raises it until the keys and values of a block are as large as a state;
+    - when a block is smaller than the state of a layer of linear attention or of a state space model: vLLM has one
+      block size for all layers and raises it until the keys and values of a block are as large as a state;
     - when blocks are so large that windowed layers keep over a quarter more tokens than their window: a window of W
       tokens touches up to ceil((W - 1) / B) + 1 blocks of B tokens;
     - when the kinds of layers do not divide evenly into groups: vLLM groups layers of one kind by the number of the
@@ -142,7 +142,7 @@ def cache_blocks_unlike_layers(scenario: Scenario) -> Iterator[Violation]:
     """
     config, workload = scenario.config, scenario.workload
     if not workload.is_training and workload.kv_block_tokens > 1 and config.is_hybrid:
-        yield from _check_states(scenario)
+        yield from _find_blocks_below_states(scenario)
     windows = Counter(config.window_of_layer(index) for index in range(config.num_layers))
     block = workload.kv_block_tokens
     if workload.is_training or block == 1 or len(windows) < 2:
@@ -179,15 +179,15 @@ def cache_blocks_unlike_layers(scenario: Scenario) -> Iterator[Violation]:
         )
 
 
-def _check_states(scenario: Scenario) -> Iterator[Violation]:
-    """Compare a block of keys and values with the largest state of a layer."""
+def _find_blocks_below_states(scenario: Scenario) -> Iterator[Violation]:
+    """Yield a violation where a block of keys and values is smaller than the largest state of a layer."""
     config, workload, t = scenario.config, scenario.workload, scenario.layout.tensor_parallel
     states = {name: estimate_layer_state(config, workload, name, t) for name in set(config.layer_types)}
     if ATTENTION not in states:
         return
     element_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).bits / 8.0
     per_token = -(-config.num_kv_heads // t) * (config.head_dim + config.v_head_dim) * element_bytes
-    needed = -(-ceil(max(states.values()) / per_token) // _STATE_BLOCK_STEP) * _STATE_BLOCK_STEP
+    needed = -(-ceil(max(states.values()) / per_token) // _STATE_BLOCK_MULTIPLE) * _STATE_BLOCK_MULTIPLE
     block = workload.kv_block_tokens
     if block < needed:
         yield Violation(
@@ -214,12 +214,12 @@ def kept_tokens(window: int, block_tokens: int) -> int:
 
 
 def waste_fraction(window: int, block_tokens: int) -> float:
-    """Return the tokens kept beyond a window, as a fraction of it."""
+    """Return the tokens kept beyond a window, as a fraction of the window."""
     return kept_tokens(window, block_tokens) / window - 1.0
 
 
 def count_padding_layers(counts: Counter[int]) -> int:
-    """Return the layers that fill the last group of each kind, where groups are as long as the rarest kind.
+    """Return the padding layers that fill the last group of each kind, in groups as large as the rarest kind.
 
     >>> count_padding_layers(Counter({1024: 52, 0: 10})), count_padding_layers(Counter({128: 12, 0: 12}))
     (8, 0)

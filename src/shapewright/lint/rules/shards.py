@@ -1,4 +1,4 @@
-"""Rules on the part of a dimension that one device holds."""
+"""Rules on shards: the part of a dimension that one tensor parallel device holds."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def shard_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     ## What it does
 
     Fires when h/t (all heads of one device), f/t or the f/t of an expert is not a multiple of a full-width load
-    although the whole dimension is. Dimensions that t does not divide belong to `heads-split-unevenly` and
-    `mlp-width-split-unevenly`, the vocabulary to `vocab-not-aligned`.
+    although the whole dimension is. Dimensions that t does not divide are reported by `heads-split-unevenly` and
+    `mlp-width-split-unevenly`, the vocabulary by `vocab-not-aligned`.
 
     ## Why it is slow
 
@@ -176,6 +176,7 @@ def shard_not_aligned(scenario: Scenario) -> Iterator[Violation]:
 
 
 def _loses_alignment(width: int, degree: int, multiple: int) -> bool:
+    """Whether a width is aligned, but its shards are not."""
     return width % degree == 0 and width % multiple == 0 and width // degree % multiple != 0
 
 
@@ -187,8 +188,8 @@ def _aligned_hidden_sizes(scenario: Scenario, multiple: int) -> Iterator[Fix]:
             yield Fix(kind="retrain", title=f"use hidden_size={hidden_size}", changes=changes)
 
 
-BLOCK = 128
-"""Weights along each side of a block with one scale (weight_block_size of published checkpoints)."""
+SCALE_BLOCK = 128
+"""Side of the square block of weights that shares one scale (weight_block_size of published checkpoints)."""
 
 
 @rule(
@@ -209,20 +210,20 @@ BLOCK = 128
     ),
 )
 def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
-    """A tensor parallel shard is no multiple of the blocks of 128 with one fp8 scale, so engines refuse to load it.
+    """A tensor parallel shard is not a multiple of the 128 weights that share an fp8 scale, so engines do not load it.
 
     ## What it does
 
     Fires in prefill and decode in fp8 when the part of a matrix on one device, or a gate or up projection as a whole,
-    is no multiple of 128: f/t, the f/t of an expert, h/t (all heads of one device), or the key-value heads of one
+    is not a multiple of 128: f/t, the f/t of an expert, h/t (all heads of one device), or the key-value heads of one
     device. An `error` where the checkpoint has one scale per block of 128 x 128 (DeepSeek-V3, Kimi K2, Qwen3 FP8),
     otherwise `info`: a checkpoint with one scale per tensor or channel loads.
 
     ## Why it is slow
 
-    It does not start. vLLM and SGLang raise "The output_size of gate's and up's weight = 192 is not divisible by weight
-    quantization block_n = 128" (Qwen3 30B A3B, experts of 768 on 4 devices), since a device would need parts of a
-    block.
+    The engine does not start. vLLM and SGLang raise "The output_size of gate's and up's weight = 192 is not divisible
+    by weight quantization block_n = 128" (Qwen3 30B A3B, experts of 768 on 4 devices), since a device would need parts
+    of a block.
 
     ## Example
 
@@ -253,7 +254,7 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
     workload = scenario.workload
     if workload.is_training or "fp8" not in (workload.dtype, workload.weight_dtype):
         return
-    for name, shard in odd_shards(scenario.config, scenario.layout).items():
+    for name, shard in find_partial_blocks(scenario.config, scenario.layout).items():
         pieces, axis = count_width_shards(scenario.layout, name), width_degree_field(scenario.layout, name)
         over = f"over {axis}={pieces} is {shard}, " if pieces > 1 else "is "
         per_head = " (with head_dim)" if name.endswith("heads") else ""
@@ -261,37 +262,39 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
         yield Violation(
             field=f"config.{name}",
             actual=getattr(scenario.config, name),
-            wanted=f"a multiple of {BLOCK} on one device{per_head}",
-            problem=f"{over}not a multiple of the {BLOCK} weights that share an fp8 scale{per_head}{refused}",
-            fixes=tuple(_whole_blocks(scenario, name)),
+            wanted=f"a multiple of {SCALE_BLOCK} on one device{per_head}",
+            problem=f"{over}not a multiple of the {SCALE_BLOCK} weights that share an fp8 scale{per_head}{refused}",
+            fixes=tuple(_whole_block_fixes(scenario, name)),
             least_severity="error" if scenario.model.has_block_scales else "info",
             has_cost=False,
         )
 
 
-def odd_shards(config: TransformerConfig, layout: ParallelLayout) -> dict[str, int]:
-    """Return the parts of matrices on one device that are no multiple of a block, by field.
+def find_partial_blocks(config: TransformerConfig, layout: ParallelLayout) -> dict[str, int]:
+    """Return the shard sizes that are not multiples of a block, by field.
 
-    Sizes that the degree does not divide are left to other rules.
+    Sizes that the degree does not divide are reported by other rules.
     """
     t = layout.tensor_parallel
     sizes = {name: (getattr(config, name), count_width_shards(layout, name)) for name in list_mlp_width_fields(config)}
     if t > 1:
         sizes["num_heads"] = (config.num_heads * config.v_head_dim, t)
         if not config.shares_keys:
-            kept = max(config.num_kv_heads, t)  # replicated where there are fewer than devices
-            sizes["num_kv_heads"] = (kept * config.head_dim, t)
+            num_stored = max(config.num_kv_heads, t)  # heads are replicated where there are fewer than devices
+            sizes["num_kv_heads"] = (num_stored * config.head_dim, t)
     return {
-        name: size // pieces for name, (size, pieces) in sizes.items() if size % pieces == 0 and size // pieces % BLOCK
+        name: size // pieces
+        for name, (size, pieces) in sizes.items()
+        if size % pieces == 0 and size // pieces % SCALE_BLOCK
     }
 
 
-def _whole_blocks(scenario: Scenario, name: str) -> Iterator[Fix]:
-    """Yield changes of the layout after which the shard is whole blocks."""
+def _whole_block_fixes(scenario: Scenario, name: str) -> Iterator[Fix]:
+    """Yield changes of the layout after which the shard is a whole number of blocks."""
     fixes = [*smaller_degree_fixes(scenario, scenario.layout.tensor_parallel)]
     if name == "moe_intermediate_size":
         fixes += whole_expert_fixes(scenario)
     for fix in fixes:
         after = scenario.try_replace(fix.changes)
-        if after is not None and name not in odd_shards(after.config, after.layout):
+        if after is not None and name not in find_partial_blocks(after.config, after.layout):
             yield fix

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
 BIG_GEMM_FRACTION = 0.04
-"""Smallest share of the step, gradients included, of a GEMM whose tail is checked; a step has about ten of them."""
+"""Smallest share of the step, gradients included, of a GEMM whose tail is checked; about ten GEMMs are as large."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BigGemm:
 
     @property
     def slots(self) -> int:
-        """Tiles that run concurrently."""
+        """Number of tiles that run concurrently."""
         return round(float(self.price.num_tiles) / (float(self.price.num_waves) * float(self.price.wave_efficiency)))
 
 
@@ -162,10 +162,10 @@ def wave_tail(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2401.14489, section on wave quantization; NVIDIA, Matrix Multiplication Background User's Guide, "Wave
       quantization".
     """
-    worst = _worst_wave(scenario)
+    worst = _find_worst_wave_tail(scenario)
     if worst is None:
         return
-    fixes = tuple(fix for fix in _fuller_waves(scenario, worst) if _fills_waves(scenario, fix))
+    fixes = tuple(fix for fix in _fuller_wave_fixes(scenario, worst) if _fills_waves(scenario, fix))
     if not fixes:
         return
     axis = find_width_axis(scenario, worst)
@@ -183,8 +183,8 @@ def wave_tail(scenario: Scenario) -> Iterator[Violation]:
     )
 
 
-def _worst_wave(scenario: Scenario) -> BigGemm | None:
-    """Return the large GEMM whose last wave wastes the most time."""
+def _find_worst_wave_tail(scenario: Scenario) -> BigGemm | None:
+    """Return the large GEMM whose last wave loses the most time; None where none is below the efficiency limit."""
     if not scenario.is_possible:
         return None
     tails = [
@@ -197,20 +197,20 @@ def _worst_wave(scenario: Scenario) -> BigGemm | None:
 
 def _fills_waves(scenario: Scenario, fix: Fix) -> bool:
     after = scenario.try_replace(fix.changes)
-    return after is not None and after.is_possible and _worst_wave(after) is None
+    return after is not None and after.is_possible and _find_worst_wave_tail(after) is None
 
 
-def _fuller_waves(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
-    yield from _fuller_widths(scenario, worst)
+def _fuller_wave_fixes(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
+    yield from _fuller_width_fixes(scenario, worst)
     size, layout = scenario.workload.micro_batch_size, scenario.layout
-    # A micro-batch of one sequence belongs to micro-batch-too-small.
+    # A micro-batch of one sequence is reported by micro-batch-too-small.
     if not scenario.workload.is_training or size == 1:
         return
     # Without a global batch, a smaller micro-batch makes the step smaller and the share of the optimizer larger.
     candidates = (size - 1, size + 1) if scenario.workload.global_batch_size else (size + 1,)
     for candidate in candidates:
-        both = math.lcm(size, candidate) * layout.data_parallel * layout.pipeline_parallel
-        common_changes = {} if scenario.workload.global_batch_size else {"global_batch_size": both}
+        divisible = math.lcm(size, candidate) * layout.data_parallel * layout.pipeline_parallel
+        common_changes = {} if scenario.workload.global_batch_size else {"global_batch_size": divisible}
         yield Fix(
             kind="runtime",
             title=f"use micro_batch_size={candidate}",
@@ -219,7 +219,7 @@ def _fuller_waves(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
         )
 
 
-def _fuller_widths(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
+def _fuller_width_fixes(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
     """Suggest the widths with one wave less, and with a full last wave."""
     axis = find_width_axis(scenario, worst)
     if axis is None:
@@ -283,14 +283,14 @@ def tile_tail(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2401.14489, section on tile quantization; NVIDIA, Matrix Multiplication Background User's Guide, "Tile
       quantization".
     """
-    worst = _worst_tile(scenario)
+    worst = _find_worst_tile_tail(scenario)
     if worst is None:
         return
     fixes = []
     for extent in nearest_multiples(worst.extent, worst.tile):
         changes = {worst.field_name: worst.width_for(extent)}
         after = scenario.try_replace(changes)
-        if after is not None and after.is_possible and _worst_tile(after) is None:
+        if after is not None and after.is_possible and _find_worst_tile_tail(after) is None:
             title = f"use {changes[worst.field_name]}"
             fixes.append(Fix(kind="retrain", title=title, changes=changes))
     if fixes:
@@ -303,7 +303,8 @@ def tile_tail(scenario: Scenario) -> Iterator[Violation]:
         )
 
 
-def _worst_tile(scenario: Scenario) -> WidthAxis | None:
+def _find_worst_tile_tail(scenario: Scenario) -> WidthAxis | None:
+    """Return the aligned MLP width with the lowest tile efficiency; None where none is below the limit."""
     if not scenario.is_possible:
         return None
     multiple = full_width_multiple(scenario.device, scenario.workload.dtype)
