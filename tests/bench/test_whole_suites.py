@@ -24,7 +24,7 @@ from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case
 from shapewright.models import TransformerConfig
-from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, predict_rows_s, step_run
+from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, predict_times_s, step_run
 from shapewright.prediction.predict import predict
 from shapewright.workload import Workload
 
@@ -58,7 +58,7 @@ def test_layers_and_steps_are_measured(suite: str, backend: Backend, tmp_path: P
 
     assert [(row.status, row.error) for row in rows] == [(OK, "")] * len(cases)
     assert [row.operation() for row in rows] == [case.operation for case in cases]
-    for row, predicted_s in zip(rows, predict_rows_s([row.operation() for row in rows], device), strict=True):
+    for row, predicted_s in zip(rows, predict_times_s([row.operation() for row in rows], device), strict=True):
         part = row.operation()
         assert isinstance(part, LayerRun | StepRun)
         config, workload = part.config_and_workload()
@@ -77,10 +77,10 @@ def test_a_step_grows_by_one_layer_per_layer() -> None:
     shape = {"hidden_size": 2560, "num_heads": 20, "vocab_size": 50304}
     workload = Workload(seq_len=1024)
     one, two, three = (TransformerConfig(num_layers=layers, **shape) for layers in (1, 2, 3))
-    layer_s, forward_s = predict_rows_s(
+    layer_s, forward_s = predict_times_s(
         [layer_run(three, workload), layer_run(three, workload, passes=FORWARD)], device
     )
-    steps = predict_rows_s([step_run(config, workload) for config in (one, two)], device)
+    steps = predict_times_s([step_run(config, workload) for config in (one, two)], device)
     assert steps[0]
     assert steps[1]
     assert layer_s

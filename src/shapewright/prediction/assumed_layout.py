@@ -1,7 +1,7 @@
-"""Assume a layout for a measured job of which only the number of devices is known: the fastest simple one that fits.
+"""Assume a layout for a measured job with a known number of devices: the fastest simple layout that fits.
 
 Tensor parallelism stays inside a node, and states are sharded over replicas (ZeRO stage 1 or 3). The result explains a
-measurement and is not a plan: there is no interleaving, and no context or expert axis.
+measurement; it is not a plan, since interleaving and the context and expert axes are not tried.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ def _complete(num_devices: int, given: Mapping[str, Any]) -> ParallelLayout:
     """Build the layout of known degrees, with the remaining devices on the data axis."""
     fields = {name: value for name, value in given.items() if value is not None}
     if "data_parallel" not in fields:
-        of_experts = ("expert_parallel", "expert_tensor_parallel")
-        without_data = ParallelLayout(**{name: value for name, value in fields.items() if name not in of_experts})
+        # Expert degrees must divide the devices of a stage, which are not known without the data degree.
+        expert_degrees = ("expert_parallel", "expert_tensor_parallel")
+        without_data = ParallelLayout(**{name: value for name, value in fields.items() if name not in expert_degrees})
         data_parallel, rest = divmod(num_devices, without_data.num_devices)
         if rest:
             raise LayoutError(
@@ -122,10 +123,10 @@ def _candidates(scenario: Scenario, num_devices: int, given: Mapping[str, Any]) 
 def _with_largest_micro_batch(scenario: Scenario) -> Scenario:
     """Choose the largest micro-batch up to 4 that divides the batch of a replica and fits in memory; 1 if none does."""
     data_parallel = scenario.layout.data_parallel
-    share = (scenario.workload.global_batch_size or data_parallel) // data_parallel
-    for size in range(min(_LARGEST_ASSUMED_MICRO_BATCH, share), 1, -1):
+    replica_batch = (scenario.workload.global_batch_size or data_parallel) // data_parallel
+    for size in range(min(_LARGEST_ASSUMED_MICRO_BATCH, replica_batch), 1, -1):
         candidate = scenario.replace(micro_batch_size=size)
-        if share % size == 0 and candidate.estimate_memory().total_bytes <= scenario.device.memory_bytes:
+        if replica_batch % size == 0 and candidate.estimate_memory().total_bytes <= scenario.device.memory_bytes:
             return candidate
     return scenario.replace(micro_batch_size=1)
 

@@ -89,7 +89,7 @@ def build_scenario(
         workload = complete_workload(model.config, found, given)
     if not isinstance(layout, ParallelLayout):
         _check_field_names(layout or {}, ParallelLayout, LayoutError)
-        remarks += find_idle_expert_split(model.config, layout or {})
+        remarks += find_ignored_expert_split(model.config, layout or {})
         layout = ParallelLayout(**(layout or {}))
     # Invalid combinations are refused before anything is priced.
     stack = software_of(software, workload.phase)
@@ -101,7 +101,7 @@ def build_scenario(
 
 
 def _replace_fields(scenario: Scenario, given: Any, *, of_layout: bool = False) -> Any:
-    """Workload or layout of a scenario with the given fields changed, or the one given as a whole."""
+    """Return the workload or layout of a scenario with the given fields changed; one given as a whole replaces it."""
     if given is not None and not isinstance(given, Mapping):
         return given
     changes = dict(given or {})
@@ -211,38 +211,38 @@ def _find_ignored_fields(
         reasons["expert_kernel"] = f"has no effect in {where}"
     elif given.get("expert_kernel") is not None and get_dtype(given.get("dtype") or _USUAL_DTYPES[0]).bits >= 16:
         reasons["expert_kernel"] = "has no effect on experts in 16 bits or more"
-    notes = [_idle_note(given, name, reason) for name, reason in reasons.items()]
+    notes = [_no_effect_note(given, name, reason) for name, reason in reasons.items()]
     notes += [
-        _idle_note(given, name, f"has no effect: software={software!r} sets {name}={value}")
+        _no_effect_note(given, name, f"has no effect: software={software!r} sets {name}={value}")
         for name, value in software_of(software, phase).workload.items()
         if given.get(name) not in (None, value)
     ]
     if given.get("fused_experts") is False and not (phase == "train" and (config.expert_bias or config.expert_clamp)):
         where = "a model whose experts have neither biases nor a clamp" if phase == "train" else phase
-        notes.append(_idle_note(given, "fused_experts", f"has no effect in {where}"))
+        notes.append(_no_effect_note(given, "fused_experts", f"has no effect in {where}"))
     if given.get("recompute_modules") is not None:
         if phase != "train" or given.get("recompute") != "selective":
             reason = "affects selective recomputation only (recompute='selective')"
-            notes.append(_idle_note(given, "recompute_modules", reason))
+            notes.append(_no_effect_note(given, "recompute_modules", reason))
         else:
-            notes += find_idle_modules(config, given["recompute_modules"])
+            notes += find_ignored_modules(config, given["recompute_modules"])
     if given.get("narrow_dispatch") is False and not (config.is_moe and given.get("dtype") == "fp8"):
         reason = "affects fp8 experts only: other rows are sent in the format of the activations"
-        notes.append(_idle_note(given, "narrow_dispatch", reason))
+        notes.append(_no_effect_note(given, "narrow_dispatch", reason))
     if phase == "train":
         notes += [
-            _idle_note(given, name, "has no effect in train, which has no KV cache")
+            _no_effect_note(given, name, "has no effect in train, which has no KV cache")
             for name in ("kv_cache_dtype", "kv_block_tokens")
             if given.get(name) is not None
         ]
     return tuple(notes)
 
 
-def _idle_note(given: Mapping[str, Any], field: str, reason: str) -> Note:
+def _no_effect_note(given: Mapping[str, Any], field: str, reason: str) -> Note:
     return Note(f"{field}={given[field]} " + reason, "no-effect", field)
 
 
-def find_idle_modules(config: TransformerConfig, modules: str) -> tuple[Note, ...]:
+def find_ignored_modules(config: TransformerConfig, modules: str) -> tuple[Note, ...]:
     """Return a note where selective recomputation names a module that the model does not have."""
     if "moe" in modules and not config.is_moe:
         reason = "moe has no effect in a model without experts"
@@ -255,13 +255,8 @@ def find_idle_modules(config: TransformerConfig, modules: str) -> tuple[Note, ..
     return (Note(f"recompute_modules={modules}: {reason}", "no-effect", "recompute_modules"),)
 
 
-def find_idle_expert_split(config: TransformerConfig, layout: Mapping[str, Any]) -> tuple[Note, ...]:
+def find_ignored_expert_split(config: TransformerConfig, layout: Mapping[str, Any]) -> tuple[Note, ...]:
     """Return a note where a layout splits the experts of a model that has none."""
-    degree = layout.get("expert_tensor_parallel")
-    if degree is None or config.is_moe:
+    if layout.get("expert_tensor_parallel") is None or config.is_moe:
         return ()
-    return (
-        _idle_note(
-            {"expert_tensor_parallel": degree}, "expert_tensor_parallel", "has no effect in a model without experts"
-        ),
-    )
+    return (_no_effect_note(layout, "expert_tensor_parallel", "has no effect in a model without experts"),)

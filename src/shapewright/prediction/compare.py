@@ -74,7 +74,7 @@ class ComparedDevice:
 
     @cached_property
     def bound_fractions(self) -> dict[str, float]:
-        """Share of the step limited by each of BOUNDS, in sum 1; empty where the device cannot run it."""
+        """Share of the step that each of BOUNDS limits; shares add up to 1. Empty where the device cannot run it."""
         prediction = self.prediction
         if prediction is None or prediction.step_time_s <= 0.0:
             return {}

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 LAYER_PASSES = (FORWARD, FORWARD_BACKWARD)
-# Fields without influence on what runs; the name of the measurement holds them.
+# Fields that do not change what runs; the measurement has the name of the model in a field of its own.
 _IGNORED_FIELDS = ("name", "model_type")
-# Bytes per parameter of a measured step: 16-bit weights and gradients, a second copy of the gradients in fp32 for the
-# optimizer, fp32 master weights and two moments.
-_MIXED = TrainingRecipe(weight_bytes=2.0, gradient_bytes=6.0, optimizer_bytes=12.0)
-_WIDE = TrainingRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+# Bytes per parameter of a measured step. In mixed precision: 16-bit weights; gradients in 16 bits and a copy in fp32
+# for the optimizer; fp32 master weights and two moments.
+_MIXED_PRECISION = TrainingRecipe(weight_bytes=2.0, gradient_bytes=6.0, optimizer_bytes=12.0)
+_FP32 = TrainingRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class _ModelRun:
 
     @property
     def num_bytes(self) -> float:
-        """Bytes that the operations read and write, each from and to memory. [byte]"""
+        """Bytes that all operations read from and write to memory. [byte]"""
         return self._flops_and_bytes[1]
 
     @cached_property
@@ -132,7 +132,7 @@ class StepRun(_ModelRun):
     def estimate_figures(self) -> dict[str, float]:
         """Estimate the quantities that are measured besides time."""
         config, workload = self.config_and_workload()
-        recipe = (_WIDE if self.dtype in ("fp32", "tf32") else _MIXED) if workload.is_training else None
+        recipe = (_FP32 if self.dtype in ("fp32", "tf32") else _MIXED_PRECISION) if workload.is_training else None
         memory = estimate_memory(config, workload, ParallelLayout(), recipe=recipe)
         return {"peak_memory_bytes": memory.total_bytes - memory.runtime_bytes}
 
@@ -145,7 +145,7 @@ class StepRun(_ModelRun):
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyRun(StepRun):
-    """Training of a proxy model up to some token: its step, and what its loss depends on besides.
+    """Training of a proxy model for a number of tokens: its step, and what else its loss depends on.
 
     Attributes:
         training: Recipe, ``trained_tokens`` of ``train_tokens``, and the digest of the ``text``.
@@ -157,7 +157,10 @@ class ProxyRun(StepRun):
 
 
 def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FORWARD_BACKWARD) -> LayerRun:
-    """Build the run of the first layer of a model; fields without influence on it are reset, so equal layers match."""
+    """Build the run of the first layer of a model.
+
+    Fields that do not affect the layer are reset, so that equal layers of different models are equal runs.
+    """
     has_rotary = config.is_rotary_layer(0)
     kind = config.kind_of_layer(0)
     mixers: dict[str, Any] = {}
@@ -165,7 +168,7 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
         mixers = {"layer_types": (kind.layer_type,), "mlp_layers": (kind.mlp != "none",)}
         if kind.layer_type in (ATTENTION, NO_MIXER):
             mixers |= dict.fromkeys(LINEAR_SIZES, 0)
-    alone = replace(
+    single_layer = replace(
         config,
         num_layers=1,
         attention_windows=(config.window_of_layer(0),) if config.window_of_layer(0) else (),
@@ -186,7 +189,7 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
     return LayerRun(
         name=config.name or "layer",
         dtype=workload.dtype,
-        config=_non_default_fields(alone, TransformerConfig),
+        config=_non_default_fields(single_layer, TransformerConfig),
         workload=_workload_fields(workload),
         passes=passes,
     )
@@ -230,8 +233,8 @@ def _non_default_fields(given: Any, cls: type, skipped: Sequence[str] = _IGNORED
     }
 
 
-def predict_rows_s(operations: Sequence[Operation | LayerRun | StepRun], device: Device | None) -> list[float | None]:
-    """Predicted time of each operation, None where the device has no price for it. [s]"""
+def predict_times_s(operations: Sequence[Operation | LayerRun | StepRun], device: Device | None) -> list[float | None]:
+    """Predict the time of each operation; None where it cannot be priced, or without a device. [s]"""
     if device is None:
         return [None] * len(operations)
     found: list[float | None] = []
@@ -244,7 +247,7 @@ def predict_rows_s(operations: Sequence[Operation | LayerRun | StepRun], device:
 
 
 def _predict_s(operation: Operation | LayerRun | StepRun, device: Device) -> float:
-    """Predicted time of one operation, of one layer, or of one step. [s]"""
+    """Predict the time of one operation, of one layer, or of one step. [s]"""
     if isinstance(operation, StepRun):
         config, workload = operation.config_and_workload()
         return predict(config, device=device, workload=workload).step_time_s

@@ -133,8 +133,9 @@ class Prediction(NotebookDisplay):
     def busiest_operations(self) -> tuple[PricedOperation, ...]:
         """Operations of the busiest stage; their times and the bubble add up to the step.
 
-        Without a pipeline, one device is first and last stage at once; with one, the slower end counts. With DualPipe,
-        both ends are on one device, each processing half of the micro-batches.
+        Without a pipeline, one device is the first and the last stage. With a pipeline, operations of the faster of
+        these two stages are left out. With DualPipe, one device holds both and processes half of the micro-batches in
+        each.
         """
         if self.layout.pipeline_schedule == "dualpipe":
             return tuple(
@@ -143,7 +144,7 @@ class Prediction(NotebookDisplay):
                 else entry
                 for entry in self.operations
             )
-        left_out = ""
+        faster_end = ""
         if self.layout.pipeline_parallel > 1:
             ends_s = {
                 end: sum(
@@ -153,11 +154,11 @@ class Prediction(NotebookDisplay):
                 )
                 for end in ("first", "last")
             }
-            left_out = min(ends_s, key=lambda end: ends_s[end])
+            faster_end = min(ends_s, key=lambda end: ends_s[end])
         return tuple(
             entry
             for entry in self.operations
-            if entry.operation.stage != left_out or entry.operation.pass_name == "step"
+            if entry.operation.stage != faster_end or entry.operation.pass_name == "step"
         )
 
     @cached_property
@@ -171,7 +172,7 @@ class Prediction(NotebookDisplay):
                 price: Any = entry.price
                 half = 0.5 * log(price.high_s / max(price.low_s, 1e-6 * price.time_s))
                 operation = entry.operation
-                # Training software prices the optimizer step differently.
+                # The optimizer step is a key of its own, since training software changes its price.
                 widths[operation.pass_name == "step", *price_key(operation)] += half * time_s / total_s
         return widths
 
@@ -279,9 +280,10 @@ def widen_by_software(
 ) -> tuple[float, float]:
     """Return the ends of the step's interval, with the uncertainty of the training software.
 
-    A known software generation has residuals of whole steps; its interval is widened by the interval of the operations,
-    in proportion to the time with borrowed calibration beyond that of the steps with residuals. Otherwise the
-    uncertainties of operations and of software are taken as independent: logarithmic half-widths add in quadrature.
+    A known software generation has an interval from measured steps. If a larger share of this step has borrowed
+    calibration than the measured steps had, the interval of the operations is added in proportion to the excess.
+    Otherwise the uncertainties of operations and of software are taken as independent. In both cases logarithmic
+    half-widths add in quadrature.
     """
     if not is_training or times.step_s <= 0.0:
         return times.step_low_s, times.step_high_s

@@ -1,4 +1,4 @@
-"""Scenario: model, device, workload, layout and training software, with everything that a prediction needs."""
+"""Scenario: the model, device, workload, layout and training software of a prediction, with a cache of its results."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Scenario:
     @cached_property
     def fits(self) -> bool:
         """Whether the step can run and its memory is within the device's."""
-        if (self.config, self.workload, self.layout) not in self._outcomes:  # memory takes a fraction of a prediction
+        if (self.config, self.workload, self.layout) not in self._outcomes:  # memory is estimated faster than time
             return self.estimate_memory().total_bytes <= self.device.memory_bytes and self.is_possible
         return self.is_possible and self.predict().memory.total_bytes <= self.device.memory_bytes
 
@@ -180,7 +180,7 @@ class Scenario:
 
 
 class ScenarioResult:
-    """Base of results that hold the scenario they are of: gives its parts by name."""
+    """Base class of results of one scenario, with the parts of the scenario as properties."""
 
     scenario: Scenario
 
@@ -196,5 +196,5 @@ class ScenarioResult:
 
     @property
     def workload(self) -> Workload:
-        """The workload of the scenario, before results choose fields that it leaves open."""
+        """The workload of the scenario, without the fields that a result chooses."""
         return self.scenario.workload

@@ -1,14 +1,15 @@
 """Speed-up of one shape over another, with its interval.
 
-Legend: t time per token, w share of a step's half-width (its uncertainty as a logarithm) that one operation brings.
+Legend: t and t' time per token of baseline and candidate; u and w, for each operation, its part of the logarithmic
+half-width of the interval of the baseline's and of the candidate's step.
 
 Errors of two shapes on one device are not independent. As in a step, a share rho of the variance is common to all
 operations (the error of the device's record) and the rest is independent for each operation; an operation that both
-shapes run has the same error in both. With u and w the shares of baseline and candidate:
+shapes run has the same error in both:
 
     half-width^2 of log(t / t') = (1 - rho) sum over operations (u - w)^2 + rho (sum u - sum w)^2
 
-What both shapes share cancels, the cost of software outside the kernels included.
+Errors that both shapes share cancel, including those of software outside the kernels.
 """
 
 from __future__ import annotations
@@ -70,19 +71,19 @@ def _probability_above_1(factor: float, log_standard_deviation: float) -> float:
     return 0.5 * (1.0 + erf(log(factor) / log_standard_deviation / sqrt(2.0)))
 
 
-def time_s(prediction: Prediction, *, per_step: bool) -> float:
-    """Return the time that counts: device time per token, or the step. [s]"""
+def _compared_time_s(prediction: Prediction, *, per_step: bool) -> float:
+    """Return the time to compare: that of the step, or device time per token. [s]"""
     return prediction.step_time_s if per_step else 1.0 / prediction.tokens_per_s_per_device
 
 
 def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool = False) -> Speedup:
     """Return the speedup of a candidate over the baseline, with its interval."""
-    factor = time_s(baseline, per_step=per_step) / time_s(candidate, per_step=per_step)
+    factor = _compared_time_s(baseline, per_step=per_step) / _compared_time_s(candidate, per_step=per_step)
     own, other = baseline.log_half_widths, candidate.log_half_widths
-    alone = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in {**own, **other})
-    together = (sum(own.values()) - sum(other.values())) ** 2
-    shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
-    half_width = sqrt((1.0 - shared) * alone + shared * together)
+    independent = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in {**own, **other})
+    common = (sum(own.values()) - sum(other.values())) ** 2
+    correlation = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
+    half_width = sqrt((1.0 - correlation) * independent + correlation * common)
     return Speedup(
         factor=factor,
         low=factor * exp(-half_width),

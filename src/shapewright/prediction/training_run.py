@@ -24,7 +24,7 @@ _USUAL_WARMUP_STEPS, _MOST_WARMUP_FRACTION, _FINAL_FRACTION = 2000, 0.05, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A training run.
+    """Length of a training run, and the price of its devices.
 
     Attributes:
         train_tokens: Tokens of the whole run.
@@ -104,7 +104,7 @@ def estimate_run_cost(prediction: Prediction, run: TrainingRun) -> RunCost:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSchedule:
-    """Steps of a run and what its optimizer does in them: AdamW, linear warm-up, then a cosine to the final rate.
+    """Steps of a run and the settings of AdamW: a linear warm-up, then a cosine decay to the final learning rate.
 
     Attributes:
         num_steps: Optimizer steps.
@@ -128,7 +128,7 @@ class RunSchedule:
 
 
 def usual_schedule(num_parameters: int, train_tokens: float, num_steps: int) -> RunSchedule:
-    """Return the schedule that suits a run, as public models had it; no prediction depends on it.
+    """Return a schedule for a run, as published models had it; no prediction depends on it.
 
     The learning rate is 0.3118 C^-0.1250 with C = 6 * parameters * tokens. It rises for 2,000 steps, at most 5 % of
     the run, and falls to a tenth.

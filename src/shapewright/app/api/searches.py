@@ -11,7 +11,7 @@ from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, 
 from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
 from shapewright.models import read_model
-from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split, find_idle_modules
+from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split, find_ignored_modules
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.workload import RECOMPUTE_MODES
 
@@ -278,12 +278,12 @@ def plan(
     parts["workload"] = given
     scenario = build_scenario(config, **parts)
     cut = {name: ",".join(map(str, kept[name])) for name in ("expert_tensor_parallel",) if name in kept}
-    notes = (*scenario.notes, *find_idle_expert_split(scenario.config, cut))
+    notes = (*scenario.notes, *find_ignored_expert_split(scenario.config, cut))
     modules = given.get("recompute_modules")
     if modules is not None and "selective" in kept.get("recompute", RECOMPUTE_MODES):
         # Plans choose the recomputation: the modules matter wherever a plan tries the selective mode.
         notes = tuple(note for note in notes if note.field != "recompute_modules")
-        notes += find_idle_modules(scenario.config, modules)
+        notes += find_ignored_modules(scenario.config, modules)
     request = PlanRequest(
         num_devices=num_devices,
         objective=objective,

@@ -12,7 +12,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.notes import Note
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import validate_lengths
-from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split
+from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server
 
@@ -111,7 +111,7 @@ def serve_plan(
         request,
         formats=[wanted, *others],
         layout=layout,
-        notes=(*notes, *find_idle_expert_split(scenario.config, layout)),
+        notes=(*notes, *find_ignored_expert_split(scenario.config, layout)),
     )
 
 

@@ -11,7 +11,7 @@ from shapewright.app.api.serving import build_served, find_server, served_format
 from shapewright.core.errors import WorkloadError
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware.nodes import check_allocation
-from shapewright.prediction.build import find_idle_expert_split
+from shapewright.prediction.build import find_ignored_expert_split
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic
@@ -132,7 +132,7 @@ def serve_traffic(
         question,
         format_=served_format(first, own_server),
         layout=layout,
-        notes=(*first.notes, *find_idle_expert_split(first.config, layout)),
+        notes=(*first.notes, *find_ignored_expert_split(first.config, layout)),
     )
 
 

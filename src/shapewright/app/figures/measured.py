@@ -13,7 +13,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.measure.store.record import OK
-from shapewright.prediction.model_runs import predict_rows_s
+from shapewright.prediction.model_runs import predict_times_s
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def measured_vs_predicted_chart(samples: Sequence[Sample], device: Device, *, ro
         kind = f"{entry.operation.kind}, {entry.operation.dtype}"
         pairs.setdefault(kind, []).append(_Pair(entry.sample.name, measured_s, float(entry.price.time_s)))
     wholes = [row for row in rows if row.kind in ("layer", "step") and row.status == OK and row.device == device.name]
-    for row, time_s in zip(wholes, predict_rows_s([row.operation() for row in wholes], device), strict=True):
+    for row, time_s in zip(wholes, predict_times_s([row.operation() for row in wholes], device), strict=True):
         if time_s is not None and row.median_s and not row.repetition:
             pairs.setdefault(f"{row.kind}, {row.dtype}", []).append(_Pair(row.name, row.median_s, time_s))
     series: list[Line | Points] = []

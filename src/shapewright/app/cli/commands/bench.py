@@ -218,13 +218,13 @@ def _rows(result: SuiteResult, device: Device | None) -> list[BenchRow]:
     """Rows with their predictions and, of a model, their executions in a step."""
     from shapewright.app.report.measured import estimate_row_figures
     from shapewright.app.report.outputs.measure import BenchRow
-    from shapewright.prediction.model_runs import predict_rows_s
+    from shapewright.prediction.model_runs import predict_times_s
 
     rows, cases = result.rows, result.model_cases
     operations = [row.operation() for row in rows]
     entries = [
         BenchRow(row=row, predicted_s=predicted_s, predicted_figures=estimate_row_figures(operation))
-        for row, predicted_s, operation in zip(rows, predict_rows_s(operations, device), operations, strict=True)
+        for row, predicted_s, operation in zip(rows, predict_times_s(operations, device), operations, strict=True)
     ]
     if cases is None:
         return entries
