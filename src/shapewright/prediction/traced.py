@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shapewright.hardware import Device
-    from shapewright.lowering.torch_trace.trace import Trace, TracedMemory
+    from shapewright.lowering.torch_trace.trace import TracedMemory
     from shapewright.prediction.utilization import TraceComparison
     from shapewright.prediction.utilization.kineto import Trace as Profile
     from shapewright.pricing.calibration.source import CalibrationSource
@@ -39,11 +39,15 @@ if TYPE_CHECKING:
 _DEFAULT_OPTIMIZER = "adamw"
 
 
-def optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation], str, float, float]:
-    """Operations of the optimizer step, its name, the bytes of its states, and those that the trace has in excess.
+def lower_optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation], str, float, float]:
+    """Return the operations of a trace's optimizer step, with the memory that the optimizer adds and saves.
 
     Args:
         optimizer: One of OPTIMIZERS; ``adamw`` by default.
+
+    Returns:
+        The operations; the name of the optimizer, empty in a forward pass; the bytes of its states; and the bytes of
+        weights and gradients that the trace counts, but that do not exist with this optimizer.
 
     Raises:
         WorkloadError: the optimizer is unknown, cannot train in the format of the weights, or has no effect.
@@ -59,12 +63,12 @@ def optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation]
     weights = float(trace.num_trainable if trace.num_updated is None else trace.num_updated)
     rank = _rank(matrices)
     if matrices and trace.num_trainable:
-        in_matrices = sum(float(one.num_weights) for one in matrices)
-        share = min(in_matrices / trace.num_trainable, 1.0)
-        own_bytes, others_bytes = recipe.optimizer_bytes, recipe.embedding_optimizer_bytes or recipe.optimizer_bytes
+        matrix_weights = sum(float(one.num_weights) for one in matrices)
+        share = min(matrix_weights / trace.num_trainable, 1.0)
+        matrix_bytes, other_bytes = recipe.optimizer_bytes, recipe.embedding_optimizer_bytes or recipe.optimizer_bytes
         if OPTIMIZERS[name].projection_bytes:
-            own_bytes = sum(_moment_bytes(one, OPTIMIZERS[name], rank) for one in matrices) / in_matrices
-        recipe = replace(recipe, optimizer_bytes=share * own_bytes + (1.0 - share) * others_bytes)
+            matrix_bytes = sum(_moment_bytes(one, OPTIMIZERS[name], rank) for one in matrices) / matrix_weights
+        recipe = replace(recipe, optimizer_bytes=share * matrix_bytes + (1.0 - share) * other_bytes)
     updates: list[Operation] = [
         Pointwise(
             name=role,
@@ -83,13 +87,13 @@ def optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation]
         if weights
     ]
     updates += [gemm for one in matrices for gemm in _matrix_gemms(one, OPTIMIZERS[name], trace.dtype, rank)]
-    # The trace has gradients as wide as the weights, as they are computed. A wider buffer that accumulates them exists
-    # over the whole step.
+    # The trace has gradients in the format of the weights. A buffer that accumulates them in a wider format exists
+    # during the whole step.
     is_wider = recipe.gradient_bytes > recipe.weight_bytes and recipe.keeps_gradients
     buffer_bytes = recipe.gradient_bytes if is_wider else 0.0
     freed_bytes = 0.0
     if not recipe.keeps_gradients:
-        # Layers are updated one by one, in the backward pass: one gradient exists at a time.
+        # Each layer is updated in the backward pass, so the gradients of all other layers do not exist.
         memory = trace.memory
         largest = max((one.short * one.long for one in matrices), default=0) * recipe.gradient_bytes
         lowest = memory.weights_bytes + memory.inputs_bytes + memory.saved_bytes
@@ -101,7 +105,7 @@ def optimizer_step(trace: Trace, optimizer: str | None) -> tuple[list[Operation]
 
 
 class _Matrix(NamedTuple):
-    """Equal matrices that have gradients: name of their gradient, sides, and number."""
+    """Equal matrices that have gradients: name of the operation, shorter and longer side, and number of matrices."""
 
     name: str
     short: int
@@ -114,7 +118,7 @@ class _Matrix(NamedTuple):
 
 
 def _rank(matrices: Sequence[_Matrix]) -> int:
-    """Rank of GaLore's projections: a quarter of the side that most weights share, as of the hidden size in a model."""
+    """Rank of GaLore's projections: a quarter of the shorter side that most weights have, usually the hidden size."""
     weights: Counter[int] = Counter()
     for one in matrices:
         weights[one.short] += one.num_weights
@@ -131,7 +135,8 @@ def _moment_bytes(matrix: _Matrix, optimizer: Optimizer, rank: int) -> float:
 def _matrices(trace: Trace) -> Iterator[_Matrix]:
     """Yield the matrices whose updates Muon orthogonalizes, or whose gradients GaLore projects.
 
-    The last linear layer is left to AdamW, as embeddings are, if it has as many weights as one of those.
+    Embeddings and the output layer are left to AdamW. The output layer is the last linear layer, if it has as many
+    weights as an embedding.
 
     Assumes: a matrix that runs twice in a step counts twice.
     """
@@ -184,7 +189,7 @@ class TracedPrediction(NotebookDisplay):
         hfu: The same with recomputation.
         optimizer_bytes: Master weights, moments, and accumulated gradients wider than those of the trace. [byte]
         runtime_bytes: Context of the device's runtime. [byte]
-        total_bytes: Peak memory of the step with both. [byte]
+        total_bytes: Peak memory of the step, with the optimizer's states and the runtime. [byte]
         calibration: Calibration records used, by operation kind.
         warnings: Limits of the prediction.
     """
@@ -249,8 +254,8 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
 
     Assumes: one device; the host is fast enough to launch every kernel; no data loading.
     """
-    updates, optimizer, state_bytes, freed_bytes = optimizer_step(trace, optimizer)
-    operations = (*(_on_device(one, device) for one in trace.operations), *updates)
+    updates, optimizer, state_bytes, freed_bytes = lower_optimizer_step(trace, optimizer)
+    operations = (*(_place_on_nodes(one, device) for one in trace.operations), *updates)
     priced = overlap_communication(list(map(PricedOperation, operations, price_operations(operations, device))))
     times = compose_sequence(priced)
     low_s, high_s = widen_by_software(times, priced, TUNED_SOFTWARE, is_training=trace.is_training)
@@ -280,8 +285,8 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
     )
 
 
-def _on_device(operation: Operation, device: Device) -> Operation:
-    """Place the ranks of a collective on nodes, the first ones together; some are on nodes of their own."""
+def _place_on_nodes(operation: Operation, device: Device) -> Operation:
+    """Fill nodes with the ranks of a collective; collectives with one rank per node stay unchanged."""
     if not isinstance(operation, Collective) or operation.ranks_per_node == 1:
         return operation
     return operation.changed(ranks_per_node=min(int(operation.num_ranks), device.node_size))
