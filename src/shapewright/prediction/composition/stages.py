@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
     from shapewright.pricing.price import Price
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload import Workload
 
 GRADIENT_GEMMS = "gradient_gemms"
 COMPUTE_POOLS = ("forward", "backward", GRADIENT_GEMMS)
@@ -75,12 +75,12 @@ def overlap_pools(operation: Operation, pass_name: str) -> tuple[str, ...]:
 
 
 def exchange_overlap_fraction(software: Software, layout: ParallelLayout, passes: Count) -> Any:
-    """Return the share of expert-axis communication that overlaps, if another micro-batch computes as long.
+    """Return the share of expert-axis communication that overlaps, if other micro-batches compute for long enough.
 
-    The first micro-batch of a step has no predecessor, and the last has no successor.
+    One of the micro-batches of a step has no other one to overlap with.
 
     Args:
-        layout: Its schedule counts: DualPipe is built for this overlap.
+        layout: Its schedule sets a minimum: DualPipe is built for this overlap.
         passes: Micro-batches of one step.
     """
     share = software.expert_hidden_fraction
@@ -179,7 +179,7 @@ def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelL
     bubble_s = waited_passes * waited_s / passes if waited_passes else 0.0
     step_s = sums["every"]
     for part_s in (ends_s, bubble_s, sums["step"]):
-        if not (isinstance(part_s, float) and part_s == 0.0):  # it would be an addition of zeros to large arrays
+        if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays
             step_s = step_s + part_s
     return step_s, bubble_s
 
@@ -192,50 +192,49 @@ def rebalance_ends(
     layers_per_stage: Count,
     ends_as_layers: tuple[bool, bool] = (False, False),
 ) -> tuple[Any, Any]:
-    """Return the time of both model ends that remains after their stages got fewer layers.
+    """Return the time that both ends of the model add to a full stage, where their stages have fewer layers.
 
-    Where the layers do not divide over the stages, some stages have one layer less. Each such gap goes to the end that
-    is slower at that point, as pipelines are split in practice: Megatron-DeepSpeed counts embeddings as layers, and
-    Megatron-LM sets the number of layers of the first and the last stage. An even split has no gaps. Ends that count
-    as a layer have one gap each, regardless of their time.
+    Where the layers do not divide over the stages, some stages lack a layer. Each missing layer is taken from the end
+    that is slower at that point, as pipelines are split in practice: Megatron-DeepSpeed counts embeddings as layers,
+    and Megatron-LM sets the number of layers of the first and the last stage. In an even split no layer is missing.
+    Ends that count as a layer lack one layer each, regardless of their time.
 
     Args:
         first_s: Time of the first stage besides its layers. [s]
         last_s: Time of the last stage besides its layers. [s]
         layer_s: Time of one layer. [s]
-        num_spare: Number of gaps, see spare_layers.
-        layers_per_stage: Layers of the busiest stage, the most that an end can do without. Numbers, or arrays of one
-            shape.
+        num_spare: Number of missing layers, see spare_layers.
+        layers_per_stage: Layers of the busiest stage, of which an end can lack all. Numbers, or arrays of one shape.
         ends_as_layers: Whether embedding and loss count as a layer where stages are split.
 
     >>> rebalance_ends(1.0, 6.0, 2.0, 3, 8), rebalance_ends(1.0, 6.0, 2.0, 3, 2), rebalance_ends(1.0, 6.0, 2.0, 0, 8)
     ((1.0, 0.0), (1.0, 2.0), (1.0, 6.0))
     """
     if any(ends_as_layers):
-        given_s = layer_s * (num_spare > 0)
-        return maximum(first_s - ends_as_layers[0] * given_s, 0.0), maximum(last_s - ends_as_layers[1] * given_s, 0.0)
+        saved_s = layer_s * (num_spare > 0)
+        return maximum(first_s - ends_as_layers[0] * saved_s, 0.0), maximum(last_s - ends_as_layers[1] * saved_s, 0.0)
     if isinstance(first_s, float | int) and isinstance(last_s, float | int) and isinstance(layer_s, float | int):
-        given = [0, 0]
+        missing = [0, 0]
         ends_s = [first_s, last_s]
         for _ in range(int(num_spare)):
             slower = 1 if ends_s[1] >= ends_s[0] else 0
-            if ends_s[slower] <= 0.0 or given[slower] == layers_per_stage:
+            if ends_s[slower] <= 0.0 or missing[slower] == layers_per_stage:
                 break
             ends_s[slower] -= layer_s
-            given[slower] += 1
+            missing[slower] += 1
         return max(ends_s[0], 0.0), max(ends_s[1], 0.0)
     import numpy as np
 
-    first, last, layer, gaps, most = np.broadcast_arrays(first_s, last_s, layer_s, num_spare, layers_per_stage)
-    given_first, given_last = np.zeros(first.shape, dtype=int), np.zeros(first.shape, dtype=int)
-    is_open = gaps > 0
+    first, last, layer, spare, most = np.broadcast_arrays(first_s, last_s, layer_s, num_spare, layers_per_stage)
+    missing_first, missing_last = np.zeros(first.shape, dtype=int), np.zeros(first.shape, dtype=int)
+    is_open = spare > 0
     while is_open.any():
         is_last = last >= first
-        has_room = np.where(is_last, given_last, given_first) < most
-        is_open = is_open & has_room & (np.maximum(first, last) > 0.0) & (given_first + given_last < gaps)
+        has_room = np.where(is_last, missing_last, missing_first) < most
+        is_open = is_open & has_room & (np.maximum(first, last) > 0.0) & (missing_first + missing_last < spare)
         to_last, to_first = is_open & is_last, is_open & ~is_last
         first, last = first - np.where(to_first, layer, 0.0), last - np.where(to_last, layer, 0.0)
-        given_first, given_last = given_first + to_first, given_last + to_last
+        missing_first, missing_last = missing_first + to_first, missing_last + to_last
     return np.maximum(first, 0.0), np.maximum(last, 0.0)
 
 

@@ -152,10 +152,10 @@ def _add_interval(entry: PricedOperation, below: _Spread, above: _Spread) -> Non
     """Add the interval of an operation to that of its step."""
     price = entry.price
     time_s, times = float(price.time_s), int(entry.operation.repeats) * entry.exposed_fraction
-    shared = error_correlation(price)
-    root = sqrt(shared)
-    below.add(times * abs(float(price.low_s) - time_s), shared, root)
-    above.add(times * abs(float(price.high_s) - time_s), shared, root)
+    correlation = error_correlation(price)
+    root = sqrt(correlation)
+    below.add(times * abs(float(price.low_s) - time_s), correlation, root)
+    above.add(times * abs(float(price.high_s) - time_s), correlation, root)
 
 
 @dataclass
@@ -163,29 +163,29 @@ class _Spread:
     """Half-width of the interval of a sum with partly correlated terms.
 
     Attributes:
-        alone: Sum of squares of the independent parts. [s^2]
-        together_s: Sum of the correlated parts. [s]
+        independent: Sum of squares of the independent parts. [s^2]
+        correlated_s: Sum of the correlated parts. [s]
     """
 
-    alone: float = 0.0
-    together_s: float = 0.0
+    independent: float = 0.0
+    correlated_s: float = 0.0
 
-    def add(self, width_s: float, shared: float, root: float) -> None:
-        """Add a term with its half-width, its correlation and the square root of that."""
-        self.alone += (1.0 - shared) * width_s * width_s
-        self.together_s += root * width_s
+    def add(self, width_s: float, correlation: float, root: float) -> None:
+        """Add a term with its half-width, its correlation and the square root of its correlation."""
+        self.independent += (1.0 - correlation) * width_s * width_s
+        self.correlated_s += root * width_s
 
     @property
     def width_s(self) -> float:
         """Half-width of the sum. [s]"""
-        return sqrt(self.alone + self.together_s**2)
+        return sqrt(self.independent + self.correlated_s**2)
 
 
 def error_correlation(price: Price) -> float:
     """Return the correlation of an operation's error with the other errors of its step."""
     if not price.calibration.is_uncalibrated:
         return ERROR_CORRELATION
-    # The remainder beyond the bias of the device correlates like errors of the device's own record.
+    # The share of the error beyond the bias of the device correlates as with the device's own record.
     shared = float(price.shared_error)
     return max(BORROWED_ERROR_CORRELATION, shared + (1.0 - shared) * ERROR_CORRELATION)
 
@@ -265,7 +265,7 @@ def compose_parts(
         parts: Times by name of the part, numbers or arrays that broadcast together; a missing part takes no time. [s]
         passes: Micro-batches of a step.
         layout: Pipeline degree, chunks and schedule; its other degrees have no effect.
-        num_spare: Layers that the other stages together have fewer, see rebalance_ends.
+        num_spare: Layers that the other stages lack in total compared with the busiest one, see rebalance_ends.
 
     Returns:
         Step and bubble. [s]
@@ -313,15 +313,15 @@ def add_exposed_communication(
 
 
 Adjust = Callable[["Operation", "Price", "Device"], "Price"]
-"""Returns the price of an operation as the software of the passes runs it."""
+"""Changes the price of an operation to that with the software that runs the passes."""
 
 
 class LoweredPass(Protocol):
-    """Operations of one inference pass, with the workload and the layout that they were lowered from."""
+    """Operations of one inference pass, with the workload and the layout that they are lowered from."""
 
     @property
     def parts(self) -> Sequence[tuple[OperationRows, int]]:
-        """The operations, in order: rows of operations, and which row."""
+        """The operations, in order: each part is a table of operations and the index of one row."""
 
     @property
     def operations(self) -> Sequence[Operation]:
@@ -344,35 +344,35 @@ def compose_passes(
     In such a pass no communication overlaps and no operation computes a gradient.
 
     Args:
-        adjust: None for today's kernels.
+        adjust: Changes the price of each operation; None leaves the prices of current kernels.
     """
     if not passes:
         return []
     groups = {id(rows): rows for each in passes for rows, _ in each.parts}
-    operations, prices, found = price_rows(groups.values(), device)
+    operations, prices, indices = price_rows(groups.values(), device)
     if adjust:
         prices = [adjust(operation, price, device) for operation, price in zip(operations, prices, strict=True)]
-    places = dict(zip(groups, found, strict=True))
+    indices_of_group = dict(zip(groups, indices, strict=True))
     parts = [part for each in passes for part in each.parts]
-    place = np.concatenate([places[id(rows)][row] for rows, row in parts])
+    price_index = np.concatenate([indices_of_group[id(rows)][row] for rows, row in parts])
     repeats = np.concatenate([rows.repeats for rows, _ in parts])
     stage = np.concatenate([rows.stages for rows, _ in parts])
     lengths = [sum(len(rows.operations) for rows, _ in each.parts) for each in passes]
-    own_pass = np.repeat(np.arange(len(passes)), lengths)
+    pass_index = np.repeat(np.arange(len(passes)), lengths)
 
     time_s, low_s, high_s = (
         np.array([float(getattr(price, name)) for price in prices]) for name in ("time_s", "low_s", "high_s")
     )
-    shared = np.array([error_correlation(price) for price in prices])
-    total_s = time_s[place] * repeats
-    stage_s = np.bincount(own_pass * len(STAGES) + stage, total_s, len(passes) * len(STAGES))
+    correlation = np.array([error_correlation(price) for price in prices])
+    total_s = time_s[price_index] * repeats
+    stage_s = np.bincount(pass_index * len(STAGES) + stage, total_s, len(passes) * len(STAGES))
 
     def spread_s(end_s: Float[np.ndarray, " prices"]) -> Float[np.ndarray, " passes"]:
-        """Return the half-width of the interval of each sum; see step._Spread."""
-        width_s = np.where(total_s > 0.0, repeats * np.abs(end_s - time_s)[place], 0.0)
-        alone = np.bincount(own_pass, (1.0 - shared)[place] * width_s * width_s, len(passes))
-        together_s = np.bincount(own_pass, np.sqrt(shared)[place] * width_s, len(passes))
-        return np.asarray(np.sqrt(alone + together_s**2))
+        """Return the half-width of the interval of each pass, as _Spread computes it."""
+        width_s = np.where(total_s > 0.0, repeats * np.abs(end_s - time_s)[price_index], 0.0)
+        independent = np.bincount(pass_index, (1.0 - correlation)[price_index] * width_s * width_s, len(passes))
+        correlated_s = np.bincount(pass_index, np.sqrt(correlation)[price_index] * width_s, len(passes))
+        return np.asarray(np.sqrt(independent + correlated_s**2))
 
     rows_s = zip(
         passes,
