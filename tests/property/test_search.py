@@ -17,7 +17,7 @@ from shapewright.optimize.search.memory import MemoryOfShapes, kv_bytes_per_toke
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, VariedScenario, lower_grid
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.loss import ShapeForLoss, as_compared, judge_change, load_loss_law
+from shapewright.prediction.loss import ShapeForLoss, estimate_loss_effect, load_loss_law, scale_to_baseline
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.software import Software, load_software, software_names
@@ -207,12 +207,12 @@ def cost_of(prediction: Prediction, baseline: Prediction, goal: Goal) -> float:
     if not goal.has_run:
         return prediction.step_time_s / prediction.parameters.active
     own = baseline.config
-    effect = judge_change(own, prediction.config, train_tokens=1e10, speedup=None)
+    effect = estimate_loss_effect(own, prediction.config, train_tokens=1e10, speedup=None)
     time_s = prediction.step_time_s / effect.size_ratio
     if goal.objective is None:
         return time_s * effect.tokens_ratio
     law, shape = load_loss_law(), ShapeForLoss.of(own)
-    compared = as_compared(ShapeForLoss.of(prediction.config), shape, effect.size_ratio)
+    compared = scale_to_baseline(ShapeForLoss.of(prediction.config), shape, effect.size_ratio)
     reached = law.loss_nats(compared, 1e10 * baseline.step_time_s / time_s)
     return float(np.exp(reached - law.loss_nats(shape, 1e10)))
 

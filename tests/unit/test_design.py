@@ -18,7 +18,7 @@ from command_line import run
 from shapewright.models import count_parameters, read_model, to_config_json
 from shapewright.optimize.design import DesignResult, FrontRun, usual_batch_size
 from shapewright.optimize.search import usual_model
-from shapewright.prediction.loss import judge_change
+from shapewright.prediction.loss import estimate_loss_effect
 from shapewright.prediction.speedup import compare_times
 
 ASKED: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8, "workload": {"seq_len": 1024}}
@@ -76,7 +76,7 @@ def test_what_is_better_is_counted_once(found: DesignResult) -> None:
     """The effect of a design is that of its shape and of the throughputs of both plans."""
     one = found.designs[-1]
     speedup = compare_times(found.baseline.prediction, one.prediction)
-    effect = judge_change(found.baseline.config, one.config, train_tokens=10**10, speedup=speedup)
+    effect = estimate_loss_effect(found.baseline.config, one.config, train_tokens=10**10, speedup=speedup)
 
     assert (one.speedup, one.effect) == (speedup, effect)
 
@@ -111,7 +111,7 @@ def test_no_shape_nearby_is_better() -> None:
         raw = to_config_json(found.model, config)
         plan = shapewright.plan(raw, **ASKED, global_batch_size=own.workload.global_batch_size).plans[0]
         speedup = compare_times(own.prediction, plan.prediction)
-        effect = judge_change(own.config, config, train_tokens=10**10, speedup=speedup)
+        effect = estimate_loss_effect(own.config, config, train_tokens=10**10, speedup=speedup)
         assert effect.net_speedup is not None
         best = max(best, effect.net_speedup.factor)
 

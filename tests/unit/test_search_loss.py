@@ -19,7 +19,7 @@ from shapewright.optimize.search.objective import SPEED
 from shapewright.optimize.search.result import Candidate
 from shapewright.optimize.search.verdict import VERDICTS, describe_change, judge_search, recommend
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.loss import ShapeForLoss, as_compared, is_free_change, judge_change, load_loss_law
+from shapewright.prediction.loss import ShapeForLoss, estimate_loss_effect, keeps_loss, load_loss_law, scale_to_baseline
 from shapewright.prediction.speedup import Speedup
 
 TOKENS = 3e11
@@ -41,7 +41,7 @@ def test_net_speedup_by_hand() -> None:
     own = read_model("gpt3-2.7b").config
     other = replace(own, num_layers=24, intermediate_size=14080)
     speedup = Speedup(factor=1.2, low=1.1, high=1.2 * 1.2 / 1.1, probability_faster=1.0)
-    effect = judge_change(own, other, train_tokens=TOKENS, speedup=speedup)
+    effect = estimate_loss_effect(own, other, train_tokens=TOKENS, speedup=speedup)
     law = load_loss_law()
     # A layer has 4 h^2 + 2 h f weights and 9 h + f + 4 h biases and norms (4 h in q, k, v, out; f and h in the MLP;
     # 4 h in two norms); beside the layers are 50257 h of tokens, 2048 h of positions and 2 h of the last norm.
@@ -66,7 +66,7 @@ def test_same_shape_has_no_changes() -> None:
     """A shape compared with itself has the baseline's loss, for certain, and the net speed-up is the speed-up."""
     own = read_model("llama-3-8b").config
     speedup = Speedup(factor=1.1, low=1.05, high=1.1 * 1.1 / 1.05, probability_faster=0.99)
-    effect = judge_change(own, own, train_tokens=TOKENS, speedup=speedup)
+    effect = estimate_loss_effect(own, own, train_tokens=TOKENS, speedup=speedup)
 
     assert (effect.difference_nats, effect.difference_low_nats, effect.difference_high_nats) == (0.0, 0.0, 0.0)
     assert (effect.tokens_ratio, effect.size_ratio) == (1.0, 1.0)
@@ -80,7 +80,7 @@ def test_size_alone_is_no_gain() -> None:
     own = read_model("llama-3-8b").config
     shape = ShapeForLoss.of(own)
     law = load_loss_law()
-    larger = as_compared(replace(shape, num_parameters=1.02 * shape.num_parameters), shape, 1.02)
+    larger = scale_to_baseline(replace(shape, num_parameters=1.02 * shape.num_parameters), shape, 1.02)
 
     assert float(law.loss_nats(larger, TOKENS)) == pytest.approx(float(law.loss_nats(shape, TOKENS)))
 
@@ -110,7 +110,7 @@ def test_free_memory(model: str, changes: dict[str, int], is_free: bool) -> None
         width = 2560 // heads
         changes = {**changes, "num_heads": heads, "num_kv_heads": heads, "head_dim": width, "v_head_dim": width}
 
-    assert is_free_change(own, replace(own, **changes)) is is_free
+    assert keeps_loss(own, replace(own, **changes)) is is_free
 
 
 def test_twenty_heads_come_first_and_free(gpt3: SearchResult) -> None:
@@ -244,7 +244,7 @@ def test_loss_at_budget_is_the_loss_after_as_much_time() -> None:
     law, own = load_loss_law(), ShapeForLoss.of(result.baseline.config)
     for shape in result.candidates[:5]:
         assert shape.effect is not None
-        compared = as_compared(ShapeForLoss.of(shape.config), own, shape.effect.size_ratio)
+        compared = scale_to_baseline(ShapeForLoss.of(shape.config), own, shape.effect.size_ratio)
         tokens = TOKENS * shape.speedup.factor * shape.effect.size_ratio
         expected = float(law.loss_nats(compared, tokens)) - float(law.loss_nats(own, TOKENS))
         assert shape.cost_ratio == pytest.approx(exp(expected))

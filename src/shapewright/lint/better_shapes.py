@@ -24,7 +24,7 @@ from shapewright.lint.shape_fixes import (
     with_hidden_size,
 )
 from shapewright.models.parameters import count_parameters
-from shapewright.prediction.loss import has_loss_law, judge_change
+from shapewright.prediction.loss import estimate_loss_effect, has_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import count_chinchilla_tokens
 
@@ -164,7 +164,7 @@ def _estimate_loss_effect(
     if not has_loss_law(scenario.config):
         return None
     is_training = scenario.workload.is_training
-    return judge_change(
+    return estimate_loss_effect(
         scenario.config,
         new.config,
         train_tokens=train_tokens,

@@ -19,7 +19,7 @@ from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.result import explain_loss
 from shapewright.optimize.search import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED, search_shapes
 from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
-from shapewright.prediction.loss import describe_extrapolation, is_far_outside, judge_change, load_loss_law
+from shapewright.prediction.loss import describe_extrapolation, estimate_loss_effect, is_far_outside, load_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
 
@@ -346,7 +346,7 @@ def _design(plan: Plan, own: Plan, request: DesignRequest, run_tokens: int) -> D
         },
         run=_run(plan, run_tokens, request.usd_per_hour),
         speedup=speedup,
-        effect=judge_change(before, config, train_tokens=request.train_tokens, speedup=speedup),
+        effect=estimate_loss_effect(before, config, train_tokens=request.train_tokens, speedup=speedup),
     )
 
 

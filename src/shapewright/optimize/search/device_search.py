@@ -21,7 +21,13 @@ from shapewright.optimize.search.space.guard import measure_shape, percentile_of
 from shapewright.optimize.search.space.space import make_space
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.optimize.search.verdict import judge_search, recommend
-from shapewright.prediction.loss import ShapeForLoss, count_compared, has_loss_law, is_far_outside, judge_change
+from shapewright.prediction.loss import (
+    ShapeForLoss,
+    count_active_parameters,
+    estimate_loss_effect,
+    has_loss_law,
+    is_far_outside,
+)
 from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
 from shapewright.prediction.speedup import compare_times
 from shapewright.workload import ParallelLayout
@@ -123,7 +129,7 @@ class DeviceSearch:
         return LossRanking(
             objective=self.objective.name,
             baseline=ShapeForLoss.of(self.own.config),
-            num_compared=count_compared(self.own.config, self.own.config.vocab_size),
+            num_compared=count_active_parameters(self.own.config, self.own.config.vocab_size),
             train_tokens=self.train_tokens,
             token_s=self._token_s(self.own),
             served_share=share,
@@ -144,7 +150,7 @@ class DeviceSearch:
         token_s = self._token_s(prediction)
         if self.ranking is None:
             return token_s / prediction.parameters.active
-        size = count_compared(prediction.config, self.own.config.vocab_size)
+        size = count_active_parameters(prediction.config, self.own.config.vocab_size)
         ranked = self.ranking.columns(ShapeForLoss.of(prediction.config), size)
         columns = {name: np.atleast_1d(column) for name, column in ranked.items()}
         if self._serving is not None:
@@ -209,7 +215,7 @@ class DeviceSearch:
         is_other_hybrid = prediction.config.layer_types != self.own.config.layer_types
         if self.train_tokens is None or is_other_hybrid:  # no law knows the ratio of layers
             return None
-        return judge_change(
+        return estimate_loss_effect(
             self.own.config,
             prediction.config,
             train_tokens=self.train_tokens,

@@ -24,7 +24,7 @@ from shapewright.optimize.search.memory import MemoryOfShapes
 from shapewright.optimize.search.objective import Limits
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_together
-from shapewright.prediction.loss import ShapeForLoss, count_compared
+from shapewright.prediction.loss import ShapeForLoss, count_active_parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -186,7 +186,7 @@ class _Evaluation:
             numbers = {spec.name: getattr(shape, spec.name) for spec in fields(shape)}
             if not config.is_moe:
                 numbers["total_parameters"] = 0
-            numbers["num_compared"] = count_compared(config, varied.scenario.config.vocab_size)
+            numbers["num_compared"] = count_active_parameters(config, varied.scenario.config.vocab_size)
             self._loss_fields = {
                 name: sum_of(self._grid, number.node) if isinstance(number, Traced) else number
                 for name, number in numbers.items()

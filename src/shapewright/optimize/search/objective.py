@@ -11,7 +11,7 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
-from shapewright.prediction.loss import ShapeForLoss, as_compared, load_loss_law
+from shapewright.prediction.loss import ShapeForLoss, load_loss_law, scale_to_baseline
 from shapewright.prediction.training_run import (
     FEWEST_TOKENS,
     MOST_TOKENS,
@@ -242,7 +242,7 @@ class LossRanking:
             num_compared: Their parameters, as prediction.loss counts them to compare sizes.
         """
         size_ratio = num_compared / self.num_compared
-        shapes = as_compared(shapes, self.baseline, size_ratio)
+        shapes = scale_to_baseline(shapes, self.baseline, size_ratio)
         law = load_loss_law()
         target_nats = law.loss_nats(self.baseline, self.train_tokens)
         needed = np.asarray(law.ratio_to_reach(shapes, target_nats, self.train_tokens), dtype=float)

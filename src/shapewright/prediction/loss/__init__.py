@@ -1,16 +1,16 @@
-"""Loss by shape: a law of training loss over parameters, tokens and shape, and the time to a loss that follows."""
+"""Loss by shape: a law of the training loss by parameters, tokens and shape, and the training time to reach a loss."""
 
 from shapewright.prediction.loss.effect import (
     LossEffect,
     NetSpeedup,
-    as_compared,
-    count_compared,
+    count_active_parameters,
     describe_extrapolation,
+    estimate_loss_effect,
     has_loss_law,
     is_far_outside,
-    is_free_change,
-    judge_change,
+    keeps_loss,
     net_speedup,
+    scale_to_baseline,
 )
 from shapewright.prediction.loss.law import LossDifference, LossLaw, TokensRatio, load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
@@ -22,13 +22,13 @@ __all__ = [
     "NetSpeedup",
     "ShapeForLoss",
     "TokensRatio",
-    "as_compared",
-    "count_compared",
+    "count_active_parameters",
     "describe_extrapolation",
+    "estimate_loss_effect",
     "has_loss_law",
     "is_far_outside",
-    "is_free_change",
-    "judge_change",
+    "keeps_loss",
     "load_loss_law",
     "net_speedup",
+    "scale_to_baseline",
 ]

@@ -1,10 +1,10 @@
 """Effect of a change of shape on loss and speed together: loss difference, tokens needed, net speed-up.
 
-A shape that is s times as fast per token and needs r times the tokens for the baseline's loss reaches it s / r times as
-soon. Shapes of a search differ a little in size, and a larger model may only be better because it is larger. So speed
-and loss are compared at the baseline's size: a shape of g times its parameters counts as g times as fast, with 1 / g of
-its parameters in the loss law. A padded vocabulary adds none. Heads of 64 to 256 count as equally good: in the data
-they differ by less than the noise.
+A shape that is s times as fast per token and needs r times the tokens for the baseline's loss reaches that loss s / r
+times as fast. Shapes of a search differ a little in size, and a larger model may be better only because it is larger.
+Speed and loss are therefore compared at the baseline's size: a shape with g times the baseline's parameters counts as g
+times as fast, with 1 / g of its parameters in the loss law. A padded vocabulary adds no parameters. Heads of 64 to 256
+count as equally good, since they differ by less than the noise of the data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetSpeedup:
-    """Training time of a baseline over that of candidates which reach the same loss.
+    """Training time of a baseline over the time in which candidates reach its loss.
 
     Attributes:
         mean: Expected speed-up (the median); 0 where the loss cannot be reached.
@@ -53,7 +53,7 @@ def net_speedup(
     tokens_per_step_ratio: Numeric = 1.0,
     step_log_standard_deviation: Numeric = 0.0,
 ) -> NetSpeedup:
-    """Join the speed-up of a step with the tokens that a shape needs.
+    """Combine the speed-up of a step with the tokens that a shape needs.
 
         net = step speed-up x tokens per step ratio / tokens needed ratio
 
@@ -73,13 +73,13 @@ def net_speedup(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         spread = np.exp(Z_90 * deviation)
         gain = np.log(mean)
-        # A certain gain or loss is infinitely many deviations away; a certain tie is none.
+        # Without uncertainty, a gain or loss is infinitely many standard deviations from 0, and equal times are none.
         standard = np.where(gain == 0.0, 0.0, gain / deviation)
-    return NetSpeedup(mean=mean, low=mean / spread, high=mean * spread, chance_better=_normal_share_below(standard))
+    return NetSpeedup(mean=mean, low=mean / spread, high=mean * spread, chance_better=_normal_cdf(standard))
 
 
-def _normal_share_below(standard: Numeric) -> Numeric:
-    """Return the probability of a standard normal variable below a value, within 1e-7.
+def _normal_cdf(standard: Numeric) -> Numeric:
+    """Return the cumulative distribution function of the standard normal distribution, within 1e-7.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.17.
     """
@@ -96,9 +96,9 @@ NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD = 64, 256
 
 Source: mlfoundations/scaling, grid of 2024: at equal width and depth, heads of 64 to 256 are within 0.01 nats."""
 
-FARTHEST = 100.0
-"""Factor by which sizes and tokens may lie outside the data of the loss law for it to decide between shapes: the data
-end at 2 B parameters and 350 B tokens, and models of 70 B are trained on 15 T."""
+MOST_EXTRAPOLATION = 100.0
+"""Factor up to which sizes and tokens may lie outside the data of the loss law. Beyond it, the law does not decide
+between shapes. The data end at 2 B parameters and 350 B tokens; models of 70 B are trained on 15 T."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +107,15 @@ class LossEffect:
 
     Attributes:
         train_tokens: Tokens that the baseline is trained on.
-        difference_nats: Loss above the baseline's after as many tokens. [nat]
+        difference_nats: Loss minus the baseline's after the same tokens. [nat]
         difference_low_nats: Lower end of its 90 % interval. [nat]
         difference_high_nats: Upper end. [nat]
-        tokens_ratio: Tokens needed for the baseline's loss over the baseline's; infinite where it is out of reach.
+        tokens_ratio: Tokens needed for the baseline's loss over the baseline's; infinite where it cannot be reached.
         net_speedup: Ratio of the baseline's time to its loss to the shape's, with interval; None outside training.
         is_free: Whether the change keeps the loss: it only pads the vocabulary, or divides the same attention width
-            among other heads of 64 to 256. It needs the same tokens; its difference of loss is none, with the noise of
-            the data as interval.
-        size_ratio: Parameters over the baseline's, of a token and with the baseline's vocabulary.
+            among other heads of 64 to 256. Such a change needs the same tokens, and its loss difference is 0, with the
+            noise of the data as interval.
+        size_ratio: Parameters that a token uses over the baseline's, with the vocabulary of the baseline.
     """
 
     train_tokens: float
@@ -129,22 +129,27 @@ class LossEffect:
 
 
 def has_loss_law(config: TransformerConfig) -> bool:
-    """Whether the loss law describes a model: decoders."""
+    """Whether the loss law describes a model, which it does for decoders."""
     return config.stack == "decoder"
 
 
-def count_compared(config: TransformerConfig, vocab_size: int) -> Any:
-    """Return the parameters that a token uses, with another vocabulary; sizes may be traced."""
+def count_active_parameters(config: TransformerConfig, vocab_size: int) -> Any:
+    """Count the parameters that a token uses, with another vocabulary.
+
+    Args:
+        config: The model; its sizes can be numbers or core.traced.Traced.
+        vocab_size: Vocabulary to count with.
+    """
     same = copy(config)
     object.__setattr__(same, "vocab_size", vocab_size)
     return count_parameters(same).active
 
 
 def is_far_outside(config: TransformerConfig, train_tokens: float) -> bool:
-    """Whether a model or its run is so far outside the data of the loss law that it cannot tell what is better."""
+    """Whether a model or its run is too far outside the data of the loss law for the law to decide between shapes."""
     law, size = load_loss_law(), float(ShapeForLoss.of(config).num_parameters)
     return any(
-        not low / FARTHEST <= value <= high * FARTHEST
+        not low / MOST_EXTRAPOLATION <= value <= high * MOST_EXTRAPOLATION
         for value, (low, high) in ((size, law.parameters_range), (train_tokens, law.tokens_range))
     )
 
@@ -171,23 +176,23 @@ def describe_extrapolation(config: TransformerConfig, train_tokens: float) -> tu
     return tuple(notes)
 
 
-def judge_change(
+def estimate_loss_effect(
     baseline: TransformerConfig,
     candidate: TransformerConfig,
     *,
     train_tokens: float,
     speedup: Speedup | None,
 ) -> LossEffect:
-    """Judge a change of shape by loss and speed.
+    """Estimate the effect of a change of shape on loss and speed.
 
     Args:
         train_tokens: Tokens that the baseline is trained on.
         speedup: Ratio of the training throughputs; None outside training.
     """
     law, own, vocab_size = load_loss_law(), ShapeForLoss.of(baseline), baseline.vocab_size
-    size_ratio = count_compared(candidate, vocab_size) / count_compared(baseline, vocab_size)
-    is_free = is_free_change(baseline, candidate)
-    shape = own if is_free else as_compared(ShapeForLoss.of(candidate), own, size_ratio)
+    size_ratio = count_active_parameters(candidate, vocab_size) / count_active_parameters(baseline, vocab_size)
+    is_free = keeps_loss(baseline, candidate)
+    shape = own if is_free else scale_to_baseline(ShapeForLoss.of(candidate), own, size_ratio)
     difference, needed = law.compare(shape, own, train_tokens)
     noise = FREE_NATS if is_free and candidate.head_dim != baseline.head_dim else 0.0
     net = None
@@ -213,8 +218,8 @@ def judge_change(
     )
 
 
-def as_compared(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) -> ShapeForLoss:
-    """Return a shape as it is compared with a baseline: of the same size, and free head widths as wide as its own.
+def scale_to_baseline(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) -> ShapeForLoss:
+    """Return a shape with the parameters of a baseline, and with its head width where the loss does not depend on it.
 
     Args:
         shape: One shape, or arrays of many.
@@ -236,15 +241,15 @@ def as_compared(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) ->
     )
 
 
-def is_free_change(baseline: TransformerConfig, candidate: TransformerConfig) -> bool:
+def keeps_loss(baseline: TransformerConfig, candidate: TransformerConfig) -> bool:
     """Whether a change keeps the loss: padded vocabulary, or the same attention width in other heads of 64 to 256.
 
     >>> from shapewright.models import read_model
     >>> own = read_model("gpt3-2.7b").config
     >>> heads = read_model("gpt3-2.7b", {"num_heads": 20}).config
-    >>> is_free_change(own, heads), heads.head_dim
+    >>> keeps_loss(own, heads), heads.head_dim
     (True, 128)
-    >>> is_free_change(own, read_model("gpt3-2.7b", {"num_layers": 36}).config)
+    >>> keeps_loss(own, read_model("gpt3-2.7b", {"num_layers": 36}).config)
     False
     """
     fields = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "vocab_size")

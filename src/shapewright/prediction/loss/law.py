@@ -1,7 +1,7 @@
-"""A law of training loss: fitted coefficients, what they say of shapes, and files with the law of a user's own recipe.
+"""The loss law: its fitted coefficients, comparisons of shapes with intervals, and files with a user's own law.
 
-The formula is that of prediction.loss.terms. Every coefficient has a variance, so that a difference between shapes has
-an interval which grows where the data end.
+The formula is that of prediction.loss.terms. The covariance of the coefficients gives a loss difference an interval,
+which widens outside the fitted data.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 REFERENCE = "reference"
-"""Recipe of a model about whose data and schedule nothing is known."""
+"""Recipe of a model with unknown data and schedule."""
 Z_90 = 1.6448536269514722
 """Standard deviations from the mean to the ends of a 90 % interval of a normal distribution."""
 FREE_NATS = 0.01
-"""Largest loss that counts as none: heads of 64 to 256 differ by less in the data. [nats]"""
+"""Largest loss difference that counts as zero: heads of 64 to 256 differ by less in the data. [nats]"""
 
 
 _FILE = "data/loss_law.json"
-# Shapes that differ in the width of heads alone scatter by this part of the same step in width or depth. Source: most
+# Weight of ln head_dim in the distance between two shapes, relative to ln hidden_size and ln num_layers. Source: most
 # likely value for residuals of left-out models of the grid, 63 pairs of heads at one width from 512 up and one depth
-# (0.45 to 0.60; decision 0018). Noise between seeds is in it.
-_HEAD_SCATTER = 0.48
+# (0.45 to 0.60; decision 0018). It includes noise between seeds.
+_HEAD_DISTANCE_WEIGHT = 0.48
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class LossDifference:
 
     @property
     def is_free(self) -> Any:
-        """Whether a candidate is at most ``FREE_NATS`` worse with a certainty of 95 %."""
+        """Whether a candidate is at most ``FREE_NATS`` worse with a probability of 95 %."""
         return self.high_nats <= FREE_NATS
 
 
@@ -88,14 +88,15 @@ class TokensRatio:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossLaw:
-    """The law with the coefficients of one recipe: data, schedule, tokenizer.
+    """The law with the coefficients of one recipe: data, schedule and tokenizer.
 
     Attributes:
-        name: Recipe.
+        name: Name of the recipe.
         coefficients: Value of each of ``COEFFICIENTS``.
-        covariance: Of the coefficients, in their order. [coefficients, coefficients]
-        scatter_nats: Standard deviation of a shape's loss about the law, common to all tokens. [nats]
-        scatter_length: Distance in (ln hidden_size, ln num_layers) at which two shapes scatter independently.
+        covariance: Covariance of the coefficients, in the order of ``COEFFICIENTS``.
+        scatter_nats: Standard deviation of a shape's loss from the law; the error is the same after all tokens. [nats]
+        scatter_length: Distance in (ln hidden_size, ln num_layers) from which on the errors of two shapes are nearly
+            independent.
         parameters_range: Smallest and largest size of the fitted models, parameters without embeddings.
         tokens_range: Fewest and most training tokens of the fitted losses.
         provenance: Source, rows, split and errors of the fit.
@@ -111,17 +112,18 @@ class LossLaw:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def loss_nats(self, shape: ShapeForLoss, train_tokens: Numeric) -> Numeric:
-        """Expected loss per token of this recipe. [nats]
+        """Expected loss per token of a shape. [nats]
 
         Args:
-            train_tokens: Tokens that they are trained on.
+            shape: One or many shapes.
+            train_tokens: Tokens that each is trained on.
         """
         terms = evaluate_terms(self.coefficients, shape, train_tokens)
         loss: Numeric = self.coefficients["floor_nats"] + terms.capacity_nats + terms.token_nats
         return loss
 
     def standard_deviation_nats(self, shape: ShapeForLoss, train_tokens: Numeric) -> Numeric:
-        """Standard deviation of the expected loss of a shape of this recipe, scatter included. [nats]"""
+        """Standard deviation of the expected loss of a shape, scatter included. [nats]"""
         variance = self._variance(
             derivatives(self.coefficients, evaluate_terms(self.coefficients, shape, train_tokens))
         )
@@ -150,7 +152,7 @@ class LossLaw:
         pairs = zip(derivatives(self.coefficients, one), derivatives(self.coefficients, other), strict=True)
         variance = self._variance([left - right for left, right in pairs])
         deviation_nats = np.sqrt(variance + self._scatter_variance(candidates, baseline))
-        # Token term that is left for the candidate at the baseline's loss; its slope in ln D there gives the deviation.
+        # The token term of the candidate at the baseline's loss; its slope in ln D there gives the deviation.
         exponent, left_nats = self.coefficients["token_exponent"], one.token_nats - mean_nats
         reaches = left_nats > 0.0
         left_nats = np.where(reaches, left_nats, 1.0)
@@ -163,7 +165,7 @@ class LossLaw:
         )
 
     def tokens_to_reach(self, shape: ShapeForLoss, loss_nats: Numeric) -> Numeric:
-        """Tokens after which a shape is expected to have a loss; infinite where it never has.
+        """Tokens after which a shape is expected to reach a loss; infinite where it never does.
 
         Args:
             loss_nats: Loss to reach. [nats]
@@ -172,16 +174,16 @@ class LossLaw:
         return tokens
 
     def ratio_to_reach(self, shape: ShapeForLoss, loss_nats: Numeric, train_tokens: float) -> Any:
-        """Tokens after which a shape is expected to have a loss, over some tokens; infinite where it never has.
+        """Ratio of the tokens with which a shape reaches a loss to ``train_tokens``; infinite where it never does.
 
         Args:
-            shape: The models.
+            shape: One or many shapes.
             loss_nats: Loss to reach. [nats]
-            train_tokens: The tokens that they are divided by.
+            train_tokens: Denominator of the ratio.
         """
         terms = evaluate_terms(self.coefficients, shape, train_tokens)
         left_nats = (loss_nats - self.coefficients["floor_nats"]) - terms.capacity_nats
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # of shapes that never have it
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # shapes that never reach it
             ratio = np.exp(np.log(terms.token_nats / left_nats) / self.coefficients["token_exponent"])
         return np.where(left_nats > 0.0, ratio, np.inf)[()]
 
@@ -196,17 +198,20 @@ class LossLaw:
 
     @cached_property
     def _root(self) -> Float[np.ndarray, "coefficients coefficients"]:
-        """A matrix whose product with its transpose is the covariance."""
+        """Square root of the covariance: its product with its transpose is the covariance."""
         values, vectors = np.linalg.eigh(self.covariance)
         root: Float[np.ndarray, "coefficients coefficients"] = vectors * np.sqrt(np.maximum(values, 0.0))
         return root
 
     def scatter_covariance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
-        """Covariance of the errors of two shapes about the law: full for equal shapes, none for far ones. [nats^2]"""
+        """Covariance of two shapes' deviations from the law: a variance for equal ones, 0 for distant ones. [nats^2]"""
         return self.scatter_nats**2 * np.exp(-0.5 * self._squared_distance(one, other))
 
     def _scatter_variance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
-        """Variance of the difference of two shapes about the law: 0 for equal ones, twice the scatter for far ones."""
+        """Variance of the difference between two shapes' deviations from the law.
+
+        It is 0 for equal shapes and twice the variance of one deviation for distant ones.
+        """
         return 2.0 * self.scatter_nats**2 * -np.expm1(-0.5 * self._squared_distance(one, other))
 
     def _squared_distance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
@@ -214,7 +219,7 @@ class LossLaw:
         squared = (
             np.log(one.hidden_size / other.hidden_size) ** 2
             + np.log(one.num_layers / other.num_layers) ** 2
-            + (_HEAD_SCATTER * np.log(one.head_dim / other.head_dim)) ** 2
+            + (_HEAD_DISTANCE_WEIGHT * np.log(one.head_dim / other.head_dim)) ** 2
         )
         return squared / self.scatter_length**2
 
@@ -229,7 +234,7 @@ _LAW_IN_USE: ContextVar[LossLaw | None] = ContextVar("loss law in use", default=
 
 @contextmanager
 def using_law(law: LossLaw) -> Iterator[None]:
-    """Make another law the one that ``load_loss_law`` returns, in this thread."""
+    """Make ``load_loss_law`` return another law in this thread."""
     token = _LAW_IN_USE.set(law)
     try:
         yield
@@ -294,14 +299,15 @@ def _read_range(raw: Any) -> tuple[float, float]:
 FILE_KIND = "shapewright loss law"
 FILE_SCHEMA_VERSION = 1
 _LARGEST_FILE_BYTES = 2**20
-# Limits far outside of every fit: exponents are 0.1 to 0.7, curvatures up to 0.5, logarithms up to 5, variances to 3.
+# Limits far outside of all fits, whose exponents are 0.1 to 0.7, curvatures up to 0.5, logarithms and variances up to
+# 5 and 3.
 _EXPONENTS = ("capacity_exponent", "token_exponent")
 _SMALLEST_EXPONENT, _LARGEST_SLOPE, _LARGEST_COEFFICIENT = 0.01, 1.5, 10.0
 _LARGEST_COVARIANCE, _LARGEST_NUMBER = 1e4, 1e20
 
 
 def law_file_content(law: LossLaw) -> dict[str, Any]:
-    """Content of a file that holds one law, for ``read_loss_law``."""
+    """Return the content of a file with one law, as ``read_loss_law`` reads it."""
     return {
         "schema_version": FILE_SCHEMA_VERSION,
         "kind": FILE_KIND,
@@ -346,7 +352,7 @@ def read_loss_law(path: str | Path) -> LossLaw:
 
 
 def _is_in_range(law: LossLaw) -> bool:
-    """Whether no loss of a model of any size overflows."""
+    """Whether the numbers of a law are small enough that no loss overflows, for models of any size."""
     high = {
         name: _LARGEST_COEFFICIENT if name.startswith(("log_", "floor_")) else _LARGEST_SLOPE for name in COEFFICIENTS
     }
@@ -362,7 +368,7 @@ def _is_in_range(law: LossLaw) -> bool:
 
 @contextmanager
 def using_loss_law(path: str | Path) -> Iterator[None]:
-    """Judge losses by the law of a user's own recipe, in this thread.
+    """Predict losses with the law of a user's own recipe, in this thread.
 
     Args:
         path: File that 'shapewright calibrate --losses' has written.

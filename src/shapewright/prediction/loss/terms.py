@@ -1,4 +1,4 @@
-"""Formula of the law of loss over parameters, tokens and shape, and its derivatives.
+"""Formula of the training loss by parameters, tokens and shape, and its derivatives.
 
     loss = E + A (N_eff / N0)^-a + B (N / N0)^c (D / D0)^-b
 
@@ -7,11 +7,12 @@
                     - m bowl(ln r - r0)                                             MLP over attention parameters
                     - g ln(num_heads / num_kv_heads)                                shared keys and values
                     + e ln(all parameters / used ones)                              experts
-    bowl(x) = 2 (sqrt(1 + x^2) - 1): x^2 near 0, 2 |x| far from it
+    bowl(x) = 2 (sqrt(1 + x^2) - 1), twice the pseudo-Huber function: x^2 near 0, 2 |x| far from it
 
 N are the parameters of the layers that a token uses, D the training tokens. A shape that is not the best of its size
-learns like a smaller model of the best shape: N_eff. The terms of width, depth and heads are fitted to public losses
-(docs/loss.md), the others are priors from named literature, because no public table varies those fields alone.
+has the loss of a smaller model of the best shape, of N_eff parameters. The terms of width, depth and heads are fitted
+to public losses (docs/loss.md); the others are priors from named literature, since no public table varies those fields
+alone.
 """
 
 from __future__ import annotations
@@ -114,14 +115,14 @@ class LawTerms:
     Attributes:
         log_parameters: ln(N / N0).
         log_tokens: ln(D / D0).
-        width_offset: Argument of the bowl of width and depth.
-        head_offset: Argument of the bowl of heads.
-        mlp_offset: Argument of the bowl of the MLP.
+        width_offset: ln(hidden_size / num_layers) minus its best value for the size.
+        head_offset: ln(head_dim) minus its best value.
+        mlp_offset: ln(MLP over attention parameters) minus its best value.
         log_shared: ln(num_heads / num_kv_heads).
         log_experts: ln(all parameters / used ones).
         log_effective: ln(N_eff / N0).
-        capacity_nats: Second term of the loss. [nats]
-        token_nats: Third term of the loss. [nats]
+        capacity_nats: Second term of the loss, A (N_eff / N0)^-a. [nats]
+        token_nats: Third term of the loss, B (N / N0)^c (D / D0)^-b. [nats]
     """
 
     log_parameters: Any
@@ -142,7 +143,7 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
     size = np.log(active / REFERENCE_PARAMETERS)
     tokens = np.log(train_tokens / REFERENCE_TOKENS)
     width_offset = np.log(shape.hidden_size / shape.num_layers) - value["log_best_width_per_layer"]
-    if np.any(value["best_width_growth"]):  # otherwise it is computed for few widths and depths, not for every size
+    if np.any(value["best_width_growth"]):  # without it, arrays of widths and depths need not broadcast to all sizes
         width_offset = width_offset - value["best_width_growth"] * size
     head_offset = np.log(shape.head_dim) - value["log_best_head_dim"]
     attention = 2.0 * shape.head_dim * (shape.num_heads + shape.num_kv_heads)
@@ -151,7 +152,7 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
     shared = np.log(shape.num_heads / shape.num_kv_heads)
     is_dense = np.isscalar(shape.total_parameters) and shape.total_parameters == 0
     experts = 0.0 if is_dense else np.log(np.maximum(shape.total_parameters, active) / active)
-    # Terms of few fields first: for tables on axes they are much smaller than the size.
+    # Terms of few fields are added first: in a grid of shapes their arrays are much smaller than that of the sizes.
     heads = value["head_curvature"] * _bowl(head_offset) + value["shared_kv"] * shared
     effective = size - (value["curvature"] * _bowl(width_offset) + heads) - value["mlp_curvature"] * _bowl(mlp_offset)
     if not is_dense:
@@ -197,7 +198,7 @@ def derivatives(coefficients: Mapping[str, Any], terms: LawTerms) -> list[Any]:
 
 
 def _bowl(offset: Any) -> Any:
-    """Return x^2 near 0 and 2 |x| far from it."""
+    """Return twice the pseudo-Huber function: x^2 near 0, 2 |x| far from it."""
     return 2.0 * (np.sqrt(1.0 + offset * offset) - 1.0)
 
 
