@@ -46,7 +46,7 @@ class Capacity(ScenarioResult, NotebookDisplay):
         scenario: The job.
         optimizer: Name of the optimizer; empty outside training.
         stages: Memory of one device of each pipeline stage.
-        largest_micro_batch_size: Largest micro-batch that fits, all else equal; 0 if none does.
+        largest_micro_batch_size: Largest micro-batch that fits, all else equal; 0 if none fits.
         largest_seq_len: Longest sequence that fits, in decode the longest context, all else equal; 0 if none does.
         fit_options: Changes that make the job fit, first on the same devices, then on more, in each group the fastest
             first; empty where it fits.
@@ -185,9 +185,9 @@ def _describe_saved_tensors(config: TransformerConfig, workload: Workload) -> li
     """Describe which tensors of the MLP and of narrow GEMMs are assumed to be saved, and the options to change it."""
     is_narrow = workload.dtype in SCALE_BYTES_PER_ELEMENT
     if workload.narrow_inputs and not is_narrow:
-        idle = with_fields("{narrow_inputs} has no effect with ")
-        reason = f"dtype={workload.dtype}, whose GEMMs read 16 bits or more"
-        return [Note(idle + reason, "no-effect", "narrow_inputs")]
+        text = with_fields("{narrow_inputs} has no effect with ")
+        text += f"dtype={workload.dtype}, whose GEMMs read 16 bits or more"
+        return [Note(text, "no-effect", "narrow_inputs")]
     if not workload.is_training or workload.recompute == "full":
         return []
     notes = []
@@ -210,8 +210,8 @@ def _largest_micro_batch(scenario: Scenario) -> int:
     """Find the largest micro-batch that fits; with a global batch, one that divides the batch of a replica."""
     workload, layout = scenario.workload, scenario.layout
     if workload.is_training and workload.global_batch_size is not None:
-        share = workload.global_batch_size // layout.data_parallel
-        sizes = [size for size in range(1, min(share, _LARGEST_BATCH) + 1) if share % size == 0]
+        replica_batch = workload.global_batch_size // layout.data_parallel
+        sizes = [size for size in range(1, min(replica_batch, _LARGEST_BATCH) + 1) if replica_batch % size == 0]
         return max((size for size in sizes if _fits(scenario, micro_batch_size=size)), default=0)
     return find_largest(lambda size: _fits(scenario, micro_batch_size=size), _LARGEST_BATCH)
 
@@ -231,7 +231,7 @@ def _largest_seq_len(scenario: Scenario) -> int:
 
 
 def _fits(scenario: Scenario, **changes: int) -> bool:
-    if scenario.workload.packed is not None:  # which changes no memory, and contradicts shorter sequences
+    if scenario.workload.packed is not None:  # packing does not change memory, and its lengths fix the sequence length
         scenario = scenario.replace(packed=None)
     return scenario.replace(**changes).estimate_memory().total_bytes <= scenario.device.memory_bytes
 

@@ -58,33 +58,33 @@ class Offload:
     step_time_s: float | None
 
 
-def estimate_offload(scenario: Scenario, what: str = "offload_activations") -> Offload | None:
+def estimate_offload(scenario: Scenario, option: str = "offload_activations") -> Offload | None:
     """Estimate the effect of an offload option on the fullest stage; None where the option is not possible.
 
     Args:
         scenario: The job, with or without the option.
-        what: One of OFFLOADS.
+        option: One of OFFLOADS.
     """
     try:
-        without, with_it = (scenario.replace(**{what: is_on}) for is_on in (False, True))
+        without, with_option = (scenario.replace(**{option: is_on}) for is_on in (False, True))
     except ShapewrightError:  # not training, or an optimizer that cannot run on the host
         return None
-    before, after = (job.estimate_memory() for job in (without, with_it))
-    of_optimizer = what == "offload_optimizer"
-    there, back = _moved_bytes(with_it, of_optimizer=of_optimizer)
+    before, after = (job.estimate_memory() for job in (without, with_option))
+    of_optimizer = option == "offload_optimizer"
+    moved_bytes, longer_bytes = _moved_bytes(with_option, of_optimizer=of_optimizer)
     transfer_s: float | None = None
     try:
-        transfer_s = max(there, back) / (LINK_FRACTION * host_link_bytes_per_s(scenario.device))
-        steps = [job.predict().step_time_s for job in (without, with_it)]
+        transfer_s = longer_bytes / (LINK_FRACTION * host_link_bytes_per_s(scenario.device))
+        steps = [job.predict().step_time_s for job in (without, with_option)]
     except ShapewrightError:
         steps = []
     exposed_s = steps[1] - steps[0] if steps else None
-    copies_s = (there + back) / max(there, back) * transfer_s if transfer_s and max(there, back) else 0.0
+    copies_s = moved_bytes / longer_bytes * transfer_s if transfer_s and longer_bytes else 0.0
     return Offload(
         total_bytes=after.total_bytes,
         freed_bytes=before.total_bytes - after.total_bytes,
         host_bytes=after.host_bytes - before.host_bytes,
-        moved_bytes=there + back,
+        moved_bytes=moved_bytes,
         transfer_s=transfer_s,
         exposed_s=exposed_s,
         exposed_fraction=None if exposed_s is None or of_optimizer or not copies_s else exposed_s / copies_s,
@@ -93,18 +93,22 @@ def estimate_offload(scenario: Scenario, what: str = "offload_activations") -> O
 
 
 def _moved_bytes(scenario: Scenario, *, of_optimizer: bool) -> tuple[float, float]:
-    """Return the bytes to and from the host in one step: those of the optimizer, or all others."""
-    there = back = 0.0
+    """Return the bytes copied over the host link in one step, and those of its longer direction.
+
+    Args:
+        of_optimizer: Whether to count the copies of the optimizer, or all others.
+    """
+    to_host_bytes = from_host_bytes = 0.0
     for operation in lower(scenario.config, scenario.workload, scenario.layout, node_size=scenario.device.node_size):
         if not isinstance(operation, Collective) or operation.op_name != "host_copy":
             continue
         if (operation.block == "optimizer") == of_optimizer:
             moved = float(operation.message_bytes) * int(operation.repeats)
             if operation.role == "to_host":
-                there += moved
+                to_host_bytes += moved
             else:
-                back += moved
-    return there, back
+                from_host_bytes += moved
+    return to_host_bytes + from_host_bytes, max(to_host_bytes, from_host_bytes)
 
 
 MOST_DEVICES = 2**18
@@ -160,9 +164,9 @@ def find_fit_options(scenario: Scenario) -> tuple[tuple[FitOption, ...], FitOpti
     options: list[FitOption] = []
     for fitting in (_fitting(scenario, _same_devices(scenario)), *_fitting_on_more(scenario, splits)):
         priced = [_price(after, changes, before) for changes, after in _minimal(fitting)[:_MOST_PRICED]]
-        options += sorted(priced, key=_slowdown)[:_MOST_OPTIONS]
+        options += sorted(priced, key=_by_slowdown)[:_MOST_OPTIONS]
     present = scenario.layout.num_devices
-    ordered = sorted(options, key=lambda option: (option.num_devices > present, *_slowdown(option)))
+    ordered = sorted(options, key=lambda option: (option.num_devices > present, *_by_slowdown(option)))
     return tuple(ordered), None if ordered else closest
 
 
@@ -188,7 +192,7 @@ def _predict_times(scenario: Scenario) -> tuple[float, float] | None:
     return None if isinstance(outcome, ShapewrightError) else (outcome.step_time_s, scenario.time_per_token_s)
 
 
-def _slowdown(option: FitOption) -> tuple[bool, float]:
+def _by_slowdown(option: FitOption) -> tuple[bool, float]:
     """Sort key of the slowdown, options without a price last."""
     return option.slowdown_fraction is None, option.slowdown_fraction or 0.0
 
@@ -282,7 +286,7 @@ def _more_devices(
     ]
     for split in splits:
         stages = _zero_stages(scenario, split)
-        # The last entries are the strongest: where they are not sufficient, no other combination is.
+        # The last entries save the most memory: where they are not sufficient, no other combination is.
         strongest = _changed(scenario, _changed_fields(scenario, split, stages[-1]) | job_changes[-1])
         if strongest is not None and _needed_bytes(strongest) > scenario.device.memory_bytes:
             continue
@@ -293,8 +297,8 @@ def _more_devices(
 def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
     """Find splits over more devices (whole nodes) that may fit, the fewest devices first, and the closest to fitting.
 
-    A family of splits grows in replicas or in context ranks, not in both. Memory per device never grows along a family:
-    where the largest member does not fit with the strongest changes, no member does.
+    Splits of one family have more and more replicas, or more and more context ranks. Memory per device never grows
+    along a family: where the largest split does not fit with the strongest changes, no split of the family does.
     """
     layout, strongest = scenario.layout, _workload_changes(scenario)[-1]
     growths = [2**power for power in range(MOST_DEVICES.bit_length())] if scenario.workload.is_training else [1]
