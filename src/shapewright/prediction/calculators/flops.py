@@ -1,12 +1,10 @@
 """FLOPs of a token, by part and by FLOP convention; and communication volumes of a training step.
 
 Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, V weights of
-the logit matrix.
+the logit matrix; n ranks, P parameters, t tensor degree, b s h elements of a micro-batch's hidden states.
 
     forward            2 W + A + 2 V             one multiplication and one addition per weight
     training           3 (2 W + A + 2 V)         the backward pass has twice the FLOPs of the forward pass
-
-Legend: n ranks, P parameters, t tensor degree, b s h a micro-batch's hidden states.
 
 Bus bandwidth is the link rate of an equivalent ring: algorithm bandwidth times the factor below (nccl-tests,
 PERFORMANCE.md).
@@ -32,7 +30,8 @@ if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
     from shapewright.workload import Workload
 
-_ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
+# Passes of the data around a ring: an all_reduce is a reduce_scatter and an all_gather.
+_RING_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
 # Parameters' worth of traffic per step: gradients reduced, weights gathered (arXiv 1910.02054, section 7).
 _TRAFFIC_BY_STAGE = (2.0, 2.0, 2.0, 3.0)
 
@@ -47,16 +46,18 @@ def bus_fraction(op_name: str, num_ranks: int) -> float:
         WorkloadError: the operation is not known, or has no ranks.
     """
     if num_ranks < 1:
-        raise WorkloadError(f"num_ranks={num_ranks} must be 1 at least", field="num_ranks")
+        raise WorkloadError(f"num_ranks={num_ranks} must be at least 1", field="num_ranks")
     if op_name == "send_recv":
         return 1.0
-    if op_name not in _ROUNDS:
-        raise WorkloadError(f"unknown collective {op_name!r}; choose one of {', '.join((*_ROUNDS, 'send_recv'))}")
-    return _ROUNDS[op_name] * (num_ranks - 1) / num_ranks
+    if op_name not in _RING_PASSES:
+        raise WorkloadError(f"unknown collective {op_name!r}; choose one of {', '.join((*_RING_PASSES, 'send_recv'))}")
+    return _RING_PASSES[op_name] * (num_ranks - 1) / num_ranks
 
 
 def count_gradient_traffic_bytes(num_parameters: float, element_bytes: float, zero_stage: int) -> float:
-    """Count the bytes that replicas exchange in a step without the factor (n - 1) / n: 2 P, in ZeRO stage 3 3 P. [byte]
+    """Count the bytes that replicas exchange in a step, without the factor (n - 1) / n. [byte]
+
+    They are those of 2 P elements, in ZeRO stage 3 of 3 P.
 
     >>> count_gradient_traffic_bytes(10e9, 2, 0), count_gradient_traffic_bytes(10e9, 2, 3)
     (40000000000.0, 60000000000.0)
@@ -92,10 +93,10 @@ class FlopsPerToken:
         seq_len: Tokens of the sequence.
         recompute: Activation recomputation, which hardware FLOPs count.
         layer_weights: W.
-        attention_flops: A, the whole square; of one token on average. [flop]
+        attention_flops: A, masked scores included; the average of the tokens. [flop]
         head_weights: V.
         conventions: Training FLOPs of a token by convention. [flop]
-        untrained_flops: I, of an indexer's forward pass, which has no gradient; a part of 2 W and A. [flop]
+        untrained_flops: I, forward FLOPs of an indexer, which has no backward pass; a part of 2 W and A. [flop]
     """
 
     config: TransformerConfig
@@ -109,12 +110,12 @@ class FlopsPerToken:
 
     @property
     def forward_flops(self) -> float:
-        """Forward pass, logits of every token. [flop]"""
+        """FLOPs of the forward pass, with the logits of every token. [flop]"""
         return 2.0 * self.layer_weights + self.attention_flops + 2.0 * self.head_weights
 
     @property
     def training_flops(self) -> float:
-        """Forward and backward pass. [flop]"""
+        """FLOPs of the forward and the backward pass. [flop]"""
         return 3.0 * self.forward_flops - 2.0 * self.untrained_flops
 
     @property
@@ -146,7 +147,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     """Count the FLOPs of a token.
 
     Args:
-        workload: Its seq_len and its recompute count.
+        workload: Only its seq_len and its recomputation have an effect.
 
     >>> from shapewright.models import TransformerConfig
     >>> from shapewright.workload import Workload
@@ -191,7 +192,7 @@ def _per_token(flops: StepFlops, tokens: float) -> StepFlops:
 
 
 def _attention_formula(config: TransformerConfig, attention_flops: float, values: dict[str, float]) -> str:
-    """Return the closed formula of the attention core; ``A`` with windows, latents or an encoder."""
+    """Return the closed formula of the attention FLOPs; ``A`` where it does not hold, as with windows or an encoder."""
     v = "d" if config.v_head_dim == config.head_dim else "d_v"
     formula = "4*L*a*d*s" if v == "d" else "2*L*a*(d + d_v)*s"
     expected = 2.0 * values["L"] * values["a"] * (values["d"] + values["d_v"]) * values["s"]

@@ -1,10 +1,9 @@
 """Parameters by component, with the formula of each; Term holds a number with its formula.
 
-Legend: h hidden_size, e embedding_size, L layers (L_a with attention, L_d with an MLP, L_m with
-experts, L_e of the encoder), a num_heads,
-a_kv num_kv_heads, d head_dim, d_v v_head_dim, f intermediate_size, f_m moe_intermediate_size, f_s that of shared
-experts, E num_experts, v vocab_size, s positions, r_q and r_kv ranks of MLA, d_r qk_rope_head_dim, k kinds of tokens,
-n_b relative position buckets.
+Legend: h hidden_size, e embedding_size, L layers (L_a with attention, L_d with an MLP, L_m with experts, L_e of the
+encoder), a num_heads, a_kv num_kv_heads, d head_dim, d_v v_head_dim, f intermediate_size, f_m moe_intermediate_size,
+f_s shared_expert_intermediate_size, E num_experts, v vocab_size, s positions, r_q and r_kv ranks of MLA, d_r
+qk_rope_head_dim, k token types, n_b relative position buckets.
 
 Terms that a model lacks, such as biases, are omitted. A test compares every formula with ``count_parameters``.
 """
@@ -115,10 +114,10 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         n = config.residual_streams
         layer_norms += f" + L*2*({(2 + n) * n}*({n}*h + 1) + 3)"
         stream_sum = f" + {n}*({n}*h + 1) + 1"
-    of_images = {}
+    image_formulas = {}
     if config.patches is not None:
         counts = count_parameters(config)
-        of_images = {
+        image_formulas = {
             "embedding": _end_linears(config, counts.embedding, is_start=True),
             "norms": f"L*{counts.by_component['norms'] // config.num_layers}",
             "head": _end_linears(config, counts.head, is_start=False),
@@ -136,12 +135,15 @@ def _formulas(config: TransformerConfig) -> dict[str, str]:
         "final_norms": (f"2*{norm}" if config.has_cross_attention else norm) + stream_sum,
         "head": _head(config),
         "vision": str(count_parameters(config.vision).total) if config.vision is not None else "0",
-        **of_images,
+        **image_formulas,
     }
 
 
 def _end_linears(config: TransformerConfig, count: int, *, is_start: bool) -> str:
-    """Return the linear layers of an image model before or after its layers, and its other weights there."""
+    """Return the formula of an image model's linear layers before or after its transformer layers.
+
+    Its other weights there are added as a number, the rest of ``count``.
+    """
     linears = [each for each in list_end_linears(config) if each.is_start == is_start]
     parts = [f"{each.num_weights}*{each.inputs + each.has_bias}*{each.outputs}" for each in linears]
     rest = count - sum(each.num_parameters for each in linears)
@@ -172,7 +174,7 @@ def _embedding(config: TransformerConfig) -> str:
 
 
 def _linear(config: TransformerConfig) -> str:
-    """Return the layers of each mixer times its projections (inputs x outputs) and its other parameters."""
+    """Return the formula of mixers without softmax: layers times projections (inputs x outputs) and other weights."""
     parts = []
     for group in config.layer_groups():
         for kind in (mixer for mixer in mixers_of(group.layer_type) if mixer not in WITH_SOFTMAX):
@@ -184,7 +186,7 @@ def _linear(config: TransformerConfig) -> str:
 
 
 def _compressed(config: TransformerConfig) -> str:
-    """Return the layers of each kind of compressed attention times their linear layers and other parameters."""
+    """Return the formula of compressed attention: layers of each kind times linear layers and other parameters."""
     parts = []
     for group in (*config.layer_groups(), *config.mtp_layer_groups()):
         layer = make_compressed(config, group.layer_type)

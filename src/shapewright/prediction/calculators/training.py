@@ -58,8 +58,8 @@ class BatchRequest:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None:
-                word = {"num_microbatches": "accumulation"}.get(name, name)
-                check_integer(word, value, 1, _LARGEST, error=WorkloadError)
+                shown_name = {"num_microbatches": "accumulation"}.get(name, name)
+                check_integer(shown_name, value, 1, _LARGEST, error=WorkloadError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +92,16 @@ def count_replicas(
     Raises:
         LayoutError: the degrees do not divide the devices.
     """
-    each = tensor_parallel * pipeline_parallel * context_parallel
-    if num_devices % each:
-        below = num_devices // each * each
-        allowed = f"{below} or {below + each}" if below else f"{each}"
+    replica_devices = tensor_parallel * pipeline_parallel * context_parallel
+    if num_devices % replica_devices:
+        below = num_devices // replica_devices * replica_devices
+        allowed = f"{below} or {below + replica_devices}" if below else f"{replica_devices}"
         raise LayoutError(
             f"num_devices={num_devices} must be a multiple of tensor * pipeline * context = {tensor_parallel} * "
-            f"{pipeline_parallel} * {context_parallel} = {each}; try {allowed}",
+            f"{pipeline_parallel} * {context_parallel} = {replica_devices}; try {allowed}",
             field="num_devices",
         )
-    return num_devices // each
+    return num_devices // replica_devices
 
 
 def solve_batch(request: BatchRequest) -> tuple[BatchSolution, ...]:
@@ -112,7 +112,7 @@ def solve_batch(request: BatchRequest) -> tuple[BatchSolution, ...]:
 
     Raises:
         LayoutError: devices and degrees contradict each other.
-        WorkloadError: the batch is underdetermined, or has no solution.
+        WorkloadError: too few numbers are known, or they have no solution.
 
     >>> found = solve_batch(BatchRequest(global_batch_size=8, data_parallel=2))
     >>> [(one.micro_batch_size, one.num_microbatches) for one in found]
