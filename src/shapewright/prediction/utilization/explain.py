@@ -44,7 +44,7 @@ class ReachableStep:
     """The step time without one loss.
 
     Attributes:
-        without: The loss; ``unexplained`` gives the predicted step, from which the other losses are subtracted.
+        without: The loss. Without ``unexplained`` it is the predicted step, from which other losses are subtracted.
         step_time_s: Time of the step without it. [s]
         mfu: MFU of that step, by the chosen convention.
         way_out: How to reduce the loss.
@@ -65,7 +65,7 @@ class Utilization(NotebookDisplay):
         device: The device.
         workload: The measured workload.
         seconds: Measured time of one step. [s]
-        given: Name of the measurement: ``seconds``, ``tokens_per_s`` or ``tokens_per_s_per_device``.
+        given: Name of the measurement, one of MEASUREMENT_SCOPES.
         num_devices: Devices of the job.
         convention: Name of the convention that mfu and hfu follow.
         conventions: Results by every convention.
@@ -74,7 +74,7 @@ class Utilization(NotebookDisplay):
         layout: Layout of the waterfall; None without a waterfall.
         prediction: The predicted step; None without a waterfall.
         waterfall: Parts that add up to the measured time; empty where no layout is possible.
-        notes: Assumptions, and doubts about the measurement.
+        notes: Assumptions, and reasons why the measurement may be wrong.
         comparison: A trace of the step against its prediction; None without a trace or a prediction.
     """
 

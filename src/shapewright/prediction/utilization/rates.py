@@ -115,7 +115,7 @@ def _count_tokens(workload: Workload, num_devices: int) -> int:
     return workload.global_batch_size * workload.seq_len
 
 
-# Dies of one card have their own device files; the names differ in the last word only.
+# A card and its dies have device files of their own, whose names differ in the last word only.
 _SCOPE_WORDS = ("-gcd", "-card")
 
 
@@ -177,7 +177,7 @@ def describe_peak(device: Device, dtype: str) -> str:
 
 
 def find_other_peaks(device: Device, dtype: str) -> dict[str, float]:
-    """Find other peak rates used as denominators: sparse, per die, or of the card that a die is part of. [flop/s]
+    """Find other peak rates that publications divide by: sparse, of one die, or of the card of a die. [flop/s]
 
     Dense GEMMs reach none of them.
 
@@ -270,7 +270,7 @@ def build_waterfall(prediction: Prediction, seconds: float, model_s: float, peak
     losses: dict[str, list[float]] = {name: [] for name in LOSSES}
     arithmetic_s: list[float] = []
     for entry in prediction.busiest_operations:
-        _attribute(entry, peak, losses, arithmetic_s)
+        _add_losses(entry, peak, losses, arithmetic_s)
     losses["bubble"].append(prediction.bubble_time_s)
     losses["uneven"] = [*arithmetic_s, -model_s]
     losses["unexplained"] = [seconds, -prediction.step_time_s]
@@ -278,7 +278,7 @@ def build_waterfall(prediction: Prediction, seconds: float, model_s: float, peak
     return (*parts, *(WaterfallPart(name, fsum(losses[name]), why) for name, why in LOSSES.items()))
 
 
-def _attribute(entry: PricedOperation, peak: float, losses: dict[str, list[float]], arithmetic_s: list[float]) -> None:
+def _add_losses(entry: PricedOperation, peak: float, losses: dict[str, list[float]], arithmetic_s: list[float]) -> None:
     """Add the time of one operation to the losses."""
     operation, price, total_s = entry.operation, entry.price, entry.total_time_s
     if operation.pass_name == "recompute":
@@ -299,14 +299,14 @@ def _attribute(entry: PricedOperation, peak: float, losses: dict[str, list[float
             losses["kernels"].append(total_s - ideal_s)
         else:
             compute_s = float(price.compute_s) * repeats
-            kept_s = compute_s
+            rest_s = compute_s
             for name, efficiency in (
                 ("alignment", price.alignment_factor),
                 ("tiles", price.tile_efficiency),
                 ("waves", price.wave_efficiency),
             ):
                 # Kernels may recover part of the last wave: losses never reduce the rest below the time at peak.
-                left_s = max(kept_s * min(float(efficiency), 1.0), min(ideal_s, kept_s))
-                losses[name].append(kept_s - left_s)
-                kept_s = left_s
-            losses["kernels"] += [total_s - compute_s, kept_s - ideal_s]
+                next_s = max(rest_s * min(float(efficiency), 1.0), min(ideal_s, rest_s))
+                losses[name].append(rest_s - next_s)
+                rest_s = next_s
+            losses["kernels"] += [total_s - compute_s, rest_s - ideal_s]

@@ -1,7 +1,7 @@
 """Compare a trace of a training step with its prediction: which operations are slow, and where the step waits.
 
-Times are per step and device. Losses overlap nothing: a device computes, communicates alone, or idles. What remains of
-the step is the time that the matched operations were predicted to take.
+Times are per step and device. Losses do not overlap: at any time a device computes, communicates without computing, or
+idles. The step without its losses is the predicted time of the matched operations.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.utilization.trace_match import (
+    GroupSums,
     Key,
     MatchedGroup,
-    OpenGroup,
     add_kernel,
     add_prediction,
     finish_group,
-    key_of,
+    kernel_key,
     merge_gemms,
 )
 
@@ -46,7 +46,7 @@ class TraceLoss:
     Attributes:
         name: One of the names of this module.
         time_s: Time in a step. [s]
-        predicted_s: Part of it that was predicted. [s]
+        predicted_s: Predicted part of this time. [s]
         why: What the trace shows.
         fix: What to change.
     """
@@ -108,11 +108,11 @@ def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
         prediction: The predicted step of the same job, or of the traced module that ran.
     """
     steps = trace.num_steps
-    groups: dict[Key, OpenGroup] = {}
+    groups: dict[Key, GroupSums] = {}
     for entry in prediction.busiest_operations:
         if entry.operation.pass_name != "recompute":
             add_prediction(groups, entry)
-    keys = [key_of(kernel) for kernel in trace.kernels]
+    keys = [kernel_key(kernel) for kernel in trace.kernels]
     unsized = sum(key == ("gemm",) for key in keys)
     # Without record_shapes, and for kernels of CUDA graphs, sizes are unknown: all GEMMs are one group.
     has_shapes = 2 * unsized <= sum(key[0] == "gemm" for key in keys)
@@ -143,7 +143,7 @@ def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
 
 
 def _slow_kernels(groups: Iterable[MatchedGroup]) -> TraceLoss:
-    """Sum what matched kernels of the computation take beyond their predictions."""
+    """Sum the time of matched kernels beyond their predictions, communication excluded."""
     slow = [
         one for one in groups if one.num_predicted and one.num_measured and one.kind != "collective" and one.lost_s > 0
     ]
@@ -155,11 +155,11 @@ def _slow_kernels(groups: Iterable[MatchedGroup]) -> TraceLoss:
         f"{len(slow)} groups of kernels are slower than predicted, most of all {worst.name}: "
         f"{format_seconds(worst.measured_s)} instead of {format_seconds(worst.predicted_s)} ({ratio:.1f} times)"
     )
-    return TraceLoss(SLOW, sum(one.lost_s for one in slow), 0.0, why, _fix_of(worst))
+    return TraceLoss(SLOW, sum(one.lost_s for one in slow), 0.0, why, _advise_on_slow_kernels(worst))
 
 
-def _fix_of(group: MatchedGroup) -> str:
-    """What to change about the slowest group of kernels."""
+def _advise_on_slow_kernels(group: MatchedGroup) -> str:
+    """Return what to change about a slow group of kernels."""
     if group.in_fp32:
         return "its inputs have 32 bits: run it in bf16 (torch.autocast, or 16-bit parameters)"
     if group.kind == "attention":
@@ -231,11 +231,11 @@ def _recomputation(recomputed: Sequence[Kernel], prediction: PredictedStep, step
     without = replace(prediction.workload.with_recompute("none"), recompute_layers=None)
     needed = estimate_memory(prediction.config, without, prediction.layout).total_bytes
     capacity = prediction.device.memory_bytes
-    fits = (
+    fix = (
         f"without it the step needs an estimated {needed / capacity:.0%} of the device's memory: "
         f"{'switch activation checkpointing off' if needed <= 0.9 * capacity else 'recompute fewer layers or modules'}"
     )
-    return TraceLoss(RECOMPUTED, time_s, predicted_s, why, fits)
+    return TraceLoss(RECOMPUTED, time_s, predicted_s, why, fix)
 
 
 def _unpredicted(groups: Iterable[MatchedGroup]) -> TraceLoss:

@@ -89,8 +89,8 @@ class MatchedGroup:
 
 
 @dataclass
-class OpenGroup:
-    """Sums of one group while it is filled."""
+class GroupSums:
+    """Running sums of one group, over the steps of the trace."""
 
     kind: str
     names: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class OpenGroup:
     is_narrow: bool = False
 
 
-def add_prediction(groups: dict[Key, OpenGroup], entry: PricedOperation) -> None:
+def add_prediction(groups: dict[Key, GroupSums], entry: PricedOperation) -> None:
     """Add a predicted operation to its group."""
     operation = entry.operation
     if isinstance(operation, Collective):
@@ -118,7 +118,7 @@ def add_prediction(groups: dict[Key, OpenGroup], entry: PricedOperation) -> None
         key = (operation.kind, bool(getattr(operation, "is_backward", False)))
     else:
         key = ("pointwise", _PREDICTED_CLASSES.get(operation.operation, _ELEMENTWISE))
-    group = groups.setdefault(key, OpenGroup(str(key[0])))
+    group = groups.setdefault(key, GroupSums(str(key[0])))
     group.names.append(operation.name)
     group.predicted_s += float(entry.price.time_s) * int(operation.repeats)
     group.num_predicted += int(operation.repeats)
@@ -126,7 +126,7 @@ def add_prediction(groups: dict[Key, OpenGroup], entry: PricedOperation) -> None
 
 
 def gemm_key(batch: int, m: int, n: int, k: int) -> Key:
-    """Key of a GEMM: a GEMM and its transpose have the same key.
+    """Return the key of the group of a GEMM; a GEMM and its transpose have the same key.
 
     >>> gemm_key(1, 8, 4, 2) == gemm_key(1, 4, 8, 2), gemm_key(1, 8, 4, 2) == gemm_key(1, 8, 2, 4)
     (True, False)
@@ -134,11 +134,11 @@ def gemm_key(batch: int, m: int, n: int, k: int) -> Key:
     return ("gemm", batch, min(m, n), max(m, n), k)
 
 
-def merge_gemms(groups: dict[Key, OpenGroup]) -> dict[Key, OpenGroup]:
+def merge_gemms(groups: dict[Key, GroupSums]) -> dict[Key, GroupSums]:
     """Merge all GEMMs into one group, for traces that do not record shapes."""
-    merged: dict[Key, OpenGroup] = {}
+    merged: dict[Key, GroupSums] = {}
     for key, group in groups.items():
-        own = merged.setdefault(("gemm",) if key[0] == "gemm" else key, OpenGroup(group.kind))
+        own = merged.setdefault(("gemm",) if key[0] == "gemm" else key, GroupSums(group.kind))
         own.names += group.names
         own.predicted_s += group.predicted_s
         own.num_predicted += group.num_predicted
@@ -146,9 +146,9 @@ def merge_gemms(groups: dict[Key, OpenGroup]) -> dict[Key, OpenGroup]:
     return merged
 
 
-def add_kernel(groups: dict[Key, OpenGroup], kernel: Kernel, key: Key) -> None:
+def add_kernel(groups: dict[Key, GroupSums], kernel: Kernel, key: Key) -> None:
     """Add a kernel to the group of the operation that it runs."""
-    group = groups.setdefault(key, OpenGroup(str(key[0])))
+    group = groups.setdefault(key, GroupSums(str(key[0])))
     group.measured_s += kernel.time_s
     group.num_measured += 1
     group.longest = max(group.longest, (kernel.time_s, kernel.name))
@@ -158,7 +158,7 @@ def add_kernel(groups: dict[Key, OpenGroup], kernel: Kernel, key: Key) -> None:
         group.names += [] if name in group.names else [name]
 
 
-def key_of(kernel: Kernel) -> Key:
+def kernel_key(kernel: Kernel) -> Key:
     """Return the key of the group of a kernel."""
     operator = kernel.operator
     words = f"{operator.name if operator else ''} {kernel.name}"
@@ -182,7 +182,7 @@ def key_of(kernel: Kernel) -> Key:
 
 
 def _gemm_sizes(name: str, dims: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int] | None:
-    """Batch, m, n and k of a GEMM operator from the dimensions of its inputs; None if they are not those of one.
+    """Return batch, m, n and k of a GEMM operator by the dimensions of its inputs; None if these are not of a GEMM.
 
     >>> _gemm_sizes("aten::addmm", ((12,), (8, 4), (4, 12))), _gemm_sizes("aten::linear", ((2, 8, 4), (12, 4)))
     ((1, 8, 12, 4), (1, 16, 12, 4))
@@ -202,7 +202,7 @@ def _gemm_sizes(name: str, dims: Sequence[tuple[int, ...]]) -> tuple[int, int, i
     return (1, first[0], second[1], first[1]) if len(first) == len(second) == 2 else None
 
 
-def finish_group(group: OpenGroup, steps: int) -> MatchedGroup:
+def finish_group(group: GroupSums, steps: int) -> MatchedGroup:
     """Return a group with its times per step, measured and predicted."""
     names = list(dict.fromkeys(group.names))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
