@@ -1,11 +1,11 @@
-"""Read traces of torch.profiler (Kineto's Chrome trace format) as a stream: what ran, for how long, with which shapes.
+"""Read traces of torch.profiler (Kineto's Chrome trace format) as a stream: kernels, their times and their operators.
 
 A trace is one JSON object whose ``traceEvents`` has an entry per operator of the host, kernel of the device and
 annotation. Events are decoded one at a time from a buffer of bounded size, so that a trace of gigabytes takes memory
-for its kernels and operators only; ``.gz`` files are decompressed on the way.
+for its kernels and operators only; ``.gz`` files are decompressed while they are read.
 
-Kernels are attributed to the operator that launched them by ``External id``. A trace without kernels, of a CPU, is read
-as the operators themselves, each with the time that its inner operators do not take.
+Kernels are attributed to the operator that launched them by ``External id``. In a trace of a CPU, which has no kernels,
+the operators take their place, each with its own time: without that of the operators that it calls.
 
 Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments).
 """
@@ -16,6 +16,7 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from os import PathLike
@@ -38,15 +39,15 @@ _US = 1e-6
 
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|SendRecv|AllToAll", re.IGNORECASE)
-_FORWARD_MODULES = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
-_WRAPPERS = (*_FORWARD_MODULES, "aten::matmul")
-"""Operators that run others: their own time is that of the host."""
+_FORWARD_OPERATORS = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
+_WRAPPERS = (*_FORWARD_OPERATORS, "aten::matmul")
+"""Operators that call others: their own time is host time, not computation."""
 _BACKWARD = "autograd::engine::evaluate_function"
 _CHECKPOINT = "CheckpointFunctionBackward"
 
 
 class Operator(NamedTuple):
-    """An operator of the host with the innermost facts that kernels inherit.
+    """An operator of the host, with what is known of the kernels that it launches.
 
     Attributes:
         name: Name, such as ``aten::mm``.
@@ -62,13 +63,13 @@ class Operator(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel, or an operator of a CPU, with its interval on the timeline.
+    """A kernel of a device, or an operator of a CPU, with its interval on the timeline.
 
     Attributes:
         name: Name of the kernel.
         start_s: Start. [s]
         end_s: End. [s]
-        time_s: Duration, of an operator without its inner ones. [s]
+        time_s: Duration; of an operator, without the operators that it calls. [s]
         operator: The operator that launched it; None if unknown.
         is_collective: Whether it communicates with other devices.
     """
@@ -83,7 +84,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds of one device.
+    """Kernels and steps of one device in a trace.
 
     Attributes:
         path: File.
@@ -146,59 +147,63 @@ class _EventReader:
 
     def __init__(self, stream: IO[str], path: Path) -> None:
         self._stream, self._path = stream, path
-        self._buffer, self._place, self._total = "", 0, 0
+        self._buffer, self._position, self._total = "", 0, 0
         self._decoder = json.JSONDecoder()
         self.header = self._read_header()
         self.tail = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
-            self._skip()
-            if self._place >= len(self._buffer):
+            self._skip_separators()
+            if self._position >= len(self._buffer):
                 raise MeasuredFileError(f"{self._path.name} is cut off: its list of events does not end", field="trace")
-            if self._buffer[self._place] == "]":
-                self.tail = self._buffer[self._place + 1 :]
+            if self._buffer[self._position] == "]":
+                self.tail = self._buffer[self._position + 1 :]
                 return
             yield self._decode()
 
     def _read_header(self) -> str:
-        """Read up to the list of events; returns the text before it."""
+        """Read up to the list of events and return the text before it."""
         while True:
             found = re.search(r'"traceEvents"\s*:\s*\[', self._buffer)
             start = self._buffer.lstrip()
             if start.startswith("["):
-                self._place = self._buffer.index("[") + 1
+                self._position = self._buffer.index("[") + 1
                 return ""
             if found:
-                self._place = found.end()
+                self._position = found.end()
                 return self._buffer[: found.start()]
-            if (start and not start.startswith("{")) or len(self._buffer) > _MOST_HEADER_CHARACTERS or not self._more():
+            if (
+                (start and not start.startswith("{"))
+                or len(self._buffer) > _MOST_HEADER_CHARACTERS
+                or not self._read_chunk()
+            ):
                 raise MeasuredFileError(
                     f"{self._path.name} is no trace of torch.profiler: it has no list 'traceEvents'; write one with "
                     f"export_chrome_trace",
                     field="trace",
                 )
 
-    def _skip(self) -> None:
-        """Move over separators, reading on where the buffer ends."""
+    def _skip_separators(self) -> None:
+        """Skip separators, and read another chunk where the buffer ends."""
         start = self._total
         while True:
-            separators = _SEPARATORS.match(self._buffer, self._place)
-            self._place = separators.end() if separators else self._place
-            if self._place < len(self._buffer) or not self._more():
+            separators = _SEPARATORS.match(self._buffer, self._position)
+            self._position = separators.end() if separators else self._position
+            if self._position < len(self._buffer) or not self._read_chunk():
                 return
             if self._total - start > _MOST_HEADER_CHARACTERS:
                 raise MeasuredFileError(f"{self._path.name} is no trace: it has megabytes of blanks", field="trace")
 
     def _decode(self) -> dict[str, Any]:
-        """Decode one event, reading on until it is complete."""
+        """Decode one event, and read chunks until it is complete."""
         while True:
             try:
-                event, self._place = self._decoder.raw_decode(self._buffer, self._place)
+                event, self._position = self._decoder.raw_decode(self._buffer, self._position)
             except ValueError as error:
-                is_large = len(self._buffer) - self._place > _MOST_EVENT_CHARACTERS
-                if is_large or not self._more():
-                    done = self._total - len(self._buffer) + self._place
+                is_large = len(self._buffer) - self._position > _MOST_EVENT_CHARACTERS
+                if is_large or not self._read_chunk():
+                    done = self._total - len(self._buffer) + self._position
                     raise MeasuredFileError(
                         f"{self._path.name} is malformed or cut off in the event after {done} characters: {error}",
                         field="trace",
@@ -206,8 +211,8 @@ class _EventReader:
             else:
                 return event if isinstance(event, dict) else {}
 
-    def _more(self) -> bool:
-        """Read another chunk; the consumed part of the buffer is dropped."""
+    def _read_chunk(self) -> bool:
+        """Read another chunk into the buffer and drop its consumed part; False at the end of the file."""
         chunk = self._stream.read(_CHUNK_CHARACTERS)
         self._total += len(chunk)
         if self._total > MOST_CHARACTERS:
@@ -215,12 +220,23 @@ class _EventReader:
                 f"{self._path.name} has more than {MOST_CHARACTERS >> 30} Gi characters; profile fewer steps",
                 field="trace",
             )
-        self._buffer, self._place = self._buffer[self._place :] + chunk, 0
+        self._buffer, self._position = self._buffer[self._position :] + chunk, 0
         return bool(chunk)
 
 
+class _KernelEvent(NamedTuple):
+    """A kernel's event on a device, before its operator is known."""
+
+    category: str
+    name: str
+    start_us: float
+    end_us: float
+    device: str
+    external_id: Any
+
+
 class _Span(NamedTuple):
-    """An event of the host while operators are attributed."""
+    """An operator's event on a thread of the host."""
 
     thread: tuple[Any, Any]
     start_us: float
@@ -231,38 +247,42 @@ class _Span(NamedTuple):
 
 def _collect(reader: _EventReader, path: Path) -> Trace:
     """Collect kernels, operators and steps of a trace."""
-    raw: list[tuple[str, str, float, float, Any, Any]] = []
+    kernel_events: list[_KernelEvent] = []
     spans: list[_Span] = []
     steps: list[tuple[float, float]] = []
     for event in reader:
         if event.get("ph") != "X":
             continue
-        category, name = _word(str(event.get("cat", ""))).lower(), _word(str(event.get("name", "")))
+        category, name = _clean_name(str(event.get("cat", ""))).lower(), _clean_name(str(event.get("name", "")))
         start_us, duration_us = _number(event.get("ts")), _number(event.get("dur"))
         if start_us is None or duration_us is None or duration_us < 0.0:
             continue
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         if category in _KERNELS:
-            device = args.get("device", event.get("pid"))
-            external = _identity(args.get("External id", args.get("external id")))
-            raw.append((_word(category), name, start_us, start_us + duration_us, _word(str(device)), external))
+            device = _clean_name(str(args.get("device", event.get("pid"))))
+            external_id = _external_id(args.get("External id", args.get("external id")))
+            kernel_events.append(
+                _KernelEvent(_clean_name(category), name, start_us, start_us + duration_us, device, external_id)
+            )
         elif name.startswith("ProfilerStep") and category in ("user_annotation", "cpu_op", ""):
             steps.append((start_us, start_us + duration_us))
         elif category in ("cpu_op", "operator") and not name.startswith("ProfilerStep"):
             kept = {key: args[key] for key in ("External id", "Input Dims", "Input type") if key in args}
             spans.append(_Span((event.get("pid"), event.get("tid")), start_us, start_us + duration_us, name, kept))
-        if len(raw) + len(spans) > MOST_EVENTS:
+        if len(kernel_events) + len(spans) > MOST_EVENTS:
             raise MeasuredFileError(
                 f"{path.name} has more than {MOST_EVENTS:,} kernels and operators; profile fewer steps", field="trace"
             )
-    operators, host = _attribute(spans)
-    kernels = _device_kernels(raw, operators) if raw else host
+    operators, host_kernels = _attribute_time(spans)
+    kernels = _device_kernels(kernel_events, operators) if kernel_events else host_kernels
     if not kernels:
         raise MeasuredFileError(
             f"{path.name} holds neither kernels nor operators; profile with ProfilerActivity.CUDA or CPU", field="trace"
         )
-    ends = [(kernel.start_s, kernel.end_s) for kernel in kernels] + [(a * _US, b * _US) for a, b in steps]
+    intervals = [(kernel.start_s, kernel.end_s) for kernel in kernels] + [
+        (start * _US, end * _US) for start, end in steps
+    ]
     num_steps = max(len(steps), 1)
     embeddings = [one.dims[1] for one in operators.values() if one.name == "aten::embedding" and len(one.dims) > 1]
     tokens = [dims for dims in embeddings if len(dims) == 2]
@@ -270,8 +290,8 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         path=path,
         kernels=tuple(sorted(kernels, key=lambda kernel: kernel.start_s)),
         num_steps=num_steps,
-        span_s=max(end for _, end in ends) - min(start for start, _ in ends),
-        is_cpu=not raw,
+        span_s=max(end for _, end in intervals) - min(start for start, _ in intervals),
+        is_cpu=not kernel_events,
         device_name=_device_name(reader.header),
         world_size=_world_size(reader.header + reader.tail),
         batch=(tokens[0][0], tokens[0][1]) if tokens else None,
@@ -280,13 +300,13 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
 
 
 @lru_cache(maxsize=1 << 16)
-def _word(text: str) -> str:
-    """Return a name as it can be printed; equal names of millions of events are one object."""
+def _clean_name(text: str) -> str:
+    """Return a name in a printable and limited form; the cache makes equal names one object, which saves memory."""
     return plain_text(text[:_MOST_NAME_CHARACTERS])
 
 
 def _number(value: Any) -> float | None:
-    """Number of an event, also where it is written as text; None where it is none."""
+    """Return a number of an event, which may be written as text; None where it is not a number."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -294,15 +314,15 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < 1e300 else None
 
 
-def _identity(value: Any) -> Any:
-    """External id of an event; None where it has none that can be one."""
+def _external_id(value: Any) -> Any:
+    """Return the external id of an event; None where the value cannot be an id."""
     return value if isinstance(value, int | str) else None
 
 
-def _attribute(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kernel]]:
-    """Find the operators by external id, and the time of each operator without its inner ones."""
+def _attribute_time(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kernel]]:
+    """Return the operators by external id, and the operators that compute as kernels with their own time."""
     operators: dict[Any, Operator] = {}
-    host: list[Kernel] = []
+    host_kernels: list[Kernel] = []
     stack: list[tuple[_Span, list[float], bool, bool]] = []  # span, time of inner spans, in backward, recomputed
 
     def close() -> None:
@@ -310,12 +330,12 @@ def _attribute(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kernel]]:
         if stack:
             stack[-1][1].append(span.end_us - span.start_us)
         operator = Operator(span.name, _dims(span.args), _dtype(span.args), is_recomputed)
-        operators[_identity(span.args.get("External id")) or f"operator {len(operators)}"] = operator
+        operators[_external_id(span.args.get("External id")) or f"operator {len(operators)}"] = operator
         own_us = span.end_us - span.start_us - sum(inner_us)
         is_wrapper = span.name in _WRAPPERS and bool(inner_us)
         if span.name.startswith(("aten::", "c10d::")) and own_us > 0.0 and not is_wrapper:
             is_collective = bool(_COLLECTIVE.search(span.name))
-            host.append(
+            host_kernels.append(
                 Kernel(span.name, span.start_us * _US, span.end_us * _US, own_us * _US, operator, is_collective)
             )
 
@@ -324,30 +344,27 @@ def _attribute(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kernel]]:
         while stack and (stack[-1][0].thread != span.thread or stack[-1][0].end_us <= span.start_us):
             close()
         in_backward = bool(stack and stack[-1][2]) or span.name.startswith(_BACKWARD) or _CHECKPOINT in span.name
-        is_recomputed = bool(stack and stack[-1][3]) or (in_backward and span.name in _FORWARD_MODULES)
+        is_recomputed = bool(stack and stack[-1][3]) or (in_backward and span.name in _FORWARD_OPERATORS)
         stack.append((span, [], in_backward, is_recomputed))
     while stack:
         close()
-    return operators, host
+    return operators, host_kernels
 
 
-def _device_kernels(raw: list[tuple[str, str, float, float, Any, Any]], operators: dict[Any, Operator]) -> list[Kernel]:
+def _device_kernels(events: list[_KernelEvent], operators: dict[Any, Operator]) -> list[Kernel]:
     """Return the kernels of the device that ran most of them."""
-    by_device: dict[Any, int] = {}
-    for entry in raw:
-        by_device[entry[4]] = by_device.get(entry[4], 0) + 1
-    busiest = max(by_device, key=lambda device: by_device[device])
+    ((busiest, _),) = Counter(event.device for event in events).most_common(1)
     return [
         Kernel(
-            name,
-            start_us * _US,
-            end_us * _US,
-            (end_us - start_us) * _US,
-            operators.get(external),
-            category == "kernel" and bool(_COLLECTIVE.search(name)),
+            event.name,
+            event.start_us * _US,
+            event.end_us * _US,
+            (event.end_us - event.start_us) * _US,
+            operators.get(event.external_id),
+            event.category == "kernel" and bool(_COLLECTIVE.search(event.name)),
         )
-        for category, name, start_us, end_us, device, external in raw
-        if device == busiest
+        for event in events
+        if event.device == busiest
     ]
 
 
@@ -355,7 +372,7 @@ _LARGEST = 2**48
 
 
 def _dims(args: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Dimensions of the inputs that are tensors."""
+    """Return the dimensions of the tensor inputs."""
     found = args.get("Input Dims")
     if not isinstance(found, list):
         return ()
@@ -367,7 +384,7 @@ def _dims(args: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _dtype(args: dict[str, Any]) -> str:
-    """Type of the first input."""
+    """Return the type of the first input; empty if unknown."""
     found = args.get("Input type")
     return str(found[0]) if isinstance(found, list) and found else ""
 
