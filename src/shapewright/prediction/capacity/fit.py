@@ -185,9 +185,9 @@ def _describe_saved_tensors(config: TransformerConfig, workload: Workload) -> li
     """Describe which tensors of the MLP and of narrow GEMMs are assumed to be saved, and the options to change it."""
     is_narrow = workload.dtype in SCALE_BYTES_PER_ELEMENT
     if workload.narrow_inputs and not is_narrow:
-        text = with_fields("{narrow_inputs} has no effect with ")
-        text += f"dtype={workload.dtype}, whose GEMMs read 16 bits or more"
-        return [Note(text, "no-effect", "narrow_inputs")]
+        no_effect = with_fields("{narrow_inputs} has no effect with ")
+        reason = f"dtype={workload.dtype}, whose GEMMs read 16 bits or more"
+        return [Note(no_effect + reason, "no-effect", "narrow_inputs")]
     if not workload.is_training or workload.recompute == "full":
         return []
     notes = []

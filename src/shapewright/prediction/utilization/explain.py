@@ -44,7 +44,7 @@ class ReachableStep:
     """The step time without one loss.
 
     Attributes:
-        without: The loss. Without ``unexplained`` it is the predicted step, from which other losses are subtracted.
+        without: The loss; for ``unexplained``, the step is the predicted one, from which other losses are subtracted.
         step_time_s: Time of the step without it. [s]
         mfu: MFU of that step, by the chosen convention.
         way_out: How to reduce the loss.
