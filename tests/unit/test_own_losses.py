@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 from shapewright.models import TransformerConfig
-from shapewright.prediction.loss import ShapeForLoss, load_loss_law
+from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law
 from shapewright.prediction.loss.law import law_file_content, read_loss_law, using_loss_law
 from shapewright.prediction.model_runs import proxy_run
 from shapewright.workload import Workload
@@ -40,6 +41,11 @@ def loss_of(num_layers: int, loss_nats: float, *, seed: int = 0, done: float = 1
     operation = proxy_run(config, Workload(seq_len=64, micro_batch_size=2, dtype="fp32"), training)
     facts = row_facts(Case(operation=operation, repetition=seed), RUN)
     return Row(**facts, measured_utc="", status=OK, median_s=1.0, figures={"loss_nats": loss_nats})
+
+
+def with_coefficients(law: LossLaw, name: str, changes: dict[str, float]) -> LossLaw:
+    """The law of another recipe, with some other coefficients."""
+    return replace(law, name=name, coefficients={**law.coefficients, **changes})
 
 
 def store_of(tmp_path: Path, *rows: Row) -> Path:
@@ -129,7 +135,7 @@ HEADER = (
 def table_of(path: Path, *shapes: tuple[int, int], floor_nats: float) -> Path:
     """A table of losses that follow the reference law with another floor exactly."""
     law = load_loss_law()
-    other = law.with_coefficients("other", {"floor_nats": floor_nats})
+    other = with_coefficients(law, "other", {"floor_nats": floor_nats})
     lines = []
     for width, layers in shapes:
         config = TransformerConfig(
@@ -214,7 +220,7 @@ def test_bad_calls_are_refused(
 
 def test_own_law_changes_the_judgement_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--loss-law judges by the file's law until the command ends, and a note names its recipe."""
-    own = load_loss_law().with_coefficients("my books", {"curvature": 0.5, "log_best_width_per_layer": 6.0})
+    own = with_coefficients(load_loss_law(), "my books", {"curvature": 0.5, "log_best_width_per_layer": 6.0})
     path = tmp_path / "law.json"
     path.write_text(json.dumps(law_file_content(own)), encoding="utf-8")
     arguments = [
@@ -244,7 +250,7 @@ def test_own_law_changes_the_judgement_of_a_search(tmp_path: Path, capsys: pytes
 
 def test_law_in_use_ends_with_its_block(tmp_path: Path) -> None:
     """using_loss_law applies inside its block only; named recipes stay what they are."""
-    own = load_loss_law().with_coefficients("mine", {"floor_nats": 0.1})
+    own = with_coefficients(load_loss_law(), "mine", {"floor_nats": 0.1})
     path = tmp_path / "law.json"
     path.write_text(json.dumps(law_file_content(own)), encoding="utf-8")
 

@@ -155,9 +155,9 @@ def find_fit_options(scenario: Scenario) -> tuple[tuple[FitOption, ...], FitOpti
         scenario: A job that does not fit.
 
     Returns:
-        At most three options on the same devices, and at most three on each of the two smallest larger numbers of
-        devices that are sufficient; and None. Where nothing fits on up to MOST_DEVICES, no options and the change that
-        comes closest to fitting.
+        The options: at most three on the same devices, and at most three on each of the two smallest larger numbers of
+        devices that are sufficient. And, if nothing fits on up to MOST_DEVICES, the change that comes closest to
+        fitting; otherwise None.
     """
     before = _predict_times(scenario)
     splits, closest = _larger_splits(scenario)

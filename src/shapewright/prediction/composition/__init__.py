@@ -11,8 +11,6 @@ from shapewright.prediction.composition.stages import combine_stages as combine_
 from shapewright.prediction.composition.stages import exchange_overlap_fraction as exchange_overlap_fraction
 from shapewright.prediction.composition.stages import exposed_fraction as exposed_fraction
 from shapewright.prediction.composition.stages import overlap_communication as overlap_communication
-from shapewright.prediction.composition.stages import overlap_pools as overlap_pools
-from shapewright.prediction.composition.stages import pool_compute_s as pool_compute_s
 from shapewright.prediction.composition.stages import rebalance_ends as rebalance_ends
 from shapewright.prediction.composition.stages import rebalance_priced_ends as rebalance_priced_ends
 from shapewright.prediction.composition.step import ERROR_CORRELATION as ERROR_CORRELATION

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -187,10 +187,6 @@ class LossLaw:
             ratio = np.exp(np.log(terms.token_nats / left_nats) / self.coefficients["token_exponent"])
         return np.where(left_nats > 0.0, ratio, np.inf)[()]
 
-    def with_coefficients(self, name: str, changes: Mapping[str, float]) -> LossLaw:
-        """Return the law of another recipe: the same shape terms, other recipe terms."""
-        return replace(self, name=name, coefficients={**self.coefficients, **changes})
-
     def _variance(self, slopes: list[Any]) -> Any:
         """Variance of a sum of coefficients times slopes. [nats^2]"""
         matrix = np.stack(np.broadcast_arrays(*slopes), axis=-1)
@@ -230,16 +226,6 @@ def loss_recipes() -> tuple[str, ...]:
 
 
 _LAW_IN_USE: ContextVar[LossLaw | None] = ContextVar("loss law in use", default=None)
-
-
-@contextmanager
-def using_law(law: LossLaw) -> Iterator[None]:
-    """Make ``load_loss_law`` return another law in this thread."""
-    token = _LAW_IN_USE.set(law)
-    try:
-        yield
-    finally:
-        _LAW_IN_USE.reset(token)
 
 
 def load_loss_law(recipe: str = "") -> LossLaw:
@@ -376,5 +362,8 @@ def using_loss_law(path: str | Path) -> Iterator[None]:
     Raises:
         CalibrationError: the file cannot be read, is something else, or is malformed.
     """
-    with using_law(read_loss_law(path)):
+    token = _LAW_IN_USE.set(read_loss_law(path))
+    try:
         yield
+    finally:
+        _LAW_IN_USE.reset(token)
