@@ -1,8 +1,9 @@
-"""The combined fix of a scenario, and each finding's share of what it saves.
+"""The combined fix of a scenario, and the share of its gain that each finding gets as its cost.
 
-Fixes interact: an odd MLP width hides what an unaligned hidden size costs. A finding's cost is the mean of what its own
-fix saves alone and what it saves last, after all others, scaled so that costs add up to the total (for two findings
-these are their Shapley values). Fields that another finding is about do not count as part of a fix.
+Fixes interact: with an unaligned MLP width, for example, an aligned hidden size saves less. The cost of a finding is
+therefore the mean of two gains of its fix, applied alone and applied after all others. Costs are scaled to add up to
+the gain of the combined fix; for two findings they are Shapley values. Fields that another finding is about do not
+count as part of a fix.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def find_hidden_findings(
 ) -> list[Finding]:
     """Find violations that cost nothing until other fields are changed.
 
-    An odd hidden size hides what an odd vocabulary costs: padding pays only once both are multiples.
+    With an unaligned hidden size, for example, padding the vocabulary saves no time: both must be aligned.
 
     Args:
         scenario: The scenario with the violations; its step can run.

@@ -63,9 +63,9 @@ class Finding:
         field: Path of the field, such as ``config.vocab_size``.
         actual: Its value.
         wanted: Description of valid values.
-        subject: What has the value, as messages name it: the field, with the module or tower that it belongs to.
+        subject: The field as messages name it, with the module or tower that it belongs to.
         problem: Continues ``subject=actual`` in the message, as in Violation.
-        cost_s: Predicted cost in one step, its share of what all fixes save together; None where the cost is not time.
+        cost_s: Predicted cost in one step, its share of the gain of the combined fix; None where the cost is not time.
             [s]
         cost_fraction: Predicted cost as a fraction of the step.
         suggestions: Suggestions, best first.

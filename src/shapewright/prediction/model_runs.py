@@ -109,7 +109,7 @@ class LayerRun(_ModelRun):
         )
 
     def estimate_figures(self) -> dict[str, float]:
-        """Estimate the quantities that are measured besides time."""
+        """Estimate the memory that is measured along with the time, by name of the stored figure."""
         if self.passes == FORWARD:
             return {}
         config, workload = self.config_and_workload()
@@ -130,7 +130,7 @@ class StepRun(_ModelRun):
         return tuple(lower(*self.config_and_workload(), ParallelLayout()))
 
     def estimate_figures(self) -> dict[str, float]:
-        """Estimate the quantities that are measured besides time."""
+        """Estimate the memory that is measured along with the time, by name of the stored figure."""
         config, workload = self.config_and_workload()
         recipe = (_FP32 if self.dtype in ("fp32", "tf32") else _MIXED_PRECISION) if workload.is_training else None
         memory = estimate_memory(config, workload, ParallelLayout(), recipe=recipe)

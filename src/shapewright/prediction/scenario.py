@@ -82,7 +82,7 @@ class Scenario:
         Args:
             changes: New values by field of TransformerConfig, Workload or ParallelLayout (their names do not overlap),
                 or whole parts: ``model``, ``device``, ``workload``, ``layout``, ``software``, ``remarks``. Changing the
-                recomputation mode resets the number of recomputed layers, which belongs to the old mode.
+                recomputation mode resets the number of recomputed layers, which was set for the old mode.
 
         Raises:
             WorkloadError: a field is unknown.

@@ -259,8 +259,7 @@ def kv_heads_replicated(scenario: Scenario) -> Iterator[Violation]:
     ## What it does
 
     Fires when `tensor_parallel` exceeds `num_kv_heads`: each device stores at least one key-value head, so t / a_kv
-    devices store the same one. In prefill and decode it is reported whatever its predicted time, since the cost is
-    memory.
+    devices store the same one. In prefill and decode it is always reported, since the cost is memory.
 
     ## Why it is slow
 

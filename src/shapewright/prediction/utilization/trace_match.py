@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.utilization.kineto import Kernel
 
-_WIDE_TYPES = ("float", "c10::Float")
+_FP32_TYPES = ("float", "c10::Float")
 _CLASSES = (  # of memory-bound kernels, by words in the names of operator and kernel
     ("optimizer", re.compile(r"adam|optimizer|_foreach_|fused_sgd|addcmul|addcdiv|lerp", re.IGNORECASE)),
     ("norm", re.compile(r"layer_?norm|rms_?norm", re.IGNORECASE)),
@@ -99,7 +99,7 @@ class GroupSums:
     num_measured: int = 0
     num_predicted: int = 0
     longest: tuple[float, str] = (0.0, "")
-    num_wide: int = 0
+    num_fp32: int = 0
     is_narrow: bool = False
 
 
@@ -152,7 +152,7 @@ def add_kernel(groups: dict[Key, GroupSums], kernel: Kernel, key: Key) -> None:
     group.measured_s += kernel.time_s
     group.num_measured += 1
     group.longest = max(group.longest, (kernel.time_s, kernel.name))
-    group.num_wide += bool(kernel.operator and kernel.operator.dtype in _WIDE_TYPES)
+    group.num_fp32 += bool(kernel.operator and kernel.operator.dtype in _FP32_TYPES)
     if not group.num_predicted and len(group.names) < _MOST_NAMES:
         name = kernel.operator.name if kernel.operator else kernel.name
         group.names += [] if name in group.names else [name]
@@ -214,5 +214,5 @@ def finish_group(group: GroupSums, steps: int) -> MatchedGroup:
         num_measured=group.num_measured / steps,
         num_predicted=group.num_predicted,
         kernel=group.longest[1],
-        in_fp32=group.is_narrow and 2 * group.num_wide > group.num_measured > 0,
+        in_fp32=group.is_narrow and 2 * group.num_fp32 > group.num_measured > 0,
     )
