@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -34,3 +36,17 @@ def divisors(value: int) -> tuple[int, ...]:
     """
     small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
     return tuple(sorted({*small, *(value // candidate for candidate in small)}))
+
+
+def values_beside(wanted: int, allowed: Sequence[int]) -> str:
+    """Format the allowed values next below and next above a wanted one.
+
+    Args:
+        allowed: In ascending order.
+
+    >>> values_beside(6, [1, 2, 4, 8, 16])
+    '4 or 8'
+    """
+    below = [value for value in allowed if value < wanted][-1:]
+    above = [value for value in allowed if value > wanted][:1]
+    return " or ".join(str(value) for value in below + above)

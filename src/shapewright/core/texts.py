@@ -22,7 +22,8 @@ class FieldName(str):
 
     def __new__(cls, field: str, value: str = "") -> FieldName:
         """Spell a field as the library does."""
-        name = super().__new__(cls, f"{field}={value!r}" if value else field)
+        shown = value if value == "False" else repr(value)
+        name = super().__new__(cls, f"{field}={shown}" if value else field)
         name.field = field
         name.value = value
         return name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.notes import Note
-from shapewright.core.numeric import divisors
+from shapewright.core.numeric import divisors, values_beside
 from shapewright.core.texts import FieldName, Text, with_fields
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.workload.finetuning import check_targets
@@ -18,8 +18,6 @@ from shapewright.workload.images import count_image_tokens
 from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import ParallelLayout, Workload
 
@@ -210,8 +208,10 @@ def _tensor_degrees(config: TransformerConfig) -> tuple[int, ...]:
 
 
 def _degrees_near(wanted: int, config: TransformerConfig) -> str:
-    """Format the allowed tensor parallel degrees next to the wanted one."""
-    return _nearest(wanted, _tensor_degrees(config))
+    """Format the allowed tensor parallel degrees next to the wanted one; of a power of two, the powers of two."""
+    degrees = _tensor_degrees(config)
+    powers = [degree for degree in degrees if degree.bit_count() == 1]
+    return values_beside(wanted, powers if wanted.bit_count() == 1 and len(powers) > 1 else degrees)
 
 
 def _widths_over_tensor_axis(config: TransformerConfig, *, has_own_expert_degree: bool = False) -> dict[str, int]:
@@ -309,7 +309,7 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     if config.num_experts % layout.expert_parallel:
         raise LayoutError(
             f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}",
-            advice=f"try {_nearest(layout.expert_parallel, divisors(config.num_experts))}",
+            advice=f"try {values_beside(layout.expert_parallel, divisors(config.num_experts))}",
             field="expert_parallel",
         )
 
@@ -330,7 +330,7 @@ def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, 
     if config.moe_intermediate_size % e_t:
         raise LayoutError(
             f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}",
-            advice=f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}",
+            advice=f"try {values_beside(e_t, divisors(config.moe_intermediate_size))}",
             field="expert_tensor_parallel",
             reason=with_fields("expert_tensor_parallel={e_t} must divide {moe_intermediate_size}", e_t=e_t),
         )
@@ -365,20 +365,11 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         step = cp * t if splits_tokens else cp
         below = workload.seq_len // step * step
         allowed = f"{below} or {below + step}" if below else f"{step}"
-        advice = ", or use sequence_parallel=False" if splits_tokens and workload.seq_len % cp == 0 else ""
+        advice: str = ""
+        if splits_tokens and workload.seq_len % cp == 0:
+            advice = with_fields(", or set {sequence_parallel:False}")
         raise LayoutError(
             f"seq_len={workload.seq_len} must be a multiple of " + degrees,
             advice=with_fields("try {seq_len} ") + allowed + advice,
             field="seq_len",
         )
-
-
-def _nearest(wanted: int, allowed: Sequence[int]) -> str:
-    """Format the allowed values next below and next above the wanted one.
-
-    >>> _nearest(6, [1, 2, 4, 8, 16])
-    '4 or 8'
-    """
-    below = [value for value in allowed if value < wanted][-1:]
-    above = [value for value in allowed if value > wanted][:1]
-    return " or ".join(str(value) for value in below + above)

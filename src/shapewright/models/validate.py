@@ -5,13 +5,12 @@ The functions take any object with the fields of TransformerConfig, to avoid a c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.fields import documented_fields
-from shapewright.core.numeric import divisors
+from shapewright.core.numeric import divisors, values_beside
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.layers import (
@@ -164,6 +163,10 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+# Another number of heads is suggested within this fraction of the given one.
+_NEAR_HEADS_FRACTION = 0.25
+
+
 def _count_field(name: str, value: object) -> int:
     largest = MAX_NUM_LAYERS if name in ("num_layers", "num_encoder_layers", "num_mtp_layers") else MAX_COUNT
     return check_count(name, value, low=1 if name in _AT_LEAST_ONE else 0, high=largest)
@@ -185,10 +188,14 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
     values["num_kv_heads"] = values["num_kv_heads"] or num_heads
     if not values["head_dim"]:
         if hidden_size % num_heads:
+            below = hidden_size // num_heads * num_heads
+            tries = f"hidden_size={below} or {below + num_heads}" if below else f"hidden_size={num_heads}"
             near = min(divisors(hidden_size), key=lambda count: abs(count - num_heads))
+            if abs(near - num_heads) <= _NEAR_HEADS_FRACTION * num_heads:
+                tries = f"num_heads={near}, {tries}"
             raise ConfigError(
                 f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}",
-                advice=with_fields("try num_heads={near}, or give {head_dim}", near=near),
+                advice=with_fields("try {tries}, or give {head_dim}", tries=tries),
                 field="hidden_size",
             )
         values["head_dim"] = hidden_size // num_heads
@@ -230,7 +237,7 @@ def _check_together(values: dict[str, Any]) -> None:
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
-            f"try num_kv_heads={math.gcd(num_heads, num_kv_heads)}",
+            f"try num_kv_heads={values_beside(num_kv_heads, divisors(num_heads))}",
             field="num_kv_heads",
         )
     if values["stack"] != "encoder-decoder" and values["num_encoder_layers"]:

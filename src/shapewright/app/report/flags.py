@@ -55,6 +55,8 @@ def with_flags(text: str) -> str:
     'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'
     >>> with_flags(with_fields("does not fit; set {recompute:full}"))
     'does not fit; set --recompute full'
+    >>> with_flags(with_fields("or set {sequence_parallel:False}"))
+    'or set --no-sequence-parallel'
     >>> with_flags(with_fields("set {software} for another stack; {keep} zero_stage=0,1 to reduce gradients once"))
     'set --software for another stack; --keep zero_stage=0,1 to reduce gradients once'
     """
@@ -82,6 +84,8 @@ def _spell(name: FieldName) -> str:
     if name.field == "guard" and name.value:
         return f"--{name.value}"  # each of its values is a flag of its own
     flag = flags_by_field().get(name.field)
+    if flag and name.value == "False":
+        return flag.replace("--", "--no-", 1)
     return f"{flag} {name.value}".rstrip() if flag else name
 
 
