@@ -22,7 +22,7 @@ from shapewright.memory import estimate_memory
 from shapewright.models import read_model
 from shapewright.optimize.plan import PlanRequest, PlanResult, break_down
 from shapewright.optimize.plan.layers import find_layer_kinds
-from shapewright.optimize.plan.result import Breakdown, explain_loss
+from shapewright.optimize.plan.result import Breakdown, explain_difference
 from shapewright.optimize.plan.space import list_splits
 from shapewright.prediction.build import build_scenario
 from shapewright.workload import ParallelLayout
@@ -231,7 +231,7 @@ def test_loss_names_the_part() -> None:
     """The comparison with the runner-up names the part of its largest loss, and its gains."""
     best = Breakdown({"GEMMs": 10.0, "pipeline bubble": 1.0}, {})
     other = Breakdown({"GEMMs": 9.75, "pipeline bubble": 1.5}, {})
-    loss = explain_loss(best, other)
+    loss = explain_difference(best, other)
 
     assert (loss.part, loss.lost_s, loss.gained_s, loss.slower_by_s) == ("pipeline bubble", 0.5, 0.25, 0.25)
 

@@ -1,6 +1,6 @@
 """Design: a model's shape, the plan of its training job and the length of its run, chosen together.
 
-size and tokens (given, or for a budget) -> shapes and plans of that size, in turns -> loss and time together
+size and tokens (given, or chosen for a budget) -> alternate searches for shapes and for plans -> rank by loss and time
 """
 
 from shapewright.optimize.design.design import design_model as design_model

@@ -1,4 +1,4 @@
-"""design_model: the shape, the plan and the run that a size and tokens, or a budget, are best spent on."""
+"""design_model: the best shape, training plan and run length for a size and tokens, or for a budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shapewright.optimize.design.result import Design, DesignResult, Estimate, R
 from shapewright.optimize.design.sizes import FamilySizes
 from shapewright.optimize.plan import plan_job
 from shapewright.optimize.plan.notes import describe_plan
-from shapewright.optimize.plan.result import explain_loss
+from shapewright.optimize.plan.result import explain_difference
 from shapewright.optimize.search import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED, search_shapes
 from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
 from shapewright.prediction.loss import describe_extrapolation, estimate_loss_effect, is_far_outside, load_loss_law
@@ -38,10 +38,10 @@ _SAME_HOURS_FRACTION = 0.01
 _SHAPE_FIELDS = (*VARIED.values(), "moe_intermediate_size")
 _MOST_ROUNDS = 3
 _PLANNED_EACH_ROUND = 8
-# Plans of the family's shape in whose layouts the first searches are made: those within 2 % of the best step.
+# The first searches for shapes use the layouts of the family's plans within 2 % of the best step, at most three.
 _MOST_STARTS, _NEARLY_AS_FAST = 3, 1.02
 MOST_PLANNED = 1 + (_MOST_STARTS + _MOST_ROUNDS - 1) * _PLANNED_EACH_ROUND
-"""Most shapes whose plans one joint search looks for."""
+"""Most shapes that one joint search plans."""
 
 _LISTED_SHAPES, _LISTED_PLANS = 40, 10
 _CHOSEN_FIELDS = ("micro_batch_size", "recompute", "offload_activations", "offload_optimizer")
@@ -49,15 +49,15 @@ _CHOSEN_FIELDS = ("micro_batch_size", "recompute", "offload_activations", "offlo
 
 @dataclass
 class JointSearch:
-    """A joint search around one shape.
+    """Alternates searches for shapes and for plans, starting from the family's shape of one size.
 
     Attributes:
         scenario: The shape of the family, with the global batch; plans choose layout, micro-batch and recomputation.
         request: Devices, kept values, limits of the shapes.
-        refusal: Returns why a plan cannot be written in the formats that are wanted; empty if it can.
-        results: Plans of each shape, in the order in which they were looked for.
-        num_shapes: Shapes that the searches looked at.
-        num_plans: Plans of all shapes.
+        refusal: Returns why a plan cannot be written in the requested file formats; empty if it can.
+        results: Plans of each shape, in the order in which the shapes were planned.
+        num_shapes: Shapes that the searches evaluated.
+        num_plans: Plans that were evaluated, over all shapes.
         is_complete: False if it was interrupted.
         notes: Notes of the searches.
     """
@@ -73,11 +73,11 @@ class JointSearch:
     _refused: set[TransformerConfig] = field(default_factory=set)
 
     @property
-    def own(self) -> Plan:
-        """The plan of the family's shape.
+    def baseline_plan(self) -> Plan:
+        """The best plan of the family's shape.
 
         Raises:
-            ShapewrightError: it has none.
+            ShapewrightError: no plan fits, or none can be written in the requested file formats.
         """
         config = self.scenario.config
         if config not in self.results:
@@ -94,62 +94,62 @@ class JointSearch:
         return [result.plans[0] for result in self.results.values()]
 
     def run(self, score: Callable[[Plan], float], progress: Progress | None = None) -> None:
-        """Search until the best shape is the best in the layout of its own plan.
+        """Search for shapes in the layouts of plans, then for plans of these shapes, until the best layout repeats.
 
         Args:
-            score: What is wanted of a shape with its plan; higher is better.
+            score: Value of a shape with its plan; higher is better.
             progress: Called with the number of shapes planned and the most that may be.
         """
         searched = set[Any]()
-        waiting = self._starts()
+        plans = self._starting_plans()
         for _ in range(_MOST_ROUNDS):
-            waiting = [plan for plan in waiting if _place(plan) not in searched]
-            if not waiting or not self.is_complete:
+            plans = [plan for plan in plans if _layout_and_batch(plan) not in searched]
+            if not plans or not self.is_complete:
                 break
-            for plan in waiting:
-                searched.add(_place(plan))
-                for config in self._shapes_in(plan):
-                    self._try(config)
+            for plan in plans:
+                searched.add(_layout_and_batch(plan))
+                for config in self._unplanned_shapes(plan):
+                    self._try_to_plan(config)
                     if progress is not None:
                         progress(min(len(self.results), MOST_PLANNED - 1), MOST_PLANNED)
-            waiting = [max(self.plans, key=score)]
+            plans = [max(self.plans, key=score)]
         if progress is not None:
             progress(MOST_PLANNED, MOST_PLANNED)
 
-    def _starts(self) -> list[Plan]:
-        """Return the best plan of the family's shape, and others of nearly its speed that split the model otherwise."""
-        best = self.own
+    def _starting_plans(self) -> list[Plan]:
+        """Return the best plan of the family's shape, and nearly as fast plans with other parallel degrees."""
+        best = self.baseline_plan
         plans = self.results[self.scenario.config].plans
         near = [plan for plan in plans if plan.prediction.step_time_s <= _NEARLY_AS_FAST * best.prediction.step_time_s]
         by_degrees = {_degrees(plan.layout): plan for plan in reversed(near)}
         return [plan for plan in near if by_degrees[_degrees(plan.layout)] is plan][:_MOST_STARTS]
 
-    def _shapes_in(self, plan: Plan) -> Iterator[TransformerConfig]:
-        """Yield the best shapes that have no plan yet in the layout, micro-batch and recomputation of a plan."""
+    def _unplanned_shapes(self, plan: Plan) -> Iterator[TransformerConfig]:
+        """Search in the layout, micro-batch and recomputation of a plan; yield the best shapes not planned before."""
         fields = {name: getattr(plan.workload, name) for name in _CHOSEN_FIELDS}
-        place = self.scenario.replace(**fields, layout=plan.layout)
+        scenario = self.scenario.replace(**fields, layout=plan.layout)
         vary = DEFAULT_VARIED if plan.layout.pipeline_parallel == 1 else DEFAULT_VARIED_WITH_STAGES
         request = self.request.search_request(vary, _LISTED_SHAPES)
         if not request.free_fields():
             return
         try:
-            result = search_shapes(place, request, notes=())
+            result = search_shapes(scenario, request, notes=())
         except ShapewrightError as error:
             self.notes[f"no other shape was searched in the layout {describe_plan(plan)}: " + error.text] = None
             return
         self.num_shapes += result.tally.num_shapes
         self.is_complete = self.is_complete and result.is_complete
-        known = {_skeleton(config) for config in (*self.results, *self._refused)}
+        known = {_main_sizes(config) for config in (*self.results, *self._refused)}
         chosen: list[TransformerConfig] = []
         for candidate in result.candidates:
-            skeleton = _skeleton(candidate.config)
-            if skeleton not in known and len(chosen) < _PLANNED_EACH_ROUND:
-                known.add(skeleton)
+            sizes = _main_sizes(candidate.config)
+            if sizes not in known and len(chosen) < _PLANNED_EACH_ROUND:
+                known.add(sizes)
                 chosen.append(candidate.config)
         yield from chosen
 
-    def _try(self, config: TransformerConfig) -> None:
-        """Plan a shape; one without a plan, or whose plan no wanted format can express, is left out."""
+    def _try_to_plan(self, config: TransformerConfig) -> None:
+        """Plan a shape; refuse it if no plan fits, or if the best one cannot be written in the requested formats."""
         try:
             result = self._plan(config)
         except ShapewrightError:
@@ -164,7 +164,7 @@ class JointSearch:
         """Return the plans of a shape.
 
         Raises:
-            ShapewrightError: none fits.
+            ShapewrightError: no plan fits.
         """
         scenario = self.scenario.replace(model=replace(self.scenario.model, config=config))
         result = plan_job(scenario, self.request.plan_request(top))
@@ -176,17 +176,17 @@ class JointSearch:
 
 
 def _degrees(layout: ParallelLayout) -> tuple[int, ...]:
-    """Return the degrees that decide which shapes suit a layout."""
+    """Return the degrees that must divide a shape."""
     return layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel, layout.expert_parallel
 
 
-def _place(plan: Plan) -> tuple[Any, ...]:
-    """Return the layout and the chosen workload fields of a plan, which a search for shapes keeps."""
+def _layout_and_batch(plan: Plan) -> tuple[Any, ...]:
+    """Return the layout and the workload fields of a plan that a search for shapes holds fixed."""
     return plan.layout, *(getattr(plan.workload, name) for name in _CHOSEN_FIELDS)
 
 
-def _skeleton(config: TransformerConfig) -> tuple[int, ...]:
-    """Return the sizes that tell shapes apart: others differ only by a little more or less MLP or vocabulary."""
+def _main_sizes(config: TransformerConfig) -> tuple[int, ...]:
+    """Return the sizes that distinguish shapes; MLP width and vocabulary vary only slightly, so they are left out."""
     return config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim
 
 
@@ -204,10 +204,10 @@ def design_model(
 
     Args:
         base: A shape of the family on the device, with sequence length and element format.
-        request: Size and tokens, or a budget; what is kept.
+        request: Size and tokens, or a budget; kept values of shapes and plans.
         model_of: Returns the shape of the family at a number of parameters.
         global_batch_size: Sequences of a step; None for those that suit the run.
-        refusal: Returns why a plan cannot be written in the formats that are wanted; empty if it can.
+        refusal: Returns why a plan cannot be written in the requested file formats; empty if it can.
         progress: Called with the number of shapes planned and the most that may be.
 
     Raises:
@@ -216,13 +216,13 @@ def design_model(
     started_s = time.perf_counter()
     sizes = FamilySizes(base, model_of, request, load_loss_law(), global_batch_size)
     num_parameters, train_tokens = sizes.choose()
-    # A budget that size or tokens were chosen for holds for every shape; otherwise it is only compared with the run.
+    # If size or tokens were chosen for the budget, every shape must keep it; otherwise a note compares it with the run.
     is_limited = request.num_parameters is None or request.train_tokens is None
     limit_hours = request.budget_device_hours if is_limited else None
     most_tokens = request.train_tokens or MOST_TOKENS
     request = replace(request, num_parameters=num_parameters, train_tokens=train_tokens)
     search = JointSearch(sizes.scenario_of(num_parameters), request, refusal)
-    own = search.own
+    baseline_plan = search.baseline_plan
 
     def judge(plan: Plan) -> Design:
         tokens = train_tokens
@@ -230,7 +230,7 @@ def design_model(
             speed = plan.prediction.tokens_per_s_per_device / request.straggler_factor
             affordable = limit_hours * _SECONDS_PER_HOUR * speed
             tokens = min(most_tokens, int(affordable))
-        return _design(plan, own, request, tokens)
+        return _make_design(plan, baseline_plan, request, tokens)
 
     search.run(lambda plan: judge(plan).net_speedup.factor, progress)
     designs, verdict = _rank([judge(plan) for plan in search.plans], request)
@@ -261,23 +261,23 @@ def design_model(
     )
 
 
-def _rank(everyone: Sequence[Design], request: DesignRequest) -> tuple[tuple[Design, ...], Verdict]:
+def _rank(candidates: Sequence[Design], request: DesignRequest) -> tuple[tuple[Design, ...], Verdict]:
     """Return the answer and its runners-up, with the verdict.
 
     The runners-up are the shape of the family, the fastest shape, the shape of the lowest loss, and the next best.
     """
-    everyone = sorted(everyone, key=lambda one: -one.net_speedup.factor)
-    others = [replace(one, rank=rank) for rank, one in enumerate((o for o in everyone if not o.is_baseline), 1)]
-    baseline = next(one for one in everyone if one.is_baseline)
+    candidates = sorted(candidates, key=lambda one: -one.net_speedup.factor)
+    others = [replace(one, rank=rank) for rank, one in enumerate((one for one in candidates if not one.is_baseline), 1)]
+    baseline = next(one for one in candidates if one.is_baseline)
     is_far = is_far_outside(baseline.config, baseline.effect.train_tokens)
     verdict = judge_search(others, is_training=True, only_free=is_far)
     assert verdict is not None  # every design has an effect
     answer = others[verdict.rank - 1] if verdict.rank else baseline
     if verdict.code == "trial":
-        # A new model has no shape to keep: of those that are better with some certainty, the best is the answer.
+        # A new model has no existing shape to keep, so the answer is the best of the probably better shapes.
         answer = next(one for one in others if one.net_speedup.probability_faster > LEAST_CHANCE)
-    lacks = [f"{name}={v}" for name, v in request.keep_shape.items() if getattr(baseline.config, name, v) != v]
-    if answer is baseline and lacks and others:
+    missing = [f"{name}={v}" for name, v in request.keep_shape.items() if getattr(baseline.config, name, v) != v]
+    if answer is baseline and missing and others:
         answer = others[0]
     listed = [
         answer,
@@ -290,13 +290,13 @@ def _rank(everyone: Sequence[Design], request: DesignRequest) -> tuple[tuple[Des
     kept.sort(key=lambda one: (one.config != answer.config, -one.net_speedup.factor))
     breakdown = answer.plan.breakdown
     designs = tuple(
-        replace(one, rank=rank, difference=explain_loss(breakdown, one.plan.breakdown) if rank > 1 else None)
+        replace(one, rank=rank, difference=explain_difference(breakdown, one.plan.breakdown) if rank > 1 else None)
         for rank, one in enumerate(kept, 1)
     )
     net = answer.net_speedup
     return designs, replace(
         verdict,
-        text=_verdict_words(answer, verdict.code, lacks),
+        text=_verdict_text(answer, verdict.code, missing),
         rank=1,
         changes=answer.changes,
         net_speedup=net.factor,
@@ -306,11 +306,11 @@ def _rank(everyone: Sequence[Design], request: DesignRequest) -> tuple[tuple[Des
     )
 
 
-def _verdict_words(answer: Design, code: str, lacks: Sequence[str]) -> str:
-    """Return the verdict in one sentence for a model that is yet to be made."""
+def _verdict_text(answer: Design, code: str, missing: Sequence[str]) -> str:
+    """Return the verdict in one sentence, for a model that does not exist yet."""
     name = answer.plan.prediction.config.title
-    if answer.is_baseline and lacks:
-        return f"take the shape of {name}, which lacks {' and '.join(lacks)}: no shape that has it is better"
+    if answer.is_baseline and missing:
+        return f"take the shape of {name}, which lacks {' and '.join(missing)}: no shape that has it is better"
     if answer.is_baseline:
         return f"take the shape of {name}: {VERDICTS['keep']}"
     net = answer.net_speedup
@@ -324,33 +324,33 @@ def _verdict_words(answer: Design, code: str, lacks: Sequence[str]) -> str:
     return words if code == "change" else f"{words}; a trial of both decides"
 
 
-def _design(plan: Plan, own: Plan, request: DesignRequest, run_tokens: int) -> Design:
+def _make_design(plan: Plan, baseline_plan: Plan, request: DesignRequest, run_tokens: int) -> Design:
     """Make a design of a plan, compared with the plan of the family's shape.
 
     Args:
-        own: The plan of the shape of the family.
+        baseline_plan: The plan of the shape of the family.
         request: The request, with size and tokens.
         run_tokens: Tokens of its run; losses are compared after those of the request.
     """
-    config, before = plan.prediction.config, own.prediction.config
+    config, before = plan.prediction.config, baseline_plan.prediction.config
     assert request.train_tokens is not None
-    speedup = compare_times(own.prediction, plan.prediction)
+    speedup = compare_times(baseline_plan.prediction, plan.prediction)
     return Design(
         rank=0,
-        is_baseline=plan is own,
+        is_baseline=plan is baseline_plan,
         plan=plan,
         changes={
             name: (getattr(before, name), getattr(config, name))
             for name in _SHAPE_FIELDS
             if getattr(before, name, None) != getattr(config, name, None)
         },
-        run=_run(plan, run_tokens, request.usd_per_hour),
+        run=_make_run(plan, run_tokens, request.usd_per_hour),
         speedup=speedup,
         effect=estimate_loss_effect(before, config, train_tokens=request.train_tokens, speedup=speedup),
     )
 
 
-def _run(plan: Plan, train_tokens: int, usd_per_hour: float | None) -> Run:
+def _make_run(plan: Plan, train_tokens: int, usd_per_hour: float | None) -> Run:
     prediction = plan.prediction
     cost = estimate_run_cost(prediction, TrainingRun(train_tokens=train_tokens, usd_per_hour=usd_per_hour))
     cost = cost.scaled(plan.expected_step_s / prediction.step_time_s)
@@ -368,7 +368,7 @@ def _run(plan: Plan, train_tokens: int, usd_per_hour: float | None) -> Run:
 
 
 def _note_budget(best: Design, request: DesignRequest) -> Iterator[str]:
-    """Note a run that does not fit the budget, or may not."""
+    """Note if the run exceeds the budget, or does so at the upper end of its interval."""
     budget = request.budget_device_hours
     if budget is None:
         return

@@ -1,4 +1,4 @@
-"""The request of a design: size and tokens, or a budget to choose them for, and what shapes and plans may be."""
+"""The request of a design: size and tokens or a budget, and the constraints on shapes and plans."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class DesignRequest:
         self.plan_request()
 
     def search_request(self, vary: tuple[str, ...] = DEFAULT_VARIED, top: int = 20) -> SearchRequest:
-        """Return the request of a search for shapes of the size that reach the loss soonest."""
+        """Return the request of a search for shapes of this size that reach the baseline's loss soonest."""
         return SearchRequest(
             vary=vary,
             keep=self.keep_shape,
@@ -161,10 +161,10 @@ def budget_device_hours(
 
 
 def usual_batch_size(num_parameters: int, train_tokens: float, num_devices: int, seq_len: int) -> int:
-    """Return the sequences of a step that suit a run: those of DeepSeek's fit, in numbers that the devices can share.
+    """Return the global batch size of a run by DeepSeek's fit, rounded so that the devices can share it.
 
-    The tokens of a batch are 0.2920 C^0.3271 with C = 6 * parameters * tokens, rounded to the number of devices times a
-    power of two, or to a divisor of that number where the run is small.
+    The tokens of a batch are 0.2920 C^0.3271 with C = 6 * parameters * tokens. The number of sequences is rounded to
+    the number of devices times a power of two; in small runs to that number divided by a power of two.
 
     Source: arXiv 2401.02954 (DeepSeek LLM), eq. 1.
 

@@ -73,11 +73,11 @@ class Design:
         rank: Rank, 1 for the answer.
         is_baseline: Whether it is the shape of the family.
         plan: Its best plan.
-        changes: Value of the baseline and own value of every field of the shape that differs, by name.
+        changes: Old (baseline) and new value of every field of the shape that differs, by name.
         run: Its training run.
         speedup: Throughput over that of the baseline, each with its own plan.
         effect: Difference of the loss, tokens needed for the loss of the baseline, and the time to it.
-        difference: Parts of the step in which it differs from the answer; None for the answer.
+        difference: Difference of its step time to the answer's, by part; None for the answer.
     """
 
     rank: int

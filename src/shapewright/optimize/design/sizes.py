@@ -1,4 +1,4 @@
-"""Sizes of a family: its shape at a number of parameters on its best plan, the size for a budget, the frontier."""
+"""Plans of a model family by size: the best size for a budget, and the frontier of loss against time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
 _SECONDS_PER_HOUR = 3600.0
-# Share of the peak that a first guess of the size assumes; the size is then corrected by predictions.
+# MFU assumed for the first guess of the size, which predictions then correct.
 _GUESSED_MFU = 0.4
 _MOST_STEPS = 12
 _SAME_COST_FRACTION = 0.01
@@ -39,10 +39,10 @@ _FRONT_TOKENS = tuple(2.0 ** (power / 2.0) for power in range(-6, 5))
 
 @dataclass(frozen=True)
 class SizedPlan:
-    """The shape of the family at one size.
+    """The shape of the family at one size, with its plans.
 
     Attributes:
-        num_parameters: Parameters that were wanted.
+        num_parameters: Parameters requested; the shape may differ slightly.
         scenario: The shape with its global batch.
         result: Its plans.
     """
@@ -53,7 +53,7 @@ class SizedPlan:
 
     @property
     def token_s(self) -> float:
-        """Time of the job for a token. [s]"""
+        """Wall time of the job per token, with the best plan. [s]"""
         plan = self.result.plans[0]
         return plan.expected_step_s / plan.prediction.tokens_per_step
 
@@ -62,20 +62,20 @@ class SizedPlan:
         return train_tokens * self.token_s * self.result.request.num_devices / _SECONDS_PER_HOUR
 
     def tokens_for(self, device_hours: float) -> float:
-        """Tokens of a run that takes so many device hours."""
+        """Tokens that a number of device hours pays for."""
         return device_hours * _SECONDS_PER_HOUR / (self.token_s * self.result.request.num_devices)
 
 
 @dataclass
 class FamilySizes:
-    """Plans of the family's shape by size, each looked for once.
+    """Plans of the family's shape by size; each size is planned once.
 
     Attributes:
         base: A shape of the family on the device, with sequence length and element format.
         model_of: Returns the shape of a number of parameters.
         request: Devices, budget and kept values.
         law: The law of loss.
-        global_batch_size: Sequences of a step; None for those that suit each size.
+        global_batch_size: Sequences of a step; None for usual_batch_size of each size.
     """
 
     base: Scenario
@@ -83,7 +83,7 @@ class FamilySizes:
     request: DesignRequest
     law: LossLaw
     global_batch_size: int | None = None
-    _known: dict[int, SizedPlan | ShapewrightError] = field(default_factory=dict)
+    _results: dict[int, SizedPlan | ShapewrightError] = field(default_factory=dict)
 
     def at(self, num_parameters: int) -> SizedPlan:
         """Return the shape of a size with its plans.
@@ -91,12 +91,12 @@ class FamilySizes:
         Raises:
             ShapewrightError: the family has no shape of that size, or it fits in no plan.
         """
-        if num_parameters not in self._known:
+        if num_parameters not in self._results:
             try:
-                self._known[num_parameters] = self._plan(num_parameters)
+                self._results[num_parameters] = self._plan(num_parameters)
             except ShapewrightError as error:
-                self._known[num_parameters] = error
-        found = self._known[num_parameters]
+                self._results[num_parameters] = error
+        found = self._results[num_parameters]
         if isinstance(found, ShapewrightError):
             raise found
         return found
@@ -157,12 +157,12 @@ class FamilySizes:
         return size, tokens
 
     def _best_size(self) -> int:
-        """Return the size of lowest loss for the budget: downhill in factors of two, then a parabola through three."""
+        """Return the size of lowest loss for the budget: bracket it in factors of two, then fit a parabola to three."""
         budget, start = self.request.budget_device_hours, self._guess_size()
         assert budget is not None
 
         def loss(power: float) -> float:
-            size = _rounded(start * 2.0**power)
+            size = _round_to_two_digits(start * 2.0**power)
             if not FEWEST_PARAMETERS <= size <= MOST_PARAMETERS:
                 return inf
             try:
@@ -175,26 +175,26 @@ class FamilySizes:
         values = {0: loss(0)}
         for _ in range(_MOST_STEPS):
             best = min(values, key=lambda power: values[power])
-            # As long as no size is possible, both smaller and larger ones are tried.
+            # Until a feasible size is found, the range is extended at both ends.
             ends = (best - 1, best + 1) if values[best] < inf else (min(values) - 1, max(values) + 1)
-            fresh = [power for power in ends if power not in values]
-            if not fresh:
+            untried = [power for power in ends if power not in values]
+            if not untried:
                 break
-            values |= {power: loss(power) for power in fresh}
+            values |= {power: loss(power) for power in untried}
         best = min(values, key=lambda power: values[power])
         if values[best] == inf:
-            self._raise_smallest()
+            self._raise_why_no_size()
         left, right = values.get(best - 1, inf), values.get(best + 1, inf)
         curvature = left - 2.0 * values[best] + right
         vertex = best + 0.5 * (left - right) / curvature if 0.0 < curvature < inf else float(best)
-        return _rounded(start * 2.0 ** (vertex if loss(vertex) <= values[best] else best))
+        return _round_to_two_digits(start * 2.0 ** (vertex if loss(vertex) <= values[best] else best))
 
     def _affordable_size(self, train_tokens: int) -> int:
         """Return the largest size whose run fits the budget."""
         assert self.request.budget_device_hours is not None
         size, found = self._guess_size(), 0
         for _ in range(_MOST_STEPS):
-            size = _rounded(min(max(size, FEWEST_PARAMETERS), MOST_PARAMETERS))
+            size = _round_to_two_digits(min(max(size, FEWEST_PARAMETERS), MOST_PARAMETERS))
             try:
                 ratio = self.at(size).device_hours(train_tokens) / self.request.budget_device_hours
             except ConfigError:  # smaller than the family's vocabulary allows
@@ -209,13 +209,13 @@ class FamilySizes:
                 break
             size = size * (1.0 - 0.5 * _SAME_COST_FRACTION) / ratio
         if not found:
-            self._raise_smallest()
+            self._raise_why_no_size()
         return found
 
-    def _raise_smallest(self) -> None:
-        """Raise why no size is possible: none can be afforded, or the smallest that was tried cannot be planned."""
-        errors = {size: error for size, error in self._known.items() if isinstance(error, ShapewrightError)}
-        if len(errors) == len(self._known) and errors:
+    def _raise_why_no_size(self) -> None:
+        """Raise the error of the smallest size if none could be planned, else that the budget pays for none."""
+        errors = {size: error for size, error in self._results.items() if isinstance(error, ShapewrightError)}
+        if len(errors) == len(self._results) and errors:
             raise errors[min(errors)]
         raise WorkloadError(
             f"a budget of {self.request.budget_device_hours:.3g} device hours pays for no model",
@@ -223,7 +223,7 @@ class FamilySizes:
         )
 
     def _guess_flops(self) -> float:
-        """Return the FLOPs that the budget pays for, at a usual MFU. [flop]"""
+        """Return the FLOPs that the budget pays for, at the assumed MFU. [flop]"""
         device, dtype = self.base.device, self.base.workload.dtype
         peak = device.peak_flops_per_s(dtype)
         return (self.request.budget_device_hours or 0.0) * _SECONDS_PER_HOUR * peak * _GUESSED_MFU
@@ -239,10 +239,10 @@ class FamilySizes:
         return self._guess_flops() / count_rule_of_thumb_flops(num_parameters, 1.0)
 
     def front(self, num_parameters: int, train_tokens: int) -> tuple[FrontRun, ...]:
-        """Return runs of the family around the size and tokens of a design; sizes that fit nowhere are left out."""
+        """Return runs of the family around the size and tokens of a design; sizes that no plan fits are left out."""
         points: list[FrontRun] = []
         for factor in _FRONT_SIZES:
-            size = num_parameters if factor == 1.0 else _rounded(factor * num_parameters)
+            size = num_parameters if factor == 1.0 else _round_to_two_digits(factor * num_parameters)
             try:
                 sized = self.at(size)
             except ShapewrightError:
@@ -264,7 +264,7 @@ class FamilySizes:
 
 
 def mark_front(points: list[FrontRun]) -> tuple[FrontRun, ...]:
-    """Mark the runs that no other run beats in both time and loss, in the order of time."""
+    """Return the runs in order of time, those on the Pareto front of time and loss marked."""
     marked: list[FrontRun] = []
     least = inf
     for point in sorted(points, key=lambda one: (one.hours, one.loss_nats)):
@@ -273,6 +273,6 @@ def mark_front(points: list[FrontRun]) -> tuple[FrontRun, ...]:
     return tuple(marked)
 
 
-def _rounded(num_parameters: float) -> int:
-    """Return a size with two significant digits, so that sizes near each other are planned once."""
+def _round_to_two_digits(num_parameters: float) -> int:
+    """Return a size with two significant digits, so that nearby sizes share one plan."""
     return int(float(f"{num_parameters:.2g}"))

@@ -15,7 +15,7 @@ from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Choice, Findings
 from shapewright.optimize.plan.notes import describe_choice, plan_notes, refuse_if_none_fits
 from shapewright.optimize.plan.request import PlanJob
-from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_loss
+from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_difference
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
                 rank=len(plans) + 1,
                 prediction=prediction,
                 breakdown=breakdown,
-                loss=explain_loss(plans[0].breakdown, breakdown) if plans else None,
+                loss=explain_difference(plans[0].breakdown, breakdown) if plans else None,
                 total_bytes=total_bytes,
                 expected_step_s=prediction.step_time_s * request.straggler_factor,
                 usd_per_million_tokens=cost,

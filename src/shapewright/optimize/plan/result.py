@@ -90,7 +90,7 @@ class Difference:
     slower_by_s: float
 
 
-def explain_loss(best: Breakdown, other: Breakdown) -> Difference:
+def explain_difference(best: Breakdown, other: Breakdown) -> Difference:
     """Return the difference of a plan to a better one."""
     names = {**best.parts, **other.parts}
     lost = {name: other.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
