@@ -12,7 +12,7 @@ from judging import published_runs
 
 from shapewright.measure.accuracy.tables.training import PublishedRun
 from shapewright.memory import estimate_memory
-from shapewright.optimize.plan import SEARCHED, PlanRequest, plan_job
+from shapewright.optimize.plan import PLAN_FIELDS, PlanRequest, plan_job
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.request import PlanJob
 from shapewright.prediction.predict import predict
@@ -44,7 +44,7 @@ def test_no_published_layout_beats_the_best_plan() -> None:
         )
         if published.memory.total_bytes > run.device.memory_bytes:
             continue
-        layout = {name: (getattr(run.layout, name),) for name in SEARCHED if hasattr(run.layout, name)}
+        layout = {name: (getattr(run.layout, name),) for name in PLAN_FIELDS if hasattr(run.layout, name)}
         kept = {
             **layout,
             "micro_batch_size": (run.workload.micro_batch_size,),

@@ -475,4 +475,4 @@ def test_an_encoder_of_one_layer_is_a_kind_of_its_own() -> None:
     """Plans of T5 with 12 decoder layers and a single encoder layer count both."""
     config = replace(read_model("flan-t5-base").config, num_encoder_layers=1)
 
-    assert find_layer_kinds(config).factors(config, 1).tolist() == [12.0, 1.0]
+    assert find_layer_kinds(config).layers_by_kind(config, 1).tolist() == [12.0, 1.0]

@@ -135,18 +135,18 @@ def _split_kept(
     keep: Mapping[str, Any], workload: Mapping[str, Any], layout: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, tuple[Any, ...]]]:
     """Fields of the shape with their value, and fields of the plan with the values that they may take."""
-    from shapewright.optimize.plan import SEARCHED, SHORT_NAMES, keep_given
+    from shapewright.optimize.plan import PLAN_FIELDS, SHORT_NAMES, combine_kept
 
     shape: dict[str, int] = {}
     plan: dict[str, tuple[Any, ...]] = {}
     for name, value in keep.items():
         field_name = SHORT_NAMES.get(name, name)
-        if field_name in SEARCHED:
+        if field_name in PLAN_FIELDS:
             is_list = isinstance(value, Sequence) and not isinstance(value, str)
             plan[field_name] = tuple(value) if is_list else (value,)
         else:
             shape[name] = value
-    return shape, keep_given(plan, workload, layout)
+    return shape, combine_kept(plan, workload, layout)
 
 
 def _keep_expressible(

@@ -266,7 +266,7 @@ def plan(
     Raises:
         ShapewrightError: an argument is invalid, or the model fits in no plan.
     """
-    from shapewright.optimize.plan import PlanRequest, keep_given, offload_choices, plan_job
+    from shapewright.optimize.plan import PlanRequest, combine_kept, offload_choices, plan_job
 
     named = {"global_batch_size": global_batch_size, "optimizer": optimizer}
     layout = given_fields(parts.pop("layout", None))
@@ -274,7 +274,7 @@ def plan(
         **given_fields(parts.get("workload")),
         **{name: value for name, value in named.items() if value is not None},
     }
-    kept = keep_given(keep or {}, given, layout)
+    kept = combine_kept(keep or {}, given, layout)
     parts["workload"] = given
     scenario = build_scenario(config, **parts)
     cut = {name: ",".join(map(str, kept[name])) for name in ("expert_tensor_parallel",) if name in kept}

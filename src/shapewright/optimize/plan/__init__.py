@@ -7,10 +7,10 @@ from shapewright.optimize.plan.notes import describe_plan as describe_plan
 from shapewright.optimize.plan.plan import plan_job as plan_job
 from shapewright.optimize.plan.request import OBJECTIVES as OBJECTIVES
 from shapewright.optimize.plan.request import OFFLOADS as OFFLOADS
-from shapewright.optimize.plan.request import SEARCHED as SEARCHED
+from shapewright.optimize.plan.request import PLAN_FIELDS as PLAN_FIELDS
 from shapewright.optimize.plan.request import SHORT_NAMES as SHORT_NAMES
 from shapewright.optimize.plan.request import PlanRequest as PlanRequest
-from shapewright.optimize.plan.request import keep_given as keep_given
+from shapewright.optimize.plan.request import combine_kept as combine_kept
 from shapewright.optimize.plan.request import offload_choices as offload_choices
 from shapewright.optimize.plan.request import read_kept as read_kept
 from shapewright.optimize.plan.result import BUBBLE as BUBBLE

@@ -1,4 +1,4 @@
-"""Evaluate a space of plans: memory of all plans first, then the step time of those that fit; keep the best."""
+"""Evaluate a space of plans: the memory of all, then the step times of those that fit; keep the best."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def explore(job: PlanJob, *, memory_only: bool = False, progress: Progress | Non
     """Evaluate every plan of a job.
 
     Args:
-        memory_only: Find the plan of least memory only; no step is predicted.
+        memory_only: Predict no step times; find only the plan of least memory.
         progress: Called after each chunk with the number of splits done and of all splits.
 
     Returns:
@@ -53,7 +53,8 @@ def explore(job: PlanJob, *, memory_only: bool = False, progress: Progress | Non
         WorkloadError: the device has no kernel for this attention.
     """
     job = job.settled()
-    findings = Findings(job.request, roomy_bytes=job.scenario.device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
+    tight_above_bytes = job.scenario.device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION)
+    findings = Findings(job.request, tight_above_bytes=tight_above_bytes)
     evaluation = _Evaluation(job, findings)
     try:
         chunks = list(evaluation.chunks())
@@ -80,7 +81,7 @@ class _Evaluation:
         self._policies, self._shardings = list_activation_policies(self._request), list_shardings(self._request)
 
     def chunks(self) -> Iterator[tuple[list[Split], int]]:
-        """Yield chunks of splits of one pipeline degree, with their number of devices; lowering accepts all of them."""
+        """Yield chunks of splits of one pipeline degree that lowering accepts, with their number of devices."""
         global_batch_size = self._scenario.workload.global_batch_size
         assert global_batch_size is not None
         for num_devices in list_device_counts(self._scenario.device, self._request):
@@ -120,7 +121,7 @@ class _Evaluation:
             totals[schedule] = memory.total_bytes(schedule)
             fits[schedule] = valid[schedule] & (totals[schedule] <= self._limit_bytes)
             self._findings.tally.num_plans += int(valid[schedule].sum())
-            self._note_smallest(chunk, schedule, np.where(valid[schedule], totals[schedule], np.inf), num_devices)
+            self._record_smallest(chunk, schedule, np.where(valid[schedule], totals[schedule], np.inf), num_devices)
         has_fitting = [part.any(axis=(1, 2)) for part in fits.values()]
         rows = np.flatnonzero(np.any(has_fitting, axis=0)) if has_fitting else np.zeros(0, dtype=np.int64)
         if memory_only or not len(rows):
@@ -133,7 +134,7 @@ class _Evaluation:
         )
 
     def _num_shardings(self, chunk: list[Split]) -> int:
-        """Return how many shardings are tried: under a pipeline not those of weights, unless zero_stage is kept."""
+        """Return how many shardings are tried: under a pipeline none that shards weights, unless zero_stage is kept."""
         if chunk[0].pipeline_parallel == 1 or "zero_stage" in self._request.kept:
             return len(self._shardings)
         return sum(sharding.zero_stage <= MAX_ZERO_STAGE_IN_PIPELINES for sharding in self._shardings)
@@ -141,9 +142,9 @@ class _Evaluation:
     def _valid(self, chunk: list[Split], schedule: Schedule) -> Fits:
         """Return which combinations are valid plans.
 
-        Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron-LM refuses others),
-        DualPipe at least two per stage, and sharding more than one replica; the first and the last unless the field is
-        kept.
+        Interleaving needs a multiple of the stages as micro-batches (Megatron-LM refuses others), DualPipe an even
+        number of at least two per stage, and sharding more than one replica. The rules for interleaving and sharding do
+        not apply if the field is kept.
         """
         passes = np.array([split.num_microbatches for split in chunk])
         replicas = np.array([split.data_parallel * split.context_parallel for split in chunk])
@@ -158,8 +159,8 @@ class _Evaluation:
         valid: Fits = np.repeat(by_sharding[:, None, :], len(self._policies), axis=1)
         return valid
 
-    def _note_smallest(self, chunk: list[Split], schedule: Schedule, totals: Totals, num_devices: int) -> None:
-        """Keep the plan of least memory."""
+    def _record_smallest(self, chunk: list[Split], schedule: Schedule, totals: Totals, num_devices: int) -> None:
+        """Record the plan of least memory if it needs less than the least so far."""
         position = int(np.argmin(totals))
         least = float(totals.reshape(-1)[position])
         if np.isfinite(least) and (self._findings.smallest is None or least < self._findings.smallest[0]):

@@ -1,4 +1,4 @@
-"""Findings of a search of plans: the best plans, the Pareto front, and counts of all others."""
+"""Findings of a search of plans: the best plans, the Pareto front, and counts of the plans evaluated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Table = dict[str, NDArray[Any]]
 
-# Plans that are kept, best first: far more than are ever listed.
+# Most plans that are kept, best first; far fewer are listed.
 _KEPT = 1000
 # Memory that a slower plan must save to be on the Pareto front, as a fraction.
 _MEMORY_RESOLUTION = 0.01
@@ -75,19 +75,19 @@ class Findings:
 
     Attributes:
         request: The request.
-        roomy_bytes: Memory of a plan that leaves room for what allocator and buffers may take in addition. [byte]
+        tight_above_bytes: Memory above which a plan is tight: allocator and buffers may take more than is left. [byte]
         tally: Counts of the plans of the space.
         is_complete: Whether all of it was evaluated.
         splits: Splits that the rows of the tables refer to.
         schedules: Schedules that they refer to.
-        best: Table of the best plans.
+        best: Table of the best plans, one row each.
         front: Table of the Pareto front.
-        smallest: The plan of least memory, with its bytes.
-        num_predicted: Plans that were predicted with the vision tower.
+        smallest: Bytes of the plan of least memory, and the plan.
+        num_predicted: Plans whose step was predicted with the vision tower.
     """
 
     request: PlanRequest
-    roomy_bytes: float = inf
+    tight_above_bytes: float = inf
     tally: Tally = field(default_factory=Tally)
     is_complete: bool = True
     splits: list[Split] = field(default_factory=list)
@@ -108,27 +108,27 @@ class Findings:
         )
 
     def add(self, table: Table) -> None:
-        """Add plans that fit."""
+        """Add plans that fit, and update the best plans and the front."""
         self.tally.num_fitting += len(table["step_s"])
         if len(table["step_s"]):
             joined = _join(self.best, table)
-            self.best = _rows(joined, sort_plans(joined, self.request.objective, self.roomy_bytes)[:_KEPT])
-            self.front = pareto(_join(self.front, table))
+            self.best = _rows(joined, sort_plans(joined, self.request.objective, self.tight_above_bytes)[:_KEPT])
+            self.front = pareto_front(_join(self.front, table))
 
 
-# Relative differences of cost below this are within the error of a prediction; then more devices finish earlier.
+# Smaller relative differences of cost are within the error of a prediction; the plan on more devices is then preferred.
 COST_RESOLUTION = 0.001
 
 
-def sort_plans(table: Table, objective: str, roomy_bytes: float = inf) -> NDArray[np.int64]:
-    """Return the rows in the order of an objective; ties go to plans with memory to spare, then to least sharding.
+def sort_plans(table: Table, objective: str, tight_above_bytes: float = inf) -> NDArray[np.int64]:
+    """Return the rows in the order of an objective; ties go to plans that are not tight, then to less sharding.
 
     Communication that computation hides takes no time in a prediction, but less of it is more robust: ZeRO stage 1
     comes before 3 if both fit. Further ties go to less memory (or time), then to the simpler schedule. Of costs within
     a thousandth the plan on more devices comes first, because it finishes earlier.
     """
     step_s, needed, sharding = table["step_s"], table["bytes"], table["sharding"]
-    is_tight = needed > roomy_bytes
+    is_tight = needed > tight_above_bytes
     # Sums of the same terms in another order differ in the last bits.
     step = np.round(np.log(step_s), 9)
     keys: tuple[NDArray[Any], ...]
@@ -143,14 +143,14 @@ def sort_plans(table: Table, objective: str, roomy_bytes: float = inf) -> NDArra
     return np.lexsort((table["schedule"], table["policy"], *keys))
 
 
-def pareto(table: Table) -> Table:
+def pareto_front(table: Table) -> Table:
     """Return the Pareto front of step time, memory and number of devices, shortest step first."""
     kept: list[int] = []
     best_bytes: dict[int, float] = {}
     for row in np.lexsort((table["bytes"], table["step_s"])).tolist():
         devices, needed = int(table["devices"][row]), float(table["bytes"][row])
-        rivals = [least for count, least in best_bytes.items() if count <= devices]
-        if rivals and needed > min(rivals) * (1.0 - _MEMORY_RESOLUTION):
+        least_of_faster = [least for count, least in best_bytes.items() if count <= devices]
+        if least_of_faster and needed > min(least_of_faster) * (1.0 - _MEMORY_RESOLUTION):
             continue
         kept.append(row)
         best_bytes[devices] = needed

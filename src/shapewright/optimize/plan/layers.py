@@ -1,8 +1,8 @@
-"""Times of layers: kinds of layers of a model, and their sums by part of a step, for all plans of a split at once.
+"""Layer times, summed into step times for all plans of a split at once.
 
-Stages of any depth are sums over the kinds of their layers, so that they need not be lowered again. A split is combined
-with recomputation, ZeRO stage and pipeline schedule; each changes its own share of the parts of a step
-(prediction.composition), so that the shares are computed once and added for every combination.
+The time of a stage is a sum over its kinds of layers, so a stage of another depth is not lowered again. A split is
+combined with recomputation, ZeRO stage and pipeline schedule. Each adds its own terms to the parts of a step
+(prediction.composition), so these terms are computed once and added for every combination.
 
 Legend: n layers of the stage that hold a matrix, r replicas that share them from ZeRO stage 1 on.
 
@@ -35,18 +35,15 @@ from shapewright.workload import ParallelLayout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
     from shapewright.lowering.model import StepParts
     from shapewright.lowering.operations import Operation
     from shapewright.models import TransformerConfig
+    from shapewright.pricing.software import Software
 
     PerKind = Float[np.ndarray, "kinds"]
     PerGemm = Float[np.ndarray, "gemms"]
-    from jaxtyping import Float, Int
-
-    from shapewright.pricing.software import Software
-
     SplitTimes = Float[np.ndarray, "splits columns"]
     PolicyTimes = Float[np.ndarray, "splits policies columns"]
     ShardingTimes = Float[np.ndarray, "splits shardings columns"]
@@ -56,14 +53,14 @@ if TYPE_CHECKING:
 class LayerKinds(NamedTuple):
     """The kinds of layers of a model.
 
-    Lowering is linear in the counts of layers, because equal layers are one operation that repeats. The step of any
-    stage is therefore a sum over kinds of layers with a factor for each.
+    Lowering is linear in the counts of layers, because equal layers are one operation that repeats. The time of any
+    stage is therefore a sum over kinds of layers, each times its number of layers.
 
     Attributes:
         counts: Layers to lower for each kind: of the decoder, and of the encoder.
-        kinds: Kinds of layers of the decoder, in the order of the first counts.
-        has_encoder: Whether a layer of an encoder follows them.
-        predicts_further: Whether the last kind holds all layers that predict further tokens, and no other.
+        kinds: Kinds of decoder layers, in the order of the first counts.
+        has_encoder: Whether an encoder layer follows them, as one more kind.
+        predicts_further: Whether the last kind is all multi-token prediction layers together.
     """
 
     counts: tuple[tuple[LayerCounts, LayerCounts], ...]
@@ -71,7 +68,7 @@ class LayerKinds(NamedTuple):
     has_encoder: bool
     predicts_further: bool
 
-    def factors(self, config: TransformerConfig, pipeline_parallel: int) -> PerKind:
+    def layers_by_kind(self, config: TransformerConfig, pipeline_parallel: int) -> PerKind:
         """Return the number of layers of each kind on the busiest stage."""
         layout = ParallelLayout(pipeline_parallel=pipeline_parallel)
         counts = count_layers(config, layout)
@@ -96,37 +93,39 @@ def find_layer_kinds(config: TransformerConfig) -> LayerKinds:
 
 
 @dataclass(frozen=True)
-class MatrixSteps:
-    """GEMMs of a matrix optimizer.
+class MatrixOptimizerGemms:
+    """The distinct GEMMs of a matrix optimizer (Muon).
 
     Attributes:
-        gemm_s: Time of one GEMM. [s]
-        repeats: Executions for a layer of each kind, unsharded.
-        is_routed: Whether its matrices are routed experts, of which there are fewer replicas.
+        gemm_s: Time of one execution of each GEMM. [s]
+        repeats: Executions for one layer of each kind, unsharded.
+        is_routed: Whether its matrices belong to routed experts, which fewer replicas hold.
     """
 
     gemm_s: PerGemm
     repeats: Float[np.ndarray, "kinds gemms"]
     is_routed: Bool[np.ndarray, " gemms"]
 
-    def total_s(self, factors: PerKind, replicas: int, num_expert_replicas: int) -> tuple[float, float]:
-        """Return the time per step, unsharded and sharded over replicas. [s]
+    def total_s(self, layers_by_kind: PerKind, replicas: int, num_expert_replicas: int) -> tuple[float, float]:
+        """Return the time of a step without sharding, and sharded over replicas. [s]
 
         Args:
             replicas: Devices that hold the same weights.
             num_expert_replicas: Devices that hold the same routed experts.
         """
-        unsharded = np.rint(factors @ self.repeats)
+        unsharded = np.rint(layers_by_kind @ self.repeats)
         num_sharing = np.where(self.is_routed, num_expert_replicas, replicas)
         return float(unsharded @ self.gemm_s), float(np.ceil(unsharded / num_sharing) @ self.gemm_s)
 
 
-def make_matrix_steps(lowered: Sequence[StepParts], times_of: Callable[[Sequence[Operation]], PerGemm]) -> MatrixSteps:
-    """Return the GEMMs of a matrix optimizer; GEMMs of the same name are equal.
+def price_matrix_gemms(
+    lowered: Sequence[StepParts], times_of: Callable[[Sequence[Operation]], PerGemm]
+) -> MatrixOptimizerGemms:
+    """Price the GEMMs of a matrix optimizer; GEMMs of the same name are equal.
 
     Args:
         lowered: A pass over one layer of each kind.
-        times_of: Prices operations. [s]
+        times_of: Returns the times of operations. [s]
     """
     gemms: dict[str, Operation] = {}
     counts: list[dict[str, int]] = []
@@ -135,18 +134,18 @@ def make_matrix_steps(lowered: Sequence[StepParts], times_of: Callable[[Sequence
         counts.append({gemm.name: int(gemm.repeats) for gemm in found})
         for gemm in found:
             gemms.setdefault(gemm.name, gemm.changed(repeats=1))
-    return MatrixSteps(
+    return MatrixOptimizerGemms(
         gemm_s=times_of(list(gemms.values())),
         repeats=np.array([[count.get(name, 0) for name in gemms] for count in counts], dtype=float),
         is_routed=np.array([gemm.block == "moe" for gemm in gemms.values()], dtype=bool),
     )
 
 
-# The first stage has no experts outside of its layers; the last one may, in layers that predict further tokens.
+# The first stage has no experts outside of its layers; the last may, in multi-token prediction layers.
 COLUMNS = tuple(part for part in STEP_PARTS if part != collective_part(EXPERT_EXCHANGES, "first"))
 """Parts of a step, in the order of the columns of the arrays here."""
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
-# Exposed before splits are combined, see expose_tensor_communication.
+# Parts whose exposed time is added before splits are combined, see expose_tensor_communication.
 _EXPOSED_EARLY = frozenset(collective_part(GRADIENT_GEMMS, stage) for stage in STAGES)
 
 
@@ -156,13 +155,13 @@ class SplitSums:
 
     Attributes:
         base: Forward and backward pass without sends.
-        recompute: Recomputation, and copies to the host and back.
-        sharding: Gradient communication and optimizer step.
+        recompute: Recomputation, and copies to the host and back, by activation policy.
+        sharding: Gradient communication and optimizer step, by sharding.
         send: Sends between stages without chunks.
         send_chunk: Sends per chunk of an interleaved schedule.
-        software: Determines what overlaps.
+        software: Training software, which determines what overlaps.
         layers_per_stage: Layers of the busiest stage.
-        num_spare: Layers that the other stages together have fewer.
+        num_spare: Layers that the other stages lack, in sum, compared with the busiest one.
     """
 
     base: SplitTimes
@@ -244,10 +243,10 @@ def sum_by_row(
     codes = np.array([kinds.setdefault(each, len(kinds)) for each in columns])
     cells, num_cells = rows * len(kinds) + codes, num_rows * len(kinds)
     by_kind = np.array([np.bincount(cells, weights=own_s, minlength=num_cells) for own_s in times_s.T])
-    spread = np.zeros((len(kinds), len(COLUMNS)))
+    column_mask = np.zeros((len(kinds), len(COLUMNS)))
     for each, code in kinds.items():
-        spread[code, list(each)] = 1.0
-    table: Float[np.ndarray, "sizes rows columns"] = by_kind.reshape(-1, num_rows, len(kinds)) @ spread
+        column_mask[code, list(each)] = 1.0
+    table: Float[np.ndarray, "sizes rows columns"] = by_kind.reshape(-1, num_rows, len(kinds)) @ column_mask
     return table
 
 
@@ -255,7 +254,7 @@ _COLUMNS_OF_PARTS: dict[tuple[str, ...], tuple[int, ...]] = {}
 
 
 def columns_of(operation: Operation, pass_name: str = "") -> tuple[int, ...]:
-    """Return the columns that the time of an operation is added to, in its own pass or in another one."""
+    """Return the columns that an operation's time is added to, by default those of its own pass."""
     parts = parts_of(operation, pass_name)
     columns = _COLUMNS_OF_PARTS.get(parts)
     if columns is None:

@@ -43,42 +43,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SplitMemory:
-    """Memory of splits of one pipeline degree. [byte]
+    """Memory of splits of one pipeline degree.
 
     Attributes:
         stages: Stages that may need most memory.
-        states: Weights, gradients, optimizer states and gathered layers.
-        copied: States that devices under DualPipe hold twice.
-        kept: Activations of a micro-batch in flight, on the device.
-        host: Activations of a micro-batch in flight, offloaded to the host.
-        moving: Offloaded activations that the device holds at most while copying.
-        once: Memory that does not grow with micro-batches: end of the model, logits, runtime.
-        momentary: Short-lived buffers.
+        states_bytes: Weights, gradients, optimizer states and gathered layers. [byte]
+        duplicated_bytes: States of which devices under DualPipe hold a second copy. [byte]
+        microbatch_bytes: Activations of each micro-batch in flight, on the device. [byte]
+        host_bytes: Activations of each micro-batch in flight, offloaded to the host. [byte]
+        in_transit_bytes: Most offloaded activations that the device holds while copying. [byte]
+        transient_bytes: Short-lived buffers. [byte]
+        fixed_bytes: Memory that does not grow with micro-batches: end of the model, logits, runtime. [byte]
         splits: The splits.
-        alone: Workload of one replica with micro-batches of one sequence, by the number of them in a step.
+        workloads: Workload of one replica with micro-batches of one sequence, by the number of them in a step.
     """
 
     stages: tuple[int, ...]
-    states: BySharding
-    copied: BySharding
-    kept: ByPolicy
-    host: ByPolicy
-    moving: ByPolicy
-    once: ByStage
-    momentary: ByPolicy
+    states_bytes: BySharding
+    duplicated_bytes: BySharding
+    microbatch_bytes: ByPolicy
+    host_bytes: ByPolicy
+    in_transit_bytes: ByPolicy
+    transient_bytes: ByPolicy
+    fixed_bytes: ByStage
     splits: Sequence[Split]
-    alone: Mapping[int, Workload]
+    workloads: Mapping[int, Workload]
 
     def first_shardings(self, num_shardings: int) -> SplitMemory:
         """Return the memory of the first shardings only."""
-        return replace(self, states=self.states[:, :, :num_shardings], copied=self.copied[:, :, :num_shardings])
+        return replace(
+            self,
+            states_bytes=self.states_bytes[:, :, :num_shardings],
+            duplicated_bytes=self.duplicated_bytes[:, :, :num_shardings],
+        )
 
     def total_bytes(self, schedule: Schedule) -> Totals:
         """Return the bytes of the fullest stage under one schedule."""
         in_flight = self._in_flight(schedule)[:, :, None]
-        on_device = self.kept * in_flight + np.minimum(self.moving, self.host * in_flight)
-        by_policy = on_device + self.momentary + self.once[:, :, None]
-        states = self.states + self.copied if schedule.pipeline_schedule == "dualpipe" else self.states
+        on_device = self.microbatch_bytes * in_flight + np.minimum(self.in_transit_bytes, self.host_bytes * in_flight)
+        by_policy = on_device + self.transient_bytes + self.fixed_bytes[:, :, None]
+        states = (
+            self.states_bytes + self.duplicated_bytes if schedule.pipeline_schedule == "dualpipe" else self.states_bytes
+        )
         total: Totals = (by_policy[:, :, :, None] + states[:, :, None, :]).max(axis=1)
         return total
 
@@ -87,7 +93,7 @@ class SplitMemory:
         layout = ParallelLayout(pipeline_parallel=self.splits[0].pipeline_parallel, **schedule._asdict())
         counts, which = np.unique([split.num_microbatches for split in self.splits], return_inverse=True)
         by_count = [
-            [count_microbatches_in_flight(self.alone[count], layout, stage) for stage in self.stages]
+            [count_microbatches_in_flight(self.workloads[count], layout, stage) for stage in self.stages]
             for count in counts.tolist()
         ]
         in_flight: ByStage = np.array(by_count, dtype=float)[which]
@@ -106,19 +112,34 @@ class SplitMemoryEstimator:
         self._terms: dict[tuple[Any, ...], Float[np.ndarray, "5 stages policies"]] = {}
         self._layers: dict[tuple[Any, ...], LayerBytes] = {}
         self._workloads: dict[tuple[int, ActivationPolicy], Workload] = {}
-        self._alone: dict[int, Workload] = {}
+        self._workloads_by_count: dict[int, Workload] = {}
 
     def estimate(self, splits: Sequence[Split]) -> SplitMemory:
         """Estimate the memory of splits of one pipeline degree."""
         stages = tuple(peak_stage_candidates(self._config, layout_of(splits[0])))
-        states, copied = np.moveaxis(np.array([self._states_of(split, stages) for split in splits]), 3, 0)
+        states_bytes, duplicated_bytes = np.moveaxis(
+            np.array([self._states_of(split, stages) for split in splits]), 3, 0
+        )
         terms = np.array([self._terms_of(split, stages) for split in splits])
-        kept, host, moving, momentary, once = (terms[:, part] for part in range(5))
+        microbatch_bytes, host_bytes, in_transit_bytes, transient_bytes, fixed_bytes = (
+            terms[:, part] for part in range(5)
+        )
         for split in splits:
             count = split.num_microbatches
-            if count not in self._alone:
-                self._alone[count] = replace(self._workload, micro_batch_size=1, global_batch_size=count)
-        return SplitMemory(stages, states, copied, kept, host, moving, once[:, :, 0], momentary, splits, self._alone)
+            if count not in self._workloads_by_count:
+                self._workloads_by_count[count] = replace(self._workload, micro_batch_size=1, global_batch_size=count)
+        return SplitMemory(
+            stages=stages,
+            states_bytes=states_bytes,
+            duplicated_bytes=duplicated_bytes,
+            microbatch_bytes=microbatch_bytes,
+            host_bytes=host_bytes,
+            in_transit_bytes=in_transit_bytes,
+            transient_bytes=transient_bytes,
+            fixed_bytes=fixed_bytes[:, :, 0],
+            splits=splits,
+            workloads=self._workloads_by_count,
+        )
 
     def _workload_of(self, split: Split, policy: ActivationPolicy) -> Workload:
         """Return the workload of a plan."""
@@ -138,9 +159,9 @@ class SplitMemoryEstimator:
         return stage
 
     def _states_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "stages shardings 2"]:
-        """Return the states, and those that DualPipe holds twice, by stage and sharding. [byte]
+        """Return the states, and those that DualPipe duplicates, by stage and sharding. [byte]
 
-        They do not depend on micro-batch size and sequence parallelism.
+        They depend on neither micro-batch size nor sequence parallelism.
         """
         replicas = split.data_parallel * split.context_parallel
         experts = (split.expert_parallel, split.expert_tensor_parallel)
@@ -150,7 +171,7 @@ class SplitMemoryEstimator:
         return self._states[key]
 
     def _states_of_stage(self, stage: Stage) -> list[tuple[float, float]]:
-        """Return the states by sharding, and those that DualPipe holds twice. [byte]"""
+        """Return the states of a stage, and those that DualPipe duplicates, by sharding. [byte]"""
         parameters = count_stage_parameters(stage, self._counts, self._workload)
         found = [
             estimate_states(
@@ -164,9 +185,9 @@ class SplitMemoryEstimator:
         return [(states.total_bytes, states.weights_bytes + states.gradients_bytes) for states in found]
 
     def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
-        """Return kept, host, moving, momentary and once, as in SplitMemory. [byte]
+        """Return microbatch, host, in_transit, transient and fixed bytes, as in SplitMemory. [byte]
 
-        They do not depend on the number of replicas and on the expert degree.
+        They depend on neither the number of replicas nor the expert degree.
         """
         key = split._replace(data_parallel=1, expert_parallel=1, num_microbatches=1)
         if key not in self._terms:
@@ -175,9 +196,15 @@ class SplitMemoryEstimator:
                 stage = self._stage(split, index)
                 for policy in self._policies:
                     term = estimate_activation_terms(stage, self._workload_of(split, policy), self._layer_bytes)
-                    once = term.end_bytes + term.logits_bytes + CUDA_CONTEXT_BYTES
+                    fixed_bytes = term.end_bytes + term.logits_bytes + CUDA_CONTEXT_BYTES
                     rows.append(
-                        (term.microbatch_bytes, term.host_bytes, term.in_transit_bytes, term.transient_bytes, once)
+                        (
+                            term.microbatch_bytes,
+                            term.host_bytes,
+                            term.in_transit_bytes,
+                            term.transient_bytes,
+                            fixed_bytes,
+                        )
                     )
             self._terms[key] = np.array(rows).T.reshape(5, len(stages), len(self._policies))
         return self._terms[key]

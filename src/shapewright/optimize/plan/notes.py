@@ -1,4 +1,4 @@
-"""Notes on plans: their description, the assumptions of the best, and errors where no plan is left."""
+"""Texts about plans: their descriptions, notes on the best ones, and the reason if no plan is left."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
 _MOST_DOUBLINGS = 12
 
 
-def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
+def raise_if_none_fits(job: PlanJob, findings: Findings) -> None:
     """Raise an error with the reason if no plan is left.
 
     Raises:
@@ -81,17 +81,17 @@ def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
 
 
 def _suggest_offload(job: PlanJob) -> str:
-    """Return a plan that fits with offload to the host, if there is one and offload was not tried."""
-    tried = offload_choices(job.request.kept, job.scenario.workload)
+    """Return advice to offload to the host, if that was not tried and a plan then fits; else an empty string."""
+    with_offload = offload_choices(job.request.kept, job.scenario.workload)
     has_link = job.scenario.device.host_bandwidth_bytes_per_s or job.scenario.device.pcie_bandwidth_bytes_per_s
-    if tried == dict(job.request.kept) or not has_link:
+    if with_offload == dict(job.request.kept) or not has_link:
         return ""
-    fitting = _describe_smallest(job, kept=tried)
+    fitting = _describe_smallest(job, kept=with_offload)
     return f"with try_offload it fits ({fitting}); " if fitting else ""
 
 
 def _suggest_devices(job: PlanJob) -> str:
-    """Return the fewest devices, in doublings, on which a plan fits."""
+    """Return the fewest devices on which a plan fits, of the given number doubled repeatedly; or that none fits."""
     most = job.request.num_devices
     for doubling in range(1, _MOST_DOUBLINGS + 1):
         count = job.request.num_devices << doubling
@@ -164,7 +164,7 @@ def _batches_that_divide(job: PlanJob) -> list[int]:
 
 
 def _nearest_divisors(value: int, request: PlanRequest) -> str:
-    """Return the divisors of the number of devices next to a value."""
+    """Return the divisors of the number of devices next below and above a value."""
     allowed = divisors(request.num_devices)
     near = [each for each in allowed if each < value][-1:] + [each for each in allowed if each > value][:1]
     return " or ".join(map(str, near))
@@ -227,7 +227,7 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan], num_with_tower: int) -> Iter
 
 
 def _note_memory(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
-    """Note if the best plan leaves little memory free, and how much of the host's memory it uses."""
+    """Yield notes if the best plan leaves little memory free, and if it uses memory of the host."""
     device, best = job.scenario.device, plans[0]
     if best.is_tight:
         roomy = next((plan.rank for plan in plans if not plan.is_tight), None)
@@ -246,7 +246,7 @@ def _note_memory(job: PlanJob, plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def _note_software(plans: Sequence[Prediction], software: str) -> Iterator[str]:
-    """Note which software the steps are of; if the best plan shards weights, how long older software takes for it."""
+    """Yield a note on the software assumed; if the best plan shards weights, also the step of older software."""
     if software != TUNED:
         return
     best = plans[0]
@@ -273,7 +273,7 @@ def _note_software(plans: Sequence[Prediction], software: str) -> Iterator[str]:
 
 
 def _note_gradient_reduction(plans: Sequence[Prediction]) -> Iterator[str]:
-    """Note if the best plan reduces gradients in each micro-batch of a pipeline, which few stacks do."""
+    """Yield a note if the best plan reduces gradients in each micro-batch of a pipeline, which few stacks do."""
     best = plans[0].layout
     if best.zero_stage != _SHARDS_GRADIENTS or best.pipeline_parallel == 1:
         return
@@ -287,7 +287,7 @@ def _note_gradient_reduction(plans: Sequence[Prediction]) -> Iterator[str]:
 
 
 def _note_batch(plans: Sequence[Prediction], global_batch_size: int, num_devices: int) -> Iterator[str]:
-    """Note a similar batch size that allows more replicas, if the best plan has as many as the batch allows."""
+    """Yield a note with a similar batch size that allows more replicas, if the batch limits those of the best plan."""
     most = gcd(global_batch_size, num_devices)
     if plans[0].layout.data_parallel < most or most == plans[0].layout.num_devices:
         return
@@ -307,5 +307,5 @@ def _note_batch(plans: Sequence[Prediction], global_batch_size: int, num_devices
 
 
 def describe_plan(plan: Plan) -> str:
-    """Layout and chosen fields of a plan as text."""
+    """Return the layout and the chosen workload fields of a plan in one phrase."""
     return describe_layout(plan.layout, asdict(plan.workload))

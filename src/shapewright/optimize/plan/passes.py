@@ -1,8 +1,8 @@
 """Passes over one layer, lowered and priced once for all splits that share them.
 
-Lowering is linear in the layers (plan.layers), and a pass over one layer depends on a few degrees and the micro-batch
-size of a split alone: its key. Keys that differ in the micro-batch size only form a group, which is lowered once with
-arrays for sizes. All new groups are priced together.
+Lowering is linear in the layers (plan.layers). A pass over one layer depends only on some degrees and the micro-batch
+size of a split: its key. Keys that differ in the micro-batch size alone form a group, which is lowered once with arrays
+for sizes. All new groups are priced together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import numpy as np
 
 from shapewright.core.records import dataclass
 from shapewright.lowering.model import lower_parts
-from shapewright.optimize.plan.layers import COLUMNS, columns_of, find_layer_kinds, make_matrix_steps, sum_by_row
+from shapewright.optimize.plan.layers import (
+    COLUMNS,
+    columns_of,
+    find_layer_kinds,
+    price_matrix_gemms,
+    sum_by_row,
+)
 from shapewright.optimize.plan.space import list_activation_policies
 from shapewright.pricing.operations import price_key, price_operations
 from shapewright.workload import ParallelLayout
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
     from shapewright.lowering.model import StepParts
     from shapewright.lowering.operations import Operation
-    from shapewright.optimize.plan.layers import MatrixSteps
+    from shapewright.optimize.plan.layers import MatrixOptimizerGemms
     from shapewright.optimize.plan.request import PlanJob
     from shapewright.optimize.plan.space import Split
 
@@ -36,11 +42,11 @@ if TYPE_CHECKING:
 
 
 _PASS_ROWS = 2
-"""Rows of a kind of layer before those of its policies: forward and backward pass."""
+"""Rows of a kind of layer that precede those of its activation policies: forward and backward pass."""
 
 
 class LayerPassKey(NamedTuple):
-    """What a pass over one layer depends on: splits of the same key differ in their number of layers only."""
+    """What a pass over one layer depends on; splits with the same key share the pass."""
 
     tensor_parallel: int
     context_parallel: int
@@ -67,7 +73,7 @@ class LayerPass:
         residual_copies: Devices of the tensor axis that hold the same tokens.
         dtype: Element format of the residual stream.
         width_bytes: Size of its elements. [byte]
-        matrices: GEMMs of an optimizer that works on whole matrices; None for others.
+        matrix_gemms: GEMMs of an optimizer that works on whole matrices; None for others.
     """
 
     ends: Float[np.ndarray, " columns"]
@@ -82,7 +88,7 @@ class LayerPass:
     residual_copies: int
     dtype: str
     width_bytes: float
-    matrices: MatrixSteps | None
+    matrix_gemms: MatrixOptimizerGemms | None
 
 
 @dataclass
@@ -91,8 +97,8 @@ class _PriceTable:
 
     Attributes:
         operations: Operations to price.
-        entries: Position of an operation, and a row that its time is added to.
-        recomputed: The same for operations that recomputation runs again, in the backward pass.
+        entries: Pairs of the position of an operation and a row that its time is added to.
+        recomputed: The same for operations that recomputation repeats in the backward pass.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -105,7 +111,7 @@ class _PriceTable:
         self.operations += operations
 
     def add_layer(self, parts: StepParts, row: int, ends_row: int | None) -> int:
-        """Add both passes of a stage, the backward pass to the next row.
+        """Add the forward pass of a stage to a row, and its backward pass to the next row.
 
         Operations of the first and last stage are added to ``ends_row``, if given.
 
@@ -157,7 +163,7 @@ class LayerPassPricer:
 
     @property
     def _rows_per_group(self) -> int:
-        """Rows of a group in the table of times: its ends, then both passes of each kind of layer with its policies."""
+        """Rows of a group in the table of times: the ends, then passes and policies of each kind of layer."""
         return 1 + len(self.kinds.counts) * (_PASS_ROWS + len(self._policies))
 
     def _price_new(self, keys: Sequence[LayerPassKey]) -> None:
@@ -181,7 +187,7 @@ class LayerPassPricer:
             self._store(members, lowered[index], sums[:, first_row : first_row + self._rows_per_group])
 
     def _add_group(self, table: _PriceTable, lowered: Sequence[StepParts], ends_row: int) -> None:
-        """Add a group's operations; the ends of the model are taken from the first kind, as they are equal in all."""
+        """Add a group's operations; embedding and head, which are equal for all kinds, are taken from the first."""
         for kind, parts in enumerate(lowered):
             row = ends_row + 1 + kind * (_PASS_ROWS + len(self._policies))
             first = table.add_layer(parts, row, ends_row if kind == 0 else None)
@@ -203,7 +209,7 @@ class LayerPassPricer:
         groups = [{group.name: group for group in parts.groups} for parts in lowered]
         counts = {
             f"{name}{ending}": np.array(
-                [_first(getattr(found[group], field)) if group in found else 0.0 for found in groups]
+                [_scalar(getattr(found[group], field)) if group in found else 0.0 for found in groups]
             )
             for name, group in (("dense", "layers"), ("routed", "experts"))
             for ending, field in (("", "num_weights"), ("_trained", "num_trained"))
@@ -214,7 +220,9 @@ class LayerPassPricer:
             "residual_copies": shard.num_residual_copies,
             "dtype": shard.dtype,
             "width_bytes": shard.width_bytes,
-            "matrices": make_matrix_steps(lowered, self._times_of_matrices) if self._has_matrix_optimizer else None,
+            "matrix_gemms": price_matrix_gemms(lowered, self._times_of_matrix_gemms)
+            if self._has_matrix_optimizer
+            else None,
         }
         tokens = np.broadcast_to(shard.num_residual_tokens, sums.shape[0]).tolist()
         for place, key in enumerate(members):
@@ -247,7 +255,7 @@ class LayerPassPricer:
             node_size=self._job.scenario.device.node_size,
             counts=counts,
         )
-        # Layers that predict further tokens are a kind of their own, or every kind would have them.
+        # Multi-token prediction layers are a kind of their own, so they are removed from the other kinds.
         return replace(parts, mtp=[]) if any(each.num_layers for each in counts) else parts
 
     def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> TimesOfSizes:
@@ -266,7 +274,7 @@ class LayerPassPricer:
         times_s: TimesOfSizes = np.array([adjusted_s[key] for key in keys]) * repeats[:, None]
         return times_s
 
-    def _times_of_matrices(self, operations: Sequence[Operation]) -> Float[np.ndarray, " operations"]:
+    def _times_of_matrix_gemms(self, operations: Sequence[Operation]) -> Float[np.ndarray, " operations"]:
         """Return the time of all executions of operations that do not depend on the micro-batch. [s]"""
         return self._times_of(operations, 1)[:, 0]
 
@@ -283,6 +291,6 @@ def layer_pass_key(split: Split) -> LayerPassKey:
     )
 
 
-def _first(number: Any) -> float:
-    """Return a number that does not depend on the micro-batch, although it may be an array over micro-batch sizes."""
+def _scalar(number: Any) -> float:
+    """Return a number that may be an array of equal values over micro-batch sizes."""
     return float(np.ravel(number)[0])

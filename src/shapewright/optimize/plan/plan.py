@@ -1,4 +1,4 @@
-"""plan_job: the best layouts of a training job on a number of devices, and the differences between them."""
+"""plan_job: the best layouts of a training job on a number of devices, and how their steps differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shapewright.core.errors import LayoutError
 from shapewright.core.units import format_bytes
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Choice, Findings
-from shapewright.optimize.plan.notes import describe_choice, plan_notes, refuse_if_none_fits
+from shapewright.optimize.plan.notes import describe_choice, plan_notes, raise_if_none_fits
 from shapewright.optimize.plan.request import PlanJob
 from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_difference
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 _SECONDS_PER_HOUR = 3600.0
-_SAME_STEP = 1e-8  # rounding of sums of the same terms in another order is smaller
-_TOWER_BATCH = 10  # plans that are predicted with the vision tower between checks whether others can be better
+_SAME_STEP = 1e-8  # relative; summing the same terms in another order changes a step by less
+_TOWER_BATCH = 10  # plans predicted with the vision tower before each check whether further ones can be better
 
 
 def plan_job(
@@ -57,9 +57,9 @@ def plan_job(
     searched = job.of_language_model() if has_images else job
     findings = explore(searched, progress=progress)
     if findings.is_complete:
-        refuse_if_none_fits(searched, findings)
+        raise_if_none_fits(searched, findings)
     if has_images:
-        findings = _add_tower(job, findings)
+        findings = _predict_with_tower(job, findings)
     plans = _make_plans(job, findings)
     return PlanResult(
         scenario=scenario,
@@ -73,24 +73,24 @@ def plan_job(
     )
 
 
-def _add_tower(job: PlanJob, findings: Findings) -> Findings:
-    """Predict plans of the language model again, with the vision tower on their first stage, until no other can win.
+def _predict_with_tower(job: PlanJob, findings: Findings) -> Findings:
+    """Predict plans of the language model again, with the vision tower on their first stage.
 
-    The tower only adds time and memory. So plans are tried in the order of the language model, and the rest is left out
-    once it cannot be better than those found even without the tower.
+    The tower only adds time and memory. So plans are tried in the order of the language model alone, until the next
+    ones, even without the tower, are no better than the plans found with it.
 
     Raises:
         LayoutError: none of them fits.
     """
-    found = Findings(job.request, roomy_bytes=findings.roomy_bytes)
+    found = Findings(job.request, tight_above_bytes=findings.tight_above_bytes)
     smallest: tuple[float, Choice] | None = None
     refused: LayoutError | None = None
     tried: set[Choice] = set()
     for table in (findings.best, findings.front):  # the front has plans that need less memory than the best
-        for choice, _, row in _list_rows(findings, table, inf):
+        for choice, _, row in _list_distinct(findings, table, inf):
             if choice in tried:
                 continue
-            if len(tried) % _TOWER_BATCH == 0 and _is_settled(job, found, table, row):
+            if len(tried) % _TOWER_BATCH == 0 and _has_best_plans(job, found, table, row):
                 break
             tried.add(choice)
             try:
@@ -115,16 +115,16 @@ def _add_tower(job: PlanJob, findings: Findings) -> Findings:
     return found
 
 
-def _is_settled(job: PlanJob, found: Findings, table: Table, row: int) -> bool:
-    """Whether as many plans as wanted are found that no plan from a row on can beat, even without the tower."""
-    listed = [each for _, _, each in _list_rows(found, found.best, job.request.top)]
+def _has_best_plans(job: PlanJob, found: Findings, table: Table, row: int) -> bool:
+    """Return whether enough plans are found, and the plan in a row is no better than them even without the tower."""
+    listed = [each for _, _, each in _list_distinct(found, found.best, job.request.top)]
     if len(listed) < job.request.top:
         return False
-    return _cost_of(job, table, row) >= _cost_of(job, found.best, listed[-1])
+    return _objective_of(job, table, row) >= _objective_of(job, found.best, listed[-1])
 
 
-def _cost_of(job: PlanJob, table: Table, row: int) -> float:
-    """What the objective minimizes."""
+def _objective_of(job: PlanJob, table: Table, row: int) -> float:
+    """Return the value that the objective minimizes."""
     needed, step_s, devices = (float(table[name][row]) for name in ("bytes", "step_s", "devices"))
     return {"memory": needed, "time": step_s}.get(job.request.objective, step_s * devices)
 
@@ -153,7 +153,7 @@ def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     """Predict the best plans one by one."""
     request = job.request
     plans: list[Plan] = []
-    for choice, total_bytes, _ in _list_rows(findings, findings.best, request.top):
+    for choice, total_bytes, _ in _list_distinct(findings, findings.best, request.top):
         prediction = _predict(job, choice)
         breakdown = break_down(prediction)
         cost = None
@@ -174,10 +174,10 @@ def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def _list_rows(findings: Findings, table: Table, top: float) -> Iterator[tuple[Choice, float, int]]:
-    """Yield the first plans of a table with their bytes and rows.
+def _list_distinct(findings: Findings, table: Table, top: float) -> Iterator[tuple[Choice, float, int]]:
+    """Yield the first distinct plans of a table with their bytes and rows.
 
-    Variants of a listed plan that need no less memory, or take as long with less, are left out.
+    Variants of a listed split that need no less memory, or take equally long with less, are left out.
     """
     least_bytes: dict[object, float] = {}
     listed_s: dict[object, float] = {}

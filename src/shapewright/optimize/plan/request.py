@@ -1,4 +1,4 @@
-"""The request of a plan: devices, objective, and the values that fields may take."""
+"""The request of a plan: devices, objective, and the values that the fields of a plan may take."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ SHORT_NAMES = {
     "micro_batch": "micro_batch_size",
 }
 OFFLOADS = ("offload_activations", "offload_optimizer")
-"""Fields of the workload that a plan chooses if both values are kept; otherwise false."""
+"""Workload fields that a plan chooses if both values are kept, and that are false otherwise."""
 _WORKLOAD_FIELDS = ("micro_batch_size", "recompute", *OFFLOADS)
-_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-SEARCHED = (
-    *(spec.name for spec, _ in documented_fields(ParallelLayout) if spec.name not in _COUNTED_ENDS),
+_ENDS_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+PLAN_FIELDS = (
+    *(spec.name for spec, _ in documented_fields(ParallelLayout) if spec.name not in _ENDS_AS_LAYERS),
     *_WORKLOAD_FIELDS,
 )
 """Fields that a plan chooses."""
@@ -61,8 +61,8 @@ class PlanRequest:
     Attributes:
         num_devices: Devices of the job.
         objective: A key of OBJECTIVES.
-        kept: Values that fields of SEARCHED may take; a missing field may take any.
-        top: Plans to list.
+        kept: Values that fields of PLAN_FIELDS may take; a field that is missing here may take any.
+        top: Number of plans to list.
         usd_per_hour: Price of one device. [USD/h]
         straggler_factor: Ratio of the expected step to the predicted one, for slow devices.
         headroom_fraction: Share of a device's memory that a plan must leave free.
@@ -94,11 +94,11 @@ class PlanRequest:
         hint = "give a fraction such as 0.1 or 10%"
         check_number("headroom_fraction", self.headroom_fraction, 0, 1, exclude_high=True, error=LayoutError, hint=hint)
         for name in self.kept:
-            if name not in SEARCHED:
-                hint = close_names(name, SEARCHED)
+            if name not in PLAN_FIELDS:
+                hint = close_names(name, PLAN_FIELDS)
                 raise LayoutError(
                     f"kept={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses "
-                    f"{', '.join(SEARCHED)}",
+                    f"{', '.join(PLAN_FIELDS)}",
                     field="kept",
                 )
 
@@ -120,7 +120,7 @@ def read_kept(name: str, values: str) -> tuple[str, tuple[Any, ...]]:
     (('tensor_parallel', (4, 8)), ('pipeline_schedule', ('1f1b',)))
     """
     field_name = SHORT_NAMES.get(name, name.replace("-", "_"))
-    if field_name not in SEARCHED:
+    if field_name not in PLAN_FIELDS:
         known = (*SHORT_NAMES, "recompute", *OFFLOADS)
         hint = close_names(name, known)
         raise LayoutError(
@@ -146,25 +146,24 @@ def _read_value(field_name: str, text: str) -> Any:
     return number
 
 
-def keep_given(
+def combine_kept(
     keep: Mapping[str, Sequence[Any]], workload: Mapping[str, Any], layout: Mapping[str, Any]
 ) -> dict[str, tuple[Any, ...]]:
-    """Combine restrictions: lists of values, and fields of the workload and the layout that have one value.
+    """Combine all restrictions of a plan: lists of values, and fields of workload and layout that have one value.
 
     Raises:
         LayoutError: two restrictions of a field exclude each other, or a value is out of range.
     """
-    counted = [name for name in _COUNTED_ENDS if layout.get(name) or any(keep.get(name, ()))]
-    if counted:
+    given_ends = [name for name in _ENDS_AS_LAYERS if layout.get(name) or any(keep.get(name, ()))]
+    if given_ends:
         raise LayoutError(
             "a plan does not count the ends of the model as layers; leave "
-            + joined(map(FieldName, counted))
-            + " out, or predict "
-            "such a layout by itself"
+            + joined(map(FieldName, given_ends))
+            + " out, or predict such a layout by itself"
         )
     single = {**layout, **{name: workload[name] for name in _WORKLOAD_FIELDS if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
-    for name in _COUNTED_ENDS:  # always false in a plan
+    for name in _ENDS_AS_LAYERS:  # always false in a plan
         single.pop(name, None)
         kept.pop(name, None)
     for name, value in single.items():
@@ -186,9 +185,9 @@ def keep_given(
 
 
 def offload_choices(kept: Mapping[str, tuple[Any, ...]], workload: Workload) -> dict[str, tuple[Any, ...]]:
-    """Return the kept values with offload tried on and off where nothing else is kept.
+    """Return the kept values, with offload tried on and off unless the request keeps it.
 
-    No stack offloads the states of optimizers that work on whole matrices (docs/decisions/0005).
+    No software offloads the states of optimizers that work on whole matrices (docs/decisions/0005).
     """
     names = OFFLOADS if not OPTIMIZERS[workload.optimizer].works_on_matrices else OFFLOADS[:1]
     return {**dict.fromkeys(names, (False, True)), **kept}
@@ -235,12 +234,12 @@ class PlanJob:
         return self.scenario.device.memory_bytes * (1.0 - self.request.headroom_fraction)
 
     def of_language_model(self) -> PlanJob:
-        """Return the job without its images: the language model alone, over as many tokens."""
+        """Return the job of the language model alone, without images, over the same number of tokens."""
         scenario = self.scenario.replace(images=0, image_size=None, vision=None)
         return PlanJob(scenario=scenario, request=self.request)
 
     def settled(self) -> PlanJob:
-        """Return the job with the workload fields that its software decides, and with the workload's offload kept."""
+        """Return the job with workload fields set as its software does, and with the workload's offload kept."""
         scenario = self.scenario
         offloaded = {name: (True,) for name in OFFLOADS if getattr(scenario.workload, name)}
         return PlanJob(

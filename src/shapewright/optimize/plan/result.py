@@ -47,18 +47,18 @@ def break_down(prediction: Prediction) -> Breakdown:
     parts: dict[str, float] = {}
     hidden: dict[str, float] = {}
     for entry in prediction.busiest_operations:
-        name = name_of(entry.operation)
+        name = _part_of(entry.operation)
         parts[name] = parts.get(name, 0.0) + entry.total_time_s
         if isinstance(entry.operation, Collective) and entry.exposed_fraction < 1.0:
-            behind_s = float(entry.price.time_s) * int(entry.operation.repeats) * (1.0 - entry.exposed_fraction)
-            hidden[name] = hidden.get(name, 0.0) + behind_s
+            hidden_s = float(entry.price.time_s) * int(entry.operation.repeats) * (1.0 - entry.exposed_fraction)
+            hidden[name] = hidden.get(name, 0.0) + hidden_s
     if prediction.bubble_time_s > 0.0:
         parts[BUBBLE] = prediction.bubble_time_s
     return Breakdown(_largest_first(parts), _largest_first(hidden))
 
 
-def name_of(operation: Operation) -> str:
-    """Return the part that an operation belongs to."""
+def _part_of(operation: Operation) -> str:
+    """Return the part of a breakdown that an operation belongs to."""
     if isinstance(operation, Collective) and operation.is_host:
         return HOST
     if isinstance(operation, Collective):
@@ -80,7 +80,7 @@ class Difference:
     Attributes:
         part: Part of the step that gets slower by most, or ``memory`` if no part does.
         lost_s: Increase of that part. [s]
-        gained_s: Decrease of other parts, as a positive number. [s]
+        gained_s: Sum of the decreases of other parts, as a positive number. [s]
         slower_by_s: Difference of the step times. [s]
     """
 
@@ -91,7 +91,7 @@ class Difference:
 
 
 def explain_difference(best: Breakdown, other: Breakdown) -> Difference:
-    """Return the difference of a plan to a better one."""
+    """Return how the step of a plan differs from that of a better one, and the part that gets slower by most."""
     names = {**best.parts, **other.parts}
     lost = {name: other.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
     part = max(lost, key=lambda name: lost[name])
@@ -114,7 +114,7 @@ class Plan:
         rank: Rank, 1 for the best.
         prediction: Its predicted step, with workload and layout.
         breakdown: Breakdown of the step time.
-        loss: Difference to the best plan; None for the best.
+        loss: Difference of its step time to that of the best plan, by part; None for the best.
         total_bytes: Memory of the fullest device. [byte]
         expected_step_s: The predicted step times the request's straggler factor. [s]
         usd_per_million_tokens: Cost at the request's price; None without one. [USD]

@@ -1,8 +1,8 @@
-"""The space of plans: splits of the devices with micro-batch sizes, and what each split is combined with.
+"""The space of plans: splits of the devices, and the activation policies, shardings and schedules of each split.
 
 A *split* has the degrees of all axes, sequence parallelism and the micro-batch size; it determines the operations of a
 pass. It is combined with an activation policy (recomputation, offload), a sharding (ZeRO stage, offload) and a pipeline
-schedule, none of which changes what the others add.
+schedule, which add to its time and memory independently of each other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
 _ZERO_STAGES = (0, 1, 2, 3)
-# Limits of the values that are tried unless a value is kept. Rings over more devices, or of shorter pieces, cost more
-# than they hide; larger micro-batches gain nothing once GEMMs fill the device.
+# Limits of the values that are tried unless the field is kept. With more devices in a ring, or fewer tokens on each,
+# attention no longer hides the communication; larger micro-batches gain nothing once GEMMs fill the device.
 MOST_CONTEXT_PARALLEL = 64
 FEWEST_TOKENS_PER_RANK = 1024
 MOST_MICRO_BATCH = 256
@@ -48,14 +48,14 @@ class Split(NamedTuple):
 
 
 class ActivationPolicy(NamedTuple):
-    """How layers keep activations for the backward pass."""
+    """How activations for the backward pass are stored: recomputed, offloaded or kept."""
 
     recompute: str
     offload_activations: bool
 
 
 class Sharding(NamedTuple):
-    """How weights, gradients and optimizer states are kept."""
+    """How weights, gradients and optimizer states are sharded over replicas, or offloaded."""
 
     zero_stage: int
     offload_optimizer: bool
@@ -127,7 +127,7 @@ def list_splits(
                 for expert, expert_tensor in _list_expert_degrees(config, tensor, data * context, request):
                     for sequence in _list_sequence_parallel(tensor, request):
                         if expert_tensor is not None and not sequence:
-                            continue  # without it, devices of the tensor axis have no tokens of their own to exchange
+                            continue  # without it, devices of the tensor axis hold the same tokens: none to exchange
                         for size in batches[share]:
                             yield Split(
                                 tensor_parallel=tensor,
@@ -172,11 +172,11 @@ def _fits_node(tensor: int, device: Device, request: PlanRequest) -> bool:
 
 
 def _allows_context(context: int, seq_len: int, request: PlanRequest) -> bool:
-    """Return whether a context degree is tried: pieces of a sequence must not be too short."""
+    """Return whether a context degree is tried: it divides the sequence, and leaves each device enough tokens."""
     if "context_parallel" in request.kept:
         return request.allows("context_parallel", context)
-    is_short = context > MOST_CONTEXT_PARALLEL or seq_len < context * FEWEST_TOKENS_PER_RANK
-    return context == 1 or not (is_short or seq_len % context)
+    is_excessive = context > MOST_CONTEXT_PARALLEL or seq_len < context * FEWEST_TOKENS_PER_RANK
+    return context == 1 or not (is_excessive or seq_len % context)
 
 
 def _has_no_empty_stage(config: TransformerConfig, pipeline: int) -> bool:
@@ -196,8 +196,8 @@ def _list_expert_degrees(
 ) -> Iterator[tuple[int, int | None]]:
     """Yield expert degrees with the tensor degree of the experts, None if it is that of the tensor axis.
 
-    Experts are split like other matrices, or whole (expert_tensor_parallel_size 1 of Megatron-LM); other degrees are
-    tried if they are kept. A kept None is the degree of the tensor axis, as in a layout.
+    Experts are split like other matrices, or left whole (expert_tensor_parallel_size 1 of Megatron-LM); other degrees
+    are tried only if they are kept. A kept None is the degree of the tensor axis, as in a layout.
     """
     degrees = divisors(config.num_experts) if config.num_experts else [1]
     kept, tried = set[int](), set[int]()

@@ -1,7 +1,7 @@
-"""Timeline of a pipeline: a simulation of its schedule with the predicted times of its passes.
+"""Timeline of a pipeline step: its schedule, simulated with the predicted times of its passes.
 
-Legend: p stages, m micro-batches, v chunks a stage, F forward pass, B backward pass towards activations, W gradients of
-weights (a part of B unless the schedule splits it off).
+Legend: p stages, m micro-batches, v chunks a stage, F forward pass, B backward pass to the activations, W gradients of
+weights (part of B unless the schedule splits them off).
 
 Each stage runs its passes in the order of the schedule; a pass starts when its stage is free and its inputs from other
 stages are ready. Times of sends are included in the passes.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weight gradients"
 SIMULATED_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
-"""Schedules that are simulated; DualPipe, whose devices run two stages at once, has a formula only."""
+"""Schedules that are simulated; DualPipe, whose devices run two stages at once, is priced by a formula only."""
 
 
 class Pass(NamedTuple):
@@ -55,7 +55,7 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Times of one pass through one chunk, on stages in the middle. [s]
+    """Times of one pass through one chunk of a middle stage, and what the first and the last stage add. [s]
 
     Attributes:
         forward_s: Forward pass.
@@ -73,26 +73,27 @@ class PassTimes:
 
 
 def pass_times(prediction: Prediction) -> PassTimes:
-    """Return the times of a prediction's passes, exposed communication included."""
+    """Return the times of the passes of a prediction, exposed communication included."""
     layout = prediction.layout
     passes = num_microbatches(prediction.workload, layout)
-    times_s = dict.fromkeys(((stage, side) for stage in ("every", "first", "last") for side in range(3)), 0.0)
+    kinds = (FORWARD, BACKWARD, WEIGHTS)
+    times_s = dict.fromkeys(((stage, kind) for stage in ("every", "first", "last") for kind in kinds), 0.0)
     has_weight_passes = layout.pipeline_schedule == "zero-bubble"
     for entry in prediction.operations:
         operation = entry.operation
         if operation.pass_name == "step":
             continue
-        side = 0 if operation.pass_name == "forward" else 1
+        kind = FORWARD if operation.pass_name == "forward" else BACKWARD
         if has_weight_passes and operation.stage == "every" and operation.is_weight_gradient:
-            side = 2
-        times_s[operation.stage, side] += entry.total_time_s / passes
+            kind = WEIGHTS
+        times_s[operation.stage, kind] += entry.total_time_s / passes
     chunks = layout.virtual_pipeline
     return PassTimes(
-        forward_s=times_s["every", 0] / chunks,
-        backward_s=times_s["every", 1] / chunks,
-        weights_s=times_s["every", 2] / chunks,
-        first_s=(times_s["first", 0], times_s["first", 1]),
-        last_s=(times_s["last", 0], times_s["last", 1]),
+        forward_s=times_s["every", FORWARD] / chunks,
+        backward_s=times_s["every", BACKWARD] / chunks,
+        weights_s=times_s["every", WEIGHTS] / chunks,
+        first_s=(times_s["first", FORWARD], times_s["first", BACKWARD]),
+        last_s=(times_s["last", FORWARD], times_s["last", BACKWARD]),
     )
 
 
@@ -121,7 +122,7 @@ def simulate_pipeline(layout: ParallelLayout, num_passes: int, times: PassTimes)
     clocks, positions = [0.0] * stages, [0] * stages
     done: list[list[Pass]] = [[] for _ in range(stages)]
     while any(position < len(order) for position, order in zip(positions, orders, strict=True)):
-        advanced = False
+        has_advanced = False
         for stage in range(stages):
             while positions[stage] < len(orders[stage]):
                 task = orders[stage][positions[stage]]
@@ -133,8 +134,8 @@ def simulate_pipeline(layout: ParallelLayout, num_passes: int, times: PassTimes)
                 ends[stage, task] = clocks[stage] = end
                 done[stage].append(Pass(stage, *task, start, end))
                 positions[stage] += 1
-                advanced = True
-        assert advanced, "in a valid schedule, every pass can start at some time"
+                has_advanced = True
+        assert has_advanced, "in a valid schedule, every pass can start at some time"
     return [each for passes in done for each in passes]
 
 
@@ -158,7 +159,7 @@ def _order(layout: ParallelLayout, num_passes: int, stage: int) -> Iterator[_Tas
     total = num_passes * chunks
     warm_up = stages - 1 - stage if chunks == 1 else 2 * (stages - 1 - stage) + (chunks - 1) * stages
     warm_up = min(warm_up, total)
-    forward = [_Task(FORWARD, *_place(index, stages, chunks)) for index in range(total)]
+    forward = [_Task(FORWARD, *_microbatch_and_chunk(index, stages, chunks)) for index in range(total)]
     backward = [_backward_of(index, stages, chunks) for index in range(total)]
     yield from forward[:warm_up]
     for index in range(total - warm_up):
@@ -168,22 +169,22 @@ def _order(layout: ParallelLayout, num_passes: int, stage: int) -> Iterator[_Tas
 
 
 def _zero_bubble(stages: int, num_passes: int, stage: int) -> Iterator[_Task]:
-    """Yield the passes of ZB-H1: 1F1B, weight gradients delayed by as many micro-batches as stages before this one."""
+    """Yield the passes of ZB-H1: 1F1B with weight gradients delayed by one micro-batch per earlier stage."""
     warm_up = min(stages - 1 - stage, num_passes)
     yield from (_Task(FORWARD, index, 0) for index in range(warm_up))
-    num_weighted = 0
+    num_weights_done = 0
     for index in range(num_passes):
         if warm_up + index < num_passes:
             yield _Task(FORWARD, warm_up + index, 0)
         yield _Task(BACKWARD, index, 0)
         if index >= stage:
-            yield _Task(WEIGHTS, num_weighted, 0)
-            num_weighted += 1
-    yield from (_Task(WEIGHTS, index, 0) for index in range(num_weighted, num_passes))
+            yield _Task(WEIGHTS, num_weights_done, 0)
+            num_weights_done += 1
+    yield from (_Task(WEIGHTS, index, 0) for index in range(num_weights_done, num_passes))
 
 
-def _place(index: int, stages: int, chunks: int) -> tuple[int, int]:
-    """Return micro-batch and chunk of the index-th forward pass: groups of p micro-batches pass chunk after chunk."""
+def _microbatch_and_chunk(index: int, stages: int, chunks: int) -> tuple[int, int]:
+    """Return micro-batch and chunk of the index-th forward pass: p micro-batches run each chunk before the next."""
     if chunks == 1:
         return index, 0
     group, rest = divmod(index, stages * chunks)
@@ -192,22 +193,22 @@ def _place(index: int, stages: int, chunks: int) -> tuple[int, int]:
 
 
 def _backward_of(index: int, stages: int, chunks: int) -> _Task:
-    microbatch, chunk = _place(index, stages, chunks)
+    microbatch, chunk = _microbatch_and_chunk(index, stages, chunks)
     return _Task(BACKWARD, microbatch, chunks - 1 - chunk)
 
 
 def _ready_s(task: _Task, stage: int, layout: ParallelLayout, ends: dict[tuple[int, _Task], float]) -> float | None:
     """Return when the inputs of a pass are ready; None while that is not known. [s]"""
-    last, top = layout.pipeline_parallel - 1, layout.virtual_pipeline - 1
+    last_stage, last_chunk = layout.pipeline_parallel - 1, layout.virtual_pipeline - 1
     if task.kind == WEIGHTS:
         return ends.get((stage, _Task(BACKWARD, task.microbatch, task.chunk)))
     if task.kind == FORWARD:
         if stage > 0:
             return ends.get((stage - 1, task))
-        return ends.get((last, task._replace(chunk=task.chunk - 1))) if task.chunk > 0 else 0.0
-    if stage < last:
+        return ends.get((last_stage, task._replace(chunk=task.chunk - 1))) if task.chunk > 0 else 0.0
+    if stage < last_stage:
         return ends.get((stage + 1, task))
-    if task.chunk < top:
+    if task.chunk < last_chunk:
         return ends.get((0, task._replace(chunk=task.chunk + 1)))
     return ends.get((stage, _Task(FORWARD, task.microbatch, task.chunk)))
 

@@ -1,4 +1,4 @@
-"""Times of splits in arrays: passes over their layers (plan.passes), sends, gradient communication and optimizer."""
+"""Times of splits, as arrays: passes over layers (plan.passes), sends, gradient communication and optimizer step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_para
 
 @dataclass(frozen=True)
 class _Shards:
-    """The fields of a shard that the lowering of communication uses, over splits; sizes are numbers or arrays."""
+    """Stands in for a shard in the lowering of communication: sizes are numbers, or arrays over splits."""
 
     config: TransformerConfig
     workload: Workload
@@ -70,7 +70,7 @@ class _Shards:
 
 @dataclass(frozen=True)
 class _Layouts:
-    """Degrees of splits of one pipeline degree."""
+    """Stands in for a layout in the lowering of communication: degrees are arrays over splits."""
 
     tensor_parallel: PerSplit
     pipeline_parallel: int
@@ -115,20 +115,20 @@ class SplitPricer:
         """
         passes = self._passes.price([layer_pass_key(split) for split in splits])
         scenario = self._scenario
-        factors = self._passes.kinds.factors(scenario.config, splits[0].pipeline_parallel)
+        layers_by_kind = self._passes.kinds.layers_by_kind(scenario.config, splits[0].pipeline_parallel)
         repeats = np.array([split.num_microbatches for split in splits])
-        num_layers = round(float(factors.sum())) - self._passes.kinds.predicts_further
-        trained = factors * (scenario.workload.trained_layers(0, num_layers, num_layers) / max(num_layers, 1))
-        layers = np.einsum("k,fkc->fc", factors, np.array([one.forward for one in passes]))
+        num_layers = round(float(layers_by_kind.sum())) - self._passes.kinds.predicts_further
+        trained = layers_by_kind * (scenario.workload.trained_layers(0, num_layers, num_layers) / max(num_layers, 1))
+        layers = np.einsum("k,fkc->fc", layers_by_kind, np.array([one.forward for one in passes]))
         layers += np.einsum("k,fkc->fc", trained, np.array([one.backward for one in passes]))
         recompute = np.einsum("k,fkmc->fmc", trained, np.array([one.recompute for one in passes]))
         ends = np.array([one.ends for one in passes])
         shards = self._shards(splits, passes, repeats)
         dense, routed, dense_trained, routed_trained = (
-            np.rint(np.array([getattr(one, name) for one in passes]) @ own).astype(np.int64)
-            for own, name in (
-                (factors, "dense"),
-                (factors, "routed"),
+            np.rint(np.array([getattr(one, name) for one in passes]) @ num_layers_of_kind).astype(np.int64)
+            for num_layers_of_kind, name in (
+                (layers_by_kind, "dense"),
+                (layers_by_kind, "routed"),
                 (trained, "dense_trained"),
                 (trained, "routed_trained"),
             )
@@ -136,10 +136,10 @@ class SplitPricer:
         layout = ParallelLayout(pipeline_parallel=splits[0].pipeline_parallel)
         sharding = self._sharding(shards, (dense, routed), (dense_trained, routed_trained), num_layers)
         for row, (split, one) in enumerate(zip(splits, passes, strict=True)):
-            if one.matrices is not None:
+            if one.matrix_gemms is not None:
                 replicas = split.data_parallel * split.context_parallel
                 copies = int(shards.layout.num_expert_replicas[row])
-                unsharded_s, sharded_s = one.matrices.total_s(trained, replicas, copies)
+                unsharded_s, sharded_s = one.matrix_gemms.total_s(trained, replicas, copies)
                 add_to_step(sharding[row], np.where(self._zero_stages > 0, sharded_s, unsharded_s))
         base = expose_tensor_communication(repeats[:, None] * (ends + layers), scenario.software)
         return SplitSums(
@@ -194,7 +194,7 @@ class SplitPricer:
         return total
 
     def _add(self, total: SplitTimes, operation: Operation, known: dict[tuple[Any, ...], Any]) -> None:
-        """Add an operation over splits to a total; equal operations are priced once."""
+        """Add the time of an operation to the totals of the splits; equal operations are priced once."""
         key = (operation.pass_name, *price_key(operation))
         if key not in known:
             device = self._scenario.device

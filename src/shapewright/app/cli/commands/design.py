@@ -177,7 +177,7 @@ def command(
 
 def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
     """Fields and values of --keep, of shapes and of plans."""
-    from shapewright.optimize.plan import SEARCHED, SHORT_NAMES, read_kept
+    from shapewright.optimize.plan import PLAN_FIELDS, SHORT_NAMES, read_kept
     from shapewright.optimize.search.request import field_of
 
     kept: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not text.strip():
             raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE, such as heads=32 or tp=1,2")
         value: Any
-        if SHORT_NAMES.get(name, name.replace("-", "_")) in SEARCHED:
+        if SHORT_NAMES.get(name, name.replace("-", "_")) in PLAN_FIELDS:
             field_name, value = read_kept(name, text)
         else:
             field_name = field_of(name)

@@ -19,7 +19,7 @@ from shapewright.app.report.optimize.plan import (
 from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.units import format_bytes, format_seconds
-from shapewright.optimize.plan import SEARCHED
+from shapewright.optimize.plan import PLAN_FIELDS
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup
@@ -36,7 +36,7 @@ def answer_plan(body: PlanRequestBody, devices: DeviceLookup) -> Answer:
     """JSON and text output of ``plan``, with its figures."""
     job = body.job
     device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
-    workload = {name: value for name, value in job_fields(job)["workload"].items() if name not in SEARCHED}
+    workload = {name: value for name, value in job_fields(job)["workload"].items() if name not in PLAN_FIELDS}
     output = plans_output(
         plan(
             read_job_model(job),

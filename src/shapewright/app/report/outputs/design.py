@@ -13,7 +13,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
 from shapewright.models import TransformerConfig, count_parameters, to_config_json
 from shapewright.optimize.design.result import Estimate, FrontRun
-from shapewright.optimize.plan import SEARCHED
+from shapewright.optimize.plan import PLAN_FIELDS
 from shapewright.prediction.training_run import RunCost, RunSchedule
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def design_output(result: DesignResult, experiments: ExperimentsOutput | None = 
         verdict=verdict_output(result.verdict),
         source=result.model.source,
         device=take(PlanDevice, best.prediction.device),
-        workload={name: value for name, value in plain(best.workload).items() if name not in SEARCHED},
+        workload={name: value for name, value in plain(best.workload).items() if name not in PLAN_FIELDS},
         request=take(DesignRequestOutput, result.request),
         designs=[_shape(one, result) for one in result.designs],
         config_json=to_config_json(result.model, best.config),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, plain, take
 from shapewright.core.records import dataclass
 from shapewright.models import TransformerConfig
-from shapewright.optimize.plan import SEARCHED, Difference, describe_choice, describe_plan
+from shapewright.optimize.plan import PLAN_FIELDS, Difference, describe_choice, describe_plan
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
@@ -106,7 +106,7 @@ def plans_output(result: PlanResult) -> PlansOutput:
         PlansOutput,
         result,
         device=take(PlanDevice, result.device),
-        workload={name: value for name, value in plain(result.workload).items() if name not in SEARCHED},
+        workload={name: value for name, value in plain(result.workload).items() if name not in PLAN_FIELDS},
         request=take(PlanRequestOutput, request, optimizer=result.optimizer),
         plans=[plan_output(plan) for plan in result.plans],
         pareto=[_front_point(point) for point in result.front],
