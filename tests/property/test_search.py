@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
 from shapewright.optimize.search import Goal, SearchRequest, search_shapes, steps
-from shapewright.optimize.search.memory import MemoryOfShapes, kv_bytes_per_token
+from shapewright.optimize.search.memory import ShapeMemoryEstimator, kv_bytes_per_token
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, VariedScenario, lower_grid
 from shapewright.prediction.build import build_scenario
@@ -129,7 +129,7 @@ def compare_one_by_one(grid: Grid, varied: VariedScenario) -> None:
         assert isinstance(part, Lowered)
         index = every_index(part.grid)
         times, shapes = StepTimes(part, varied), part.grid.fields_at(index)
-        memory_bytes, kv_bytes = MemoryOfShapes(varied, part.grid).estimate(index)
+        memory_bytes, kv_bytes = ShapeMemoryEstimator(varied, part.grid).estimate(index)
         steps_s = times.step_s(index)
         tokens = np.broadcast_to(times.num_tokens(index), steps_s.shape)
         for row in range(len(steps_s)):

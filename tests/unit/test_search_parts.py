@@ -16,7 +16,7 @@ from shapewright.core.traced import Tape, evaluate, untraced
 from shapewright.models import list_presets, read_model
 from shapewright.optimize.search import SearchRequest
 from shapewright.optimize.search import memory as search_memory
-from shapewright.optimize.search.findings import best_of_each, pareto
+from shapewright.optimize.search.findings import best_of_each_kind, pareto_front
 from shapewright.optimize.search.space.grid import AXES, Grid, split_by, sum_of
 from shapewright.optimize.search.space.guard import (
     MEASURES,
@@ -75,7 +75,7 @@ def test_one_formula_holds_for_many_shapes(model: str, monkeypatch: pytest.Monke
     columns |= {"ffn": {"intermediate_size": widths}, "vocab": {"vocab_size": 32_000 + 8 * np.arange(200)}}
     zeros, places = np.zeros(200, dtype=np.int64), np.arange(200)
     grid = Grid(columns, frozenset())
-    found_bytes, _ = search_memory.MemoryOfShapes(varied, grid).estimate((zeros, places, zeros, places, zeros))
+    found_bytes, _ = search_memory.ShapeMemoryEstimator(varied, grid).estimate((zeros, places, zeros, places, zeros))
 
     assert len(traced) <= 4
     assert len(set(found_bytes.tolist())) == 200
@@ -161,7 +161,7 @@ def test_front_keeps_undominated_points() -> None:
         ]
     )
 
-    assert sorted(pareto(table)["token_s"].tolist()) == [1.0, 1.1, 1.2]
+    assert sorted(pareto_front(table)["token_s"].tolist()) == [1.0, 1.1, 1.2]
 
 
 def test_front_keeps_the_cheapest_despite_rounding() -> None:
@@ -173,14 +173,14 @@ def test_front_keeps_the_cheapest_despite_rounding() -> None:
     cheapest, larger = (1.000, 1.0017e9, 100.0, 1e10), (1.004, 1.0019e9, 100.0, 1e10)
 
     for rows in ([cheapest, larger], [larger, cheapest]):
-        assert pareto(table_of(rows))["token_s"].tolist() == [1.000, 1.004]
+        assert pareto_front(table_of(rows))["token_s"].tolist() == [1.000, 1.004]
 
 
 def test_best_of_each_kind_of_change() -> None:
     """Of each kind the cheapest few stay."""
     table = table_of([(time, 1.0, 1.0, 1.0) for time in (3.0, 1.0, 2.0, 5.0, 4.0)], changes=[1, 1, 1, 4, 4])
 
-    best = best_of_each(table, 2)
+    best = best_of_each_kind(table, 2)
 
     assert list(zip(best["changes"].tolist(), best["token_s"].tolist(), strict=True)) == [
         (1, 1.0),

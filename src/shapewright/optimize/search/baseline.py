@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _UNSCALED_WITHIN = 0.01  # of the parameters wanted: a model this near is not scaled
 _UNIT = 128  # elements; widths of public models are multiples of it
-# Accepted deviation of a scaled model: embeddings keep their rows, so a small model with a large vocabulary could come
-# out several times as large as wanted.
+# Accepted deviation of a scaled model: embeddings keep their rows, so a small model with a large vocabulary could be
+# several times as large as wanted.
 _MOST_DEVIATION_FRACTION = 0.05
 _HEADS_AROUND = 8  # key-value heads tried below and above the scaled number
 _EXPERT_WIDTHS_AROUND = 2  # widths of experts tried below and above the scaled one
@@ -40,8 +40,8 @@ def usual_model(
         family: Prefix of preset names, such as ``llama``; ``gpt`` stands for GPT-3.
         tensor_parallel: Tensor degree that should divide its heads.
         overrides: TransformerConfig fields to change before it is scaled.
-        least_positions: Context window that its sequences need; models of shorter ones are passed over, where the
-            family has others.
+        least_positions: Context window that its sequences need; models with a shorter one are left out if the family
+            has others.
 
     Raises:
         ConfigError: there is no such family, or no model of that size.
@@ -85,7 +85,7 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     factor = (num_parameters / own) ** (1.0 / 3.0)
     near = _numbers_of_kv_heads(config, factor)
     divided = [number for number in near if _divides_heads(config, number, tensor_parallel)]
-    scaled = _scaled(config, divided or near, num_parameters)
+    scaled = _scale(config, divided or near, num_parameters)
     size = count_parameters(scaled).total
     if abs(size / num_parameters - 1.0) > _MOST_DEVIATION_FRACTION:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _divides_heads(config: TransformerConfig, num_kv_heads: int, degree: int) ->
     return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
 
 
-def _scaled(config: TransformerConfig, numbers_of_kv_heads: list[int], num_parameters: int) -> TransformerConfig:
+def _scale(config: TransformerConfig, numbers_of_kv_heads: list[int], num_parameters: int) -> TransformerConfig:
     """Return the shape nearest to the wanted size and aspect ratio, of widths and depths around the scaled ones."""
     group = config.num_heads // config.num_kv_heads
     inner = config.num_heads * config.head_dim / config.hidden_size
@@ -124,14 +124,14 @@ def _scaled(config: TransformerConfig, numbers_of_kv_heads: list[int], num_param
             heads["embedding_size"] = width
         for inner_widths in _inner_widths(config, width):
             sizes = {**heads, **inner_widths}
-            layers = _fitting_layers(config, sizes, num_parameters)
+            layers = _fit_layers(config, sizes, num_parameters)
             for num_layers in {max(1, layers - 1), layers, layers + 1}:
                 shape = with_changes(config, {**sizes, "num_layers": num_layers})
-                off = abs(log(count_parameters(shape).total / num_parameters))
+                deviation = abs(log(count_parameters(shape).total / num_parameters))
                 # Ten percent of aspect ratio weigh as much as one percent of size.
-                off += 0.1 * abs(log(width / num_layers * config.num_layers / config.hidden_size))
-                if best is None or off < best[0]:
-                    best = off, shape
+                deviation += 0.1 * abs(log(width / num_layers * config.num_layers / config.hidden_size))
+                if best is None or deviation < best[0]:
+                    best = deviation, shape
     assert best is not None
     return best[1] if config.is_moe else _refit_ffn(best[1], num_parameters)
 
@@ -146,7 +146,7 @@ def _refit_ffn(config: TransformerConfig, num_parameters: int) -> TransformerCon
 
 
 def _inner_widths(config: TransformerConfig, width: int) -> list[dict[str, int]]:
-    """Return MLP and expert widths in proportion to a width; for experts also some around, as steps are large."""
+    """Return MLP and expert widths in proportion to a width; for experts also neighbors, because steps are large."""
     unit = _UNIT if width > 8 * _UNIT else 8
     ratio = width / config.hidden_size
     ffn = max(1, round(config.intermediate_size * ratio / unit)) * unit
@@ -169,8 +169,9 @@ def _inner_widths(config: TransformerConfig, width: int) -> list[dict[str, int]]
     return found
 
 
-def _fitting_layers(config: TransformerConfig, sizes: Mapping[str, int], num_parameters: int) -> int:
-    # Beyond the layers that a pattern distinguishes, each layer adds as many parameters as the one before.
+def _fit_layers(config: TransformerConfig, sizes: Mapping[str, int], num_parameters: int) -> int:
+    """Return the number of layers with which a model of given widths has nearly a number of parameters."""
+    # Beyond the layers that a pattern distinguishes, each layer adds the same number of parameters.
     first = config.num_layers if config.is_moe else 1
     one, two = (
         count_parameters(with_changes(config, {**sizes, "num_layers": layers})).total for layers in (first, first + 1)

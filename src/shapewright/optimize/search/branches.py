@@ -1,7 +1,7 @@
-"""Branches of a search (layouts, recomputation, experts), and the codes of the fields that a shape changes.
+"""Branches of a search (layouts, recomputation, experts, layer types), and codes of the fields that a shape changes.
 
-A grid of shapes has one layout, one recomputation mode and one set of experts. Each combination of them is a branch
-with a grid of its own; the results of all branches are ranked together. The first branch is the baseline's.
+A grid of shapes has one layout, recomputation mode, set of experts and pattern of layer types. Each combination of them
+is a branch with a grid of its own; the results of all branches are ranked together. The first branch is the baseline's.
 
 The layouts of a search are the splits that a plan looks at, on as many devices as the baseline has.
 """
@@ -51,7 +51,7 @@ CHANGES = (
 
 _PERIODS_OF_ATTENTION = (2, 3, 4, 6, 8, 12)
 _EXPERT_UNIT = 64  # elements: a multiple of it keeps the rows of an expert aligned to a cache line
-_MOST_SPLITS, _MOST_MERGES = 4, 4  # up to so many times as many, or as few, experts as the baseline
+_MOST_SPLITS, _MOST_MERGES = 4, 4  # from a quarter of the baseline's number of experts to four times as many
 _MOST_SHARED_EXPERTS = 4
 _MOST_EXPERTS_PER_TOKEN = 32
 _MOST_EXPERTS = 1024
@@ -59,7 +59,7 @@ _MOST_EXPERTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One combination of layout, recomputation and experts.
+    """One combination of layout, recomputation, experts and layer types.
 
     Attributes:
         changes: Fields of the baseline's scenario that differ, as Scenario.replace takes them.
@@ -76,7 +76,7 @@ class Branch:
 
 
 def list_branches(scenario: Scenario, request: SearchRequest) -> list[Branch]:
-    """List the branches that a request asks for, the baseline's first.
+    """Return the branches of a request, the baseline's first.
 
     Raises:
         ConfigError: experts are to be varied and the model is dense.
@@ -97,11 +97,11 @@ def list_branches(scenario: Scenario, request: SearchRequest) -> list[Branch]:
         if not config.is_moe:
             raise ConfigError("vary=experts needs a mixture of experts, and this model is dense; leave it out")
         experts += _other_experts(config, request.tolerance_fraction)
-    ratios: list[dict[str, Any]] = [{}]
+    patterns: list[dict[str, Any]] = [{}]
     if request.guard == "free":
-        ratios += [{"layer_types": pattern} for pattern in _other_ratios(scenario)]
+        patterns += [{"layer_types": pattern} for pattern in _other_patterns(scenario)]
     branches = []
-    for fields in product(experts, layouts, modes, ratios):
+    for fields in product(experts, layouts, modes, patterns):
         parts = dict(zip(("experts", "layout", "recompute", "layer_types"), fields, strict=True))
         changed = tuple(name for name, values in parts.items() if values)
         changes = {name: value for values in fields for name, value in values.items()}
@@ -110,7 +110,7 @@ def list_branches(scenario: Scenario, request: SearchRequest) -> list[Branch]:
 
 
 def other_layouts(scenario: Scenario) -> Iterator[ParallelLayout]:
-    """List the other layouts of as many devices that divide the model and the batch.
+    """Yield the other layouts of the same number of devices that divide the model and the batch.
 
     ZeRO stage, interleaving, schedule and sequence parallelism are the baseline's.
 
@@ -142,10 +142,11 @@ def other_layouts(scenario: Scenario) -> Iterator[ParallelLayout]:
             yield other
 
 
-def _other_ratios(scenario: Scenario) -> Iterator[tuple[str, ...]]:
-    """List other patterns of a hybrid: attention in every second to twelfth layer, its other layers between.
+def _other_patterns(scenario: Scenario) -> Iterator[tuple[str, ...]]:
+    """Yield other layer patterns of a hybrid: attention in every second to twelfth layer, the other mixer between.
 
-    Only for models whose layers are attention or one other mixer, each with an MLP, in a form that can hold a pattern.
+    None if the model has several other mixers, or layers without an MLP; patterns that its config cannot hold are left
+    out.
     """
     config, model = scenario.config, scenario.model
     kinds = set(config.layer_types)
@@ -174,7 +175,7 @@ def _divides_batch(scenario: Scenario, branch: Branch) -> bool:
 
 
 def _other_experts(config: TransformerConfig, tolerance: float) -> Iterator[dict[str, int]]:
-    """List other numbers and widths of experts with as many total and active parameters, as fields of the config.
+    """Yield other numbers and widths of experts with equal total and active parameters, as fields of the config.
 
     With E routed experts of width f, k of them per token and n shared ones of that width, the total is (E + n) f and
     the active part (k + n) f. The width follows from the active part; the total must then be within the tolerance.
@@ -200,7 +201,7 @@ def _other_experts(config: TransformerConfig, tolerance: float) -> Iterator[dict
                     continue
                 seen.add((num_experts, per_token, shared))
                 yield {
-                    # Dense layers that are as wide as an expert stay so.
+                    # Dense layers that are as wide as an expert keep its width.
                     "intermediate_size": width if config.intermediate_size == own else config.intermediate_size,
                     "num_experts": num_experts,
                     "num_experts_per_token": per_token,
@@ -212,8 +213,8 @@ def _other_experts(config: TransformerConfig, tolerance: float) -> Iterator[dict
 def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario, ffn_spacing: float) -> PerShape:
     """Encode which fields differ from the baseline, one bit for each of CHANGES.
 
-    A field that only follows another one does not count: an MLP that keeps its ratio to the hidden size is unchanged,
-    and so is the nearest one on the grid.
+    A field that only follows another does not count: an MLP is unchanged if it keeps its ratio to the hidden size, or
+    is the nearest on the grid to one that does.
 
     Args:
         shapes: Varied fields, one entry per shape.
@@ -226,7 +227,7 @@ def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario, ffn_spaci
     has_other_width = width != config.hidden_size
     has_other_heads = head_dim != config.head_dim
     if not config.is_mla:
-        # A width that is on no grid is left with the same heads, although their share of it changes a little.
+        # Equal heads at another width do not count: their ratio to a width that is off the grid changes slightly.
         has_other_heads = has_other_heads | (
             (heads != config.num_heads)
             & (heads * head_dim * config.hidden_size != config.num_heads * config.head_dim * width)

@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
     from shapewright.prediction.speedup import Speedup
 
-# Shapes must cost this much less than the baseline; smaller differences are within the error of a prediction.
+# Fraction by which shapes must cost less than the baseline; smaller differences are within the error of a prediction.
 SMALLEST_GAIN_FRACTION = 0.002
 MOST_COST_FRACTION = 1.0 - SMALLEST_GAIN_FRACTION
-# Shapes of each number of changes that are listed in any case; of one change, one for each field.
+# Shapes that are always listed for each number of changes; of one change, one for each field.
 _LISTED_OF_EACH = 3
 _LARGEST_FRONT = 24
-# Shapes that differ in other fields only are listed once.
+# Of shapes with equal values of these fields, only the best is listed.
 _DISTINGUISHING_FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
-# The batch of training says nothing about the batch that is served.
-_NOT_SERVED = frozenset({"micro_batch_size"})
+# The training micro-batch does not apply to serving, which has its own.
+_FIXED_IN_SERVING = frozenset({"micro_batch_size"})
 _EXPERT_FIELDS = (
     "moe_intermediate_size",
     "num_experts",
@@ -71,14 +71,14 @@ class DeviceSearch:
         scenario: The baseline on the device.
         request: What is varied.
         objective: What is minimized.
-        serving: The baseline as it is served, where serving costs.
+        serving: The baseline as it is served; None if serving does not count.
 
     Attributes:
         scenario: The baseline on the device.
         objective: What is minimized.
         spaces: Shapes of each branch.
-        own: Prediction of the baseline.
-        train_tokens: Tokens that it is trained on; None for one that the loss law does not describe.
+        baseline_prediction: Prediction of the baseline.
+        train_tokens: Tokens that it is trained on; None if the loss law does not describe it.
         ranking: Ranks shapes by loss and time together; None for speed at equal size.
         baseline: The baseline as a candidate.
     """
@@ -104,21 +104,21 @@ class DeviceSearch:
             self._varied.append(VariedScenario(scenario=changed, followers=space.followers))
             if serving is not None:
                 served = serving.replace(model=changed.model)
-                self._served.append(VariedScenario(scenario=served, followers=space.followers, fixed=_NOT_SERVED))
+                self._served.append(VariedScenario(scenario=served, followers=space.followers, fixed=_FIXED_IN_SERVING))
         self._varies_experts = any("experts" in branch.changed for branch in branches)
-        self.own = scenario.predict()
+        self.baseline_prediction = scenario.predict()
         self.train_tokens: float | None = None
         self.ranking: LossRanking | None = None
-        if has_loss_law(self.own.config):
-            self.train_tokens = request.goal.count_train_tokens(self.own)
+        if has_loss_law(self.baseline_prediction.config):
+            self.train_tokens = request.goal.count_train_tokens(self.baseline_prediction)
             if objective.measures_loss:
                 self.ranking = self._rank_by_loss(request.goal.serve_tokens or 0.0)
-        self.baseline = self._candidate(0, self.own, ())
+        self.baseline = self._candidate(0, self.baseline_prediction, ())
 
     @property
     def is_far_outside(self) -> bool:
         """Whether the baseline or its run is too far outside the data of the loss law to decide between shapes."""
-        return self.train_tokens is not None and is_far_outside(self.own.config, self.train_tokens)
+        return self.train_tokens is not None and is_far_outside(self.baseline_prediction.config, self.train_tokens)
 
     def _rank_by_loss(self, serve_tokens: float) -> LossRanking:
         assert self.train_tokens is not None
@@ -128,11 +128,11 @@ class DeviceSearch:
             share = serve_tokens / self.train_tokens * num_devices
         return LossRanking(
             objective=self.objective.name,
-            baseline=ShapeForLoss.of(self.own.config),
-            num_compared=count_active_parameters(self.own.config, self.own.config.vocab_size),
+            baseline=ShapeForLoss.of(self.baseline_prediction.config),
+            num_compared=count_active_parameters(self.baseline_prediction.config, self.baseline_prediction.config.vocab_size),
             train_tokens=self.train_tokens,
-            token_s=self._token_s(self.own),
-            served_share=share,
+            token_s=self._token_s(self.baseline_prediction),
+            served_tokens_ratio=share,
         )
 
     @property
@@ -141,16 +141,16 @@ class DeviceSearch:
         return self.scenario.device.name
 
     @property
-    def own_cost(self) -> float:
-        """The baseline's cost: in the ranking of the objective, else time per token (or step) and active parameter."""
-        return self.cost_of(self.own)
+    def baseline_cost(self) -> float:
+        """The baseline's cost: that of the ranking, or else time per token (or step) over active parameters."""
+        return self.cost_of(self.baseline_prediction)
 
     def cost_of(self, prediction: Prediction) -> float:
-        """Return the cost of one shape, as the engine computes it for many."""
+        """Return the cost of one shape, computed as the engine does for many."""
         token_s = self._token_s(prediction)
         if self.ranking is None:
             return token_s / prediction.parameters.active
-        size = count_active_parameters(prediction.config, self.own.config.vocab_size)
+        size = count_active_parameters(prediction.config, self.baseline_prediction.config.vocab_size)
         ranked = self.ranking.columns(ShapeForLoss.of(prediction.config), size)
         columns = {name: np.atleast_1d(column) for name, column in ranked.items()}
         if self._serving is not None:
@@ -160,15 +160,15 @@ class DeviceSearch:
 
     def limits(self, request: SearchRequest) -> tuple[Limits, tuple[str, ...]]:
         """Return the limits of shapes on this device, and notes about them."""
-        needed, available = self.own.memory.total_bytes, self.scenario.device.memory_bytes
+        needed, available = self.baseline_prediction.memory.total_bytes, self.scenario.device.memory_bytes
         can_shrink = {"layout", "recompute", "micro_batch"} & set(request.free_fields())
         limits = Limits(
-            num_parameters=request.num_parameters or self.own.parameters.total,
-            num_active=self.own.parameters.active if self._varies_experts else None,
+            num_parameters=request.num_parameters or self.baseline_prediction.parameters.total,
+            num_active=self.baseline_prediction.parameters.active if self._varies_experts else None,
             tolerance_fraction=request.tolerance_fraction,
             memory_bytes=available if needed <= available or can_shrink else float("inf"),
-            token_s=float("inf") if self.ranking else self._token_s(self.own),
-            cost=self.own_cost * MOST_COST_FRACTION,
+            token_s=float("inf") if self.ranking else self._token_s(self.baseline_prediction),
+            cost=self.baseline_cost * MOST_COST_FRACTION,
             per_step=self.objective.measures_step,
             ranking=self.ranking,
         )
@@ -176,12 +176,12 @@ class DeviceSearch:
             return limits, ()
         note = f"the baseline needs {format_bytes(needed)} of {format_bytes(available)} on {self.device_name}"
         note += f": {'the listed shapes fit' if can_shrink else 'the listed shapes need not fit either'}"
-        if self.own.workload.is_training and "layout" not in request.free_fields():
+        if self.baseline_prediction.workload.is_training and "layout" not in request.free_fields():
             note += "; a plan finds layouts that fit, to search with"
         return limits, (note,)
 
     def jobs(self, limits: Limits, searches: Sequence[DeviceSearch]) -> list[Job]:
-        """Return the jobs of all branches, to be evaluated on the devices of several searches."""
+        """Return the jobs of all branches, evaluated on the devices of the given searches."""
         jobs: list[Job] = []
         for number, (branch, space) in enumerate(zip(self._branches, self.spaces, strict=True)):
             scenarios = tuple(search._varied[number] for search in searches)
@@ -202,48 +202,48 @@ class DeviceSearch:
             recompute=other.workload.recompute,
             micro_batch_size=other.workload.micro_batch_size,
         ).predict()
-        speedup = compare_times(self.own, here, per_step=self.objective.measures_step)
+        speedup = compare_times(self.baseline_prediction, here, per_step=self.objective.measures_step)
         return OnDevice(
             speedup=speedup,
-            equal_size_speedup=speedup.factor * here.parameters.active / self.own.parameters.active,
-            effect=self._judge(here, speedup),
+            equal_size_speedup=speedup.factor * here.parameters.active / self.baseline_prediction.parameters.active,
+            effect=self._loss_effect(here, speedup),
             regret=self.cost_of(here) / least_cost,
         )
 
-    def _judge(self, prediction: Prediction, speedup: Speedup) -> LossEffect | None:
-        """Return the effect of a shape on the loss; None for one that the loss law does not describe."""
-        is_other_hybrid = prediction.config.layer_types != self.own.config.layer_types
-        if self.train_tokens is None or is_other_hybrid:  # no law knows the ratio of layers
+    def _loss_effect(self, prediction: Prediction, speedup: Speedup) -> LossEffect | None:
+        """Return the effect of a shape on the loss; None if the loss law does not describe the shape."""
+        is_other_hybrid = prediction.config.layer_types != self.baseline_prediction.config.layer_types
+        if self.train_tokens is None or is_other_hybrid:  # the law does not cover other ratios of layer types
             return None
         return estimate_loss_effect(
-            self.own.config,
+            self.baseline_prediction.config,
             prediction.config,
             train_tokens=self.train_tokens,
             speedup=speedup if self.objective.phase == "train" else None,
         )
 
     def _token_s(self, prediction: Prediction) -> float:
-        """Return the time that counts: per token of all devices, or per step. [s]"""
+        """Return the time that the objective compares: per token of all devices, or per step. [s]"""
         return prediction.step_time_s / (1.0 if self.objective.measures_step else prediction.tokens_per_step)
 
     def list_candidates(self, findings: Findings, top: int) -> tuple[Candidate, ...]:
-        """Return the best shapes of each number of changes, filled up with the best of all, in order of cost."""
+        """Return the best shapes of each number of changes, then the best of all up to ``top``, in order of cost."""
         if findings.best is None:
             return ()
         table = take(findings.best, np.argsort(findings.best["cost"], kind="stable"))
-        chosen = _choose_rows(table, top, self.own.config)
+        chosen = _choose_rows(table, top, self.baseline_prediction.config)
         return self.candidates_of(take(table, np.array(sorted(chosen), dtype=np.int64)))
 
     def sort_by_certainty(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        """Return candidates in another order: the recommended one first, then by the gain that is 95 % certain."""
+        """Return the candidates ranked anew: the recommended one first, then by the lower end of their gain."""
         recommended = recommend(candidates, only_free=self.is_far_outside)
         first = recommended[1].rank if recommended else 0
-        sure = {candidate.rank: candidate.gain.low if candidate.gain else 0.0 for candidate in candidates}
-        ordered = sorted(candidates, key=lambda candidate: (candidate.rank != first, -sure[candidate.rank]))
+        certain_gains = {candidate.rank: candidate.gain.low if candidate.gain else 0.0 for candidate in candidates}
+        ordered = sorted(candidates, key=lambda candidate: (candidate.rank != first, -certain_gains[candidate.rank]))
         return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(ordered, start=1))
 
     def shorten(self, candidates: Sequence[Candidate], top: int, findings: Findings) -> tuple[Candidate, ...]:
-        """Return the first of some candidates, and after them the recommended one if it is not among them."""
+        """Return the first candidates, up to ``top``, and the recommended one if it is not among them."""
         if len(candidates) <= top:
             return tuple(candidates)
         shown = [*(candidates[:top] if self.ranking else self.list_candidates(findings, top))]
@@ -268,7 +268,7 @@ class DeviceSearch:
         """Device time to train the baseline and to serve the goal's tokens; None without such tokens. [s]"""
         if self._serving is None or self.train_tokens is None:
             return None
-        return self.own_cost * self.train_tokens * self.scenario.layout.num_devices
+        return self.baseline_cost * self.train_tokens * self.scenario.layout.num_devices
 
     def list_best(self, findings: Findings | None) -> tuple[Candidate, ...]:
         """Return the best shape, if there is one."""
@@ -295,30 +295,30 @@ class DeviceSearch:
         return tuple(found)
 
     def _candidate(self, rank: int, prediction: Prediction, changed: tuple[str, ...]) -> Candidate:
-        own, config = self.own, prediction.config
-        speedup = compare_times(own, prediction, per_step=self.objective.measures_step)
-        size = prediction.parameters.active / own.parameters.active
-        effect, cost_ratio = self._judge(prediction, speedup), self.cost_of(prediction) / self.own_cost
+        baseline, config = self.baseline_prediction, prediction.config
+        speedup = compare_times(baseline, prediction, per_step=self.objective.measures_step)
+        size = prediction.parameters.active / baseline.parameters.active
+        effect, cost_ratio = self._loss_effect(prediction, speedup), self.cost_of(prediction) / self.baseline_cost
         lifetime = None
         if self._serving is not None and effect is not None and effect.net_speedup is not None:
-            # With the relative interval of the time to the loss, which includes that of the loss.
+            # Its relative interval is that of the time to the loss, which includes the error of the loss.
             lifetime = effect.net_speedup.with_factor(1.0 / cost_ratio)
         return Candidate(
             rank=rank,
             prediction=prediction,
             changed_fields=changed,
-            changes=dict(_differences(own, prediction)),
+            changes=dict(_differences(baseline, prediction)),
             speedup=speedup,
             equal_size_speedup=speedup.factor * size,
             effect=effect,
             cost_ratio=cost_ratio,
             lifetime=lifetime,
-            layer_speedup=own.layer_forward_time_s / prediction.layer_forward_time_s,
-            parameters_change_fraction=prediction.parameters.total / own.parameters.total - 1.0,
+            layer_speedup=baseline.layer_forward_time_s / prediction.layer_forward_time_s,
+            parameters_change_fraction=prediction.parameters.total / baseline.parameters.total - 1.0,
             kv_bytes_per_token=kv_bytes_per_token(config, prediction.workload),
-            gains=explain_gains(own, prediction, per_step=self.objective.measures_step) if rank else (),
+            gains=explain_gains(baseline, prediction, per_step=self.objective.measures_step) if rank else (),
             measures={
-                name: (value, value / measure_shape(own.config)[name], percentile_of(name, value))
+                name: (value, value / measure_shape(baseline.config)[name], percentile_of(name, value))
                 for name, value in measure_shape(config).items()
             },
         )
@@ -343,23 +343,23 @@ def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[
 
 
 def _choose_rows(table: Table, top: int, baseline: TransformerConfig) -> list[int]:
-    """Return the rows to list, of a table in order of cost."""
+    """Return the rows to list from a table in order of cost, in order of priority."""
     codes = [int(code) for code in table["changes"]]
     first_of_kind = {code: row for row, code in reversed(list(enumerate(codes)))}
     by_count: dict[int, list[int]] = {}
     for row in sorted(first_of_kind.values()):
         by_count.setdefault(codes[row].bit_count(), []).append(row)
     wanted = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
-    wanted += _free_rows(table, baseline)
+    wanted += _loss_free_rows(table, baseline)
     wanted += by_count.get(1, [])
     wanted += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
-    # Then the fastest of each skeleton: others differ from it only by a little more or less ffn or vocabulary.
-    skeletons = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
-    _, different = np.unique(skeletons, axis=0, return_index=True)
+    # Then the best of each combination of distinguishing fields: the others differ only slightly in ffn or vocabulary.
+    combinations = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
+    _, different = np.unique(combinations, axis=0, return_index=True)
     return list(dict.fromkeys([*wanted, *sorted(different.tolist())]))[:top]
 
 
-def _free_rows(table: Table, baseline: TransformerConfig) -> list[int]:
+def _loss_free_rows(table: Table, baseline: TransformerConfig) -> list[int]:
     """Return the best row of each kind of change that keeps the loss: heads, vocabulary, or both."""
     is_free = (table["head_dim"] >= NARROWEST_FREE_HEAD) & (table["head_dim"] <= WIDEST_FREE_HEAD)
     for name in ("num_heads", "num_kv_heads"):

@@ -1,7 +1,7 @@
-"""Evaluate grids of shapes: count parameters of all, predict steps of those of the right size, keep the best.
+"""Evaluate grids of shapes: count the parameters of all, predict the steps of those of the right size, keep the best.
 
-The grids are cut into independent jobs. Their findings are merged in the order of the jobs, so that the result is
-bit-identical wherever they run.
+The grids are cut into independent jobs. Their findings are merged in the order of the jobs, so the result does not
+depend on where the jobs run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shapewright.core.traced import Tape, Traced, untraced
 from shapewright.models import count_parameters
 from shapewright.optimize.search.branches import encode_changes
 from shapewright.optimize.search.findings import Findings, Tally, take
-from shapewright.optimize.search.memory import MemoryOfShapes
+from shapewright.optimize.search.memory import ShapeMemoryEstimator
 from shapewright.optimize.search.objective import Limits
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
-from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_together
+from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_for_each
 from shapewright.prediction.loss import ShapeForLoss, count_active_parameters
 
 if TYPE_CHECKING:
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.steps import VariedScenario
 
     Times = Float[np.ndarray, " shapes"]
-    _Kept = Float[np.ndarray, " faster"]
+    _PerFaster = Float[np.ndarray, " faster"]
     # Index, step times, times per token, costs, and ratios of tokens needed.
-    _Faster = tuple[tuple[Int[np.ndarray, " faster"], ...], _Kept, _Kept, _Kept, _Kept]
+    _Faster = tuple[tuple[Int[np.ndarray, " faster"], ...], _PerFaster, _PerFaster, _PerFaster, _PerFaster]
     Progress = Callable[[int, int], None]
     Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator[Findings]]
 
 # Shapes whose parameters are counted at once, so that their columns stay in a core's cache.
 _CHUNK = 1 << 17
-# Where at least this share of shapes has the right size, all are bounded at once, on the axes of the grid.
+# If at least this share of shapes has the right size, bounds of all are computed at once, on the axes of the grid.
 _DENSE_FROM = 0.25
-# Shapes whose memory is estimated at once: its formula is evaluated once for each number of layers.
-_WEIGHED_AT_ONCE = 1 << 18
+# Shapes whose memory is estimated at once; many, because the estimate is evaluated once for each number of layers.
+_MEMORY_ESTIMATED_AT_ONCE = 1 << 18
 # Shapes priced at once, so that their columns stay in a core's cache.
 _PRICED_AT_ONCE = 1 << 16
-# glibc returns freed memory to the system, and gets it back page by page for the next array, until a block of nearly
-# this size has been freed. Keeping it makes a search 1.1 times as fast. Source: mallopt(3), M_MMAP_THRESHOLD. [byte]
-_KEPT_BYTES = (32 << 20) - 65536
+# glibc returns large freed blocks to the system, so each new array faults its pages in again. Once a block of about
+# this size has been freed, it keeps them: a search is 1.1 times as fast. Source: mallopt(3), M_MMAP_THRESHOLD. [byte]
+_MALLOC_THRESHOLD_BYTES = (32 << 20) - 65536
 # Sums over larger parameter counts would overflow 63 bits.
 _MOST_COUNTED = 2**60
 # The loss depends on the first three axes: heads, ffn and depth.
@@ -68,9 +68,9 @@ class Job:
         space: The shapes.
         scenarios: The scenario that they are variants of, on each device.
         limits: Limits that they must keep.
-        branch: Index of the branch that they belong to.
+        branch: Index of their branch.
         code: Changes that the branch makes, see encode_changes.
-        serving: The scenario that the model is served in, where serving costs.
+        serving: The scenario that the model is served in; None if serving does not count.
     """
 
     space: Space
@@ -105,17 +105,17 @@ def explore(jobs: Sequence[Job], run: Runner, progress: Progress | None = None) 
     num_shapes = sum(job.space.grid.num_shapes for job in jobs)
     findings = Findings(Tally())
 
-    def show(done: int) -> None:
+    def report(done: int) -> None:
         if progress is not None:
             progress(done, num_shapes)
 
-    for found in run(jobs, show):
+    for found in run(jobs, report):
         findings.merge(found, jobs[0].limits.num_parameters)
     findings.tally.num_shapes = num_shapes
     return findings
 
 
-def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:
+def run_here(jobs: Sequence[Job], report: Callable[[int], None]) -> Iterator[Findings]:
     """Run jobs one after the other in this process; an interrupt ends them with the findings so far."""
     done = 0
     for job in jobs:
@@ -124,7 +124,7 @@ def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findi
             with closing(run_job(job, findings)) as parts:
                 for num_shapes in parts:
                     done += num_shapes
-                    show(done)
+                    report(done)
         except KeyboardInterrupt:
             findings.is_complete = False
         findings.merge_collected()
@@ -136,10 +136,10 @@ def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findi
 def run_job(job: Job, findings: Findings) -> Generator[int, None, None]:
     """Evaluate the shapes of one job; yields the number of shapes done, chunk by chunk."""
     grid = job.space.grid
-    np.empty(_KEPT_BYTES, dtype=np.uint8)
+    np.empty(_MALLOC_THRESHOLD_BYTES, dtype=np.uint8)  # allocated and freed to raise the threshold
     findings.tally.num_shapes = grid.num_shapes
     scenarios = (*job.scenarios, *([job.serving] if job.serving else []))
-    for part in lower_together(grid, scenarios):
+    for part in lower_for_each(grid, scenarios):
         if isinstance(part, Refused):
             findings.tally.refused[part.error.reason] += part.num_shapes
             yield part.num_shapes
@@ -164,7 +164,7 @@ def _is_within(
 
 
 class _Evaluation:
-    """Evaluation of a part of a space whose shapes lower to the same operations."""
+    """Evaluates a part of a space whose shapes all lower to the same operations."""
 
     def __init__(self, job: Job, parts: Sequence[Lowered], findings: Findings) -> None:
         self._job, self._limits, self._findings = job, job.limits, findings
@@ -173,7 +173,7 @@ class _Evaluation:
         self._times = [StepTimes(part, varied) for part, varied in zip(parts[:num_devices], job.scenarios, strict=True)]
         self._serving = StepTimes(parts[-1], job.serving) if job.serving else None
         varied = job.scenarios[0]
-        self._memory = MemoryOfShapes(varied, self._grid)
+        self._memory = ShapeMemoryEstimator(varied, self._grid)
         counts = count_parameters(varied.traced(tape := Tape(), self._grid.first())[0])
         total, active = tape.node_for(counts.total), tape.node_for(counts.active)
         self._parameters = sum_of(self._grid, total)
@@ -202,16 +202,17 @@ class _Evaluation:
                 rows = np.arange(first, min(first + rows_at_once, num_rows))
                 for index, columns in self._of_right_size(rows):
                     self._faster.append(self._price(index, columns))
-                    if sum(len(cost) for _, _, _, cost, _ in self._faster) >= _WEIGHED_AT_ONCE:
-                        self._weigh()
+                    if sum(len(cost) for _, _, _, cost, _ in self._faster) >= _MEMORY_ESTIMATED_AT_ONCE:
+                        self._add_fitting()
                 yield per_row * len(rows)
-        finally:  # also of a search that is interrupted
-            self._weigh()
+        finally:  # an interrupted search keeps what it found
+            self._add_fitting()
 
     def _of_right_size(self, rows: Int[np.ndarray, " rows"]) -> Iterator[tuple[Index, Table | None]]:
         """Yield indices of the shapes inside the quality guard and the parameter budget.
 
-        Where these are many, a bound of their times has ruled out others; their columns come with them.
+        If they are many, those that a lower bound of their step times rules out are dropped. The columns computed for
+        the bound are then yielded with the indices; otherwise None is.
         """
         limits, tally = self._limits, self._findings.tally
         num_batches = self._grid.lengths[-1]
@@ -239,17 +240,17 @@ class _Evaluation:
             hits = hits & may_be_better
         found = np.flatnonzero(hits)
         for first in range(0, len(found), _PRICED_AT_ONCE):
-            here = found[first : first + _PRICED_AT_ONCE]
+            part = found[first : first + _PRICED_AT_ONCE]
             columns = table and {
-                name: np.broadcast_to(column, shape).reshape(-1)[here] for name, column in table.items()
+                name: np.broadcast_to(column, shape).reshape(-1)[part] for name, column in table.items()
             }
-            place = [np.repeat(positions, num_batches) for positions in np.unravel_index(here, shape)[:-1]]
-            yield (rows[place[0]], *place[1:], np.tile(np.arange(num_batches), len(here))), columns
+            index = [np.repeat(positions, num_batches) for positions in np.unravel_index(part, shape)[:-1]]
+            yield (rows[index[0]], *index[1:], np.tile(np.arange(num_batches), len(part))), columns
 
     def _bound(self, rows: Int[np.ndarray, " rows"]) -> tuple[Bool[np.ndarray, "rows ffn depth vocab 1"], Table]:
-        """Return which shapes at some entries of ``heads`` may be better, by a bound of their times, and their columns.
+        """Return which shapes at some entries of ``heads`` a lower bound of the step time leaves, and their columns.
 
-        Arrays over the axes that each number depends on are combined, so that most are computed for few entries.
+        Each number is an array over the axes that it depends on, so most numbers are computed for few entries.
         """
         limits, ranking = self._limits, self._limits.ranking
         if ranking is None:
@@ -265,11 +266,11 @@ class _Evaluation:
         return (better if limits.token_s == np.inf else better & (token_s < limits.token_s)), columns
 
     def _price(self, index: Index, columns: Table | None) -> _Faster:
-        """Return the shapes at an index that are faster than the baseline, with their times and costs.
+        """Return the shapes at an index that keep the limits of cost and time, with their times and costs.
 
         Args:
             index: Positions on the axes of the grid.
-            columns: Their columns, if a bound of their times has been computed before.
+            columns: Their columns if a bound of their times was computed before; None otherwise.
         """
         limits, is_bounded = self._limits, columns is not None
         columns = self._columns(index) if columns is None else columns
@@ -278,7 +279,7 @@ class _Evaluation:
             and any(times.has_per_shape for times in self._times)
             and all(times.has_bound for times in self._times)
         ):
-            # A lower bound, without the operations that are priced per shape, already rules out most shapes.
+            # The bound without the operations that are priced per shape rules out most shapes.
             _, token_s, cost = self._times_and_cost(index, columns, whole=False)
             left = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
             index, columns = tuple(positions[left] for positions in index), take(columns, left)
@@ -288,8 +289,8 @@ class _Evaluation:
         index = tuple(positions[faster] for positions in index)
         return index, step_s[faster], token_s[faster], cost[faster], tokens_ratio
 
-    def _weigh(self) -> None:
-        """Add the faster shapes so far that fit to the findings."""
+    def _add_fitting(self) -> None:
+        """Estimate the memory of the faster shapes so far, and add those that fit to the findings."""
         if not self._faster:
             return
         limits, tally = self._limits, self._findings.tally
@@ -322,7 +323,7 @@ class _Evaluation:
         self._findings.add(table)
 
     def _columns(self, index: Index) -> Table:
-        """Return the columns, beside times, that the costs of the shapes at an index are computed from.
+        """Return the columns, other than times, that the costs of the shapes at an index are computed from.
 
         The loss depends on neither vocabulary nor micro-batch: it is computed once for shapes that differ in them only.
         """
@@ -350,12 +351,12 @@ class _Evaluation:
         return self._limits.ranking.columns(ShapeForLoss(**shapes), num_compared)
 
     def _times_and_cost(self, index: Index, columns: Table, *, whole: bool) -> tuple[Times, Times, Times]:
-        """Return step time and time per token on the first device [s], and the largest cost over all devices."""
+        """Return step time and time per token on the first device [s], and the cost, see _cost."""
         steps_s = [times.step_s(index, whole=whole) for times in self._times]
         return self._cost(steps_s, [times.num_tokens(index) for times in self._times], columns)
 
     def _cost(self, steps_s: list[Times], tokens: list[Any], columns: Table) -> tuple[Times, Times, Times]:
-        """Return step time and time per token on the first device [s], and the largest cost over all devices.
+        """Return step time and time per token on the first device [s], and the cost: with several devices the regret.
 
         Args:
             steps_s: Step times on each device. [s]
@@ -370,7 +371,7 @@ class _Evaluation:
         ]
         if not self._limits.least_costs:
             return steps_s[0], tokens_s[0], costs[0]
-        worst = np.zeros(costs[0].shape)
+        regret = np.zeros(costs[0].shape)
         for cost, least in zip(costs, self._limits.least_costs, strict=True):
-            worst = np.maximum(worst, cost / least)
-        return steps_s[0], tokens_s[0], worst
+            regret = np.maximum(regret, cost / least)
+        return steps_s[0], tokens_s[0], regret

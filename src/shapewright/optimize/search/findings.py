@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     Table = dict[str, Num[np.ndarray, " _rows"]]
 
-# Smaller differences are within the error of a prediction; counting them would put half of the space on the front.
+# Relative steps in which the front compares shapes: smaller differences are within the error of a prediction, and would
+# put half of the space on the front.
 _TIME_STEP, _QUALITY_STEP, _MEMORY_STEP = 0.005, 0.005, 0.01
 
 
@@ -34,7 +35,7 @@ def take(table: Table, rows: Int[np.ndarray, " chosen"]) -> Table:
     return {name: column[rows] for name, column in table.items()}
 
 
-def best_of_each(table: Table, count: int) -> Table:
+def best_of_each_kind(table: Table, count: int) -> Table:
     """Return the rows of lowest cost of each kind of change, at most ``count`` of a kind."""
     order = np.lexsort((table["cost"], table["changes"]))
     kinds = table["changes"][order]
@@ -43,14 +44,15 @@ def best_of_each(table: Table, count: int) -> Table:
     return take(table, order[place < count])
 
 
-def pareto(table: Table) -> Table:
+def pareto_front(table: Table) -> Table:
     """Return the Pareto front of time per token, quality (more is better), KV bytes per token and memory.
 
-    Quality is the number of parameters, or tokens saved on the way to the baseline's loss.
+    Quality is the number of parameters; in a ranking by loss, the ratio of tokens that the baseline needs to reach its
+    loss to those that the shape needs.
 
     Differences below half a percent (memory: one percent) are ignored; of equal rows the one of lowest cost is kept.
-    The row of lowest cost of all is always kept: it leads the list of shapes, although rounding may put it behind a
-    shape of slightly more parameters.
+    The row of lowest cost is always kept, because it leads the list of shapes: rounding could let a shape with slightly
+    more parameters dominate it.
     """
     values = (
         np.floor(np.log(table["token_s"]) / _TIME_STEP),
@@ -78,15 +80,15 @@ def pareto(table: Table) -> Table:
     return take(table, np.array(sorted(kept, key=lambda row: table["cost"][row]), dtype=np.int64))
 
 
-# Shapes that are kept of each kind of change.
+# Shapes kept of each kind of change.
 _KEPT_OF_EACH = 50
-# Shapes that are collected before they are merged: 20 columns of eight bytes each.
+# Shapes collected before they are merged; each has 20 columns of eight bytes.
 _MERGED_AT = 1 << 17
 
 
 @dataclass
 class Tally:
-    """Counts of the shapes of a space, and how close the rejected ones are.
+    """Counts of the shapes of a space, and how close the rejected shapes come to the limits.
 
     Attributes:
         num_shapes: Shapes of the space.
@@ -154,9 +156,11 @@ class Findings:
         self.tally.add(other.tally, wanted)
         self.is_complete &= other.is_complete
         if other.best is not None:
-            self.best = other.best if self.best is None else best_of_each(join([self.best, other.best]), _KEPT_OF_EACH)
+            self.best = (
+                other.best if self.best is None else best_of_each_kind(join([self.best, other.best]), _KEPT_OF_EACH)
+            )
         if other.front is not None:
-            self.front = other.front if self.front is None else pareto(join([self.front, other.front]))
+            self.front = other.front if self.front is None else pareto_front(join([self.front, other.front]))
 
     def merge_collected(self) -> None:
         """Merge the collected shapes into the best ones and the front."""
@@ -164,5 +168,5 @@ class Findings:
         self._collected.clear()
         if table is None or not len(table["cost"]):
             return
-        self.best = best_of_each(table if self.best is None else join([self.best, table]), _KEPT_OF_EACH)
-        self.front = pareto(table if self.front is None else join([self.front, table]))
+        self.best = best_of_each_kind(table if self.best is None else join([self.best, table]), _KEPT_OF_EACH)
+        self.front = pareto_front(table if self.front is None else join([self.front, table]))

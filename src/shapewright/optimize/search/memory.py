@@ -1,4 +1,4 @@
-"""Memory of many shapes: the estimate is traced once for each path through its branches, as sums over a grid."""
+"""Memory of many shapes: the estimate is traced once for each path through its branches, as sums over the grid."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 
 _DEPTH = AXES.index("depth")
-# What a comparison of two numbers says about their difference.
+# Traced comparisons of two numbers, applied to their difference and 0.
 _COMPARISONS = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal}
 _COMPARISONS |= {"ne": np.not_equal}
 
 
 class _Condition(NamedTuple):
-    """A guard of a trace that some shapes of a grid fail: a number, and whether it is as at the traced shape."""
+    """A guard of a trace that some shapes of the grid fail.
+
+    Attributes:
+        number: The number that the guard tests.
+        holds: Returns whether a value of it gives the outcome that the traced shape had.
+    """
 
     number: Sum
     holds: Callable[[Any], Any]
@@ -50,9 +55,7 @@ class _TracedEstimate(NamedTuple):
 def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
     """Return the bytes that one token adds to the KV cache of the whole model, ignoring attention windows. [byte]
 
-    Of compressed attention those of its entries.
-
-    A traced config gives a traced number.
+    Compressed attention caches its compressed entries. A traced config gives a traced number.
     """
     width_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
     if config.compressed_layers:
@@ -69,12 +72,12 @@ def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
     return width_bytes * num_layers * count_cached_elements(config)
 
 
-class MemoryOfShapes:
+class ShapeMemoryEstimator:
     """Estimates the memory of one device, and the KV cache per token, for many shapes of a grid."""
 
     def __init__(self, varied: VariedScenario, grid: Grid) -> None:
         self._varied, self._grid = varied, grid
-        # By entry of the axis of depth: stages iterate over layers, so that an estimate holds for one number only.
+        # By entry of the axis of depth: the estimate iterates over layers, so a trace holds for one number of them.
         self._traced: dict[int, list[_TracedEstimate]] = {}
 
     def estimate(self, index: Index) -> tuple[Bytes, Bytes]:
@@ -86,15 +89,15 @@ class MemoryOfShapes:
         count = len(index[0])
         total_bytes, kv_bytes = np.zeros(count), np.zeros(count)
         order = np.argsort(index[_DEPTH].astype(np.min_scalar_type(self._grid.lengths[_DEPTH])), kind="stable")
-        num_of_depth = np.bincount(index[_DEPTH])
-        ends = np.cumsum(num_of_depth)
-        for depth in np.flatnonzero(num_of_depth):
-            left = order[ends[depth] - num_of_depth[depth] : ends[depth]]
+        num_at_depth = np.bincount(index[_DEPTH])
+        ends = np.cumsum(num_at_depth)
+        for depth in np.flatnonzero(num_at_depth):
+            left = order[ends[depth] - num_at_depth[depth] : ends[depth]]
             known = self._traced.setdefault(int(depth), [])
-            waiting = iter([*known])
+            untried = iter([*known])
             while len(left):
                 here = tuple(positions[left] for positions in index)
-                traced = next(waiting, None)
+                traced = next(untried, None)
                 if traced is None:
                     first = self._grid.fields_at(tuple(positions[:1] for positions in here))
                     traced = self._trace(int(depth), {name: int(column[0]) for name, column in first.items()})
@@ -120,7 +123,7 @@ class MemoryOfShapes:
 
 
 def _conditions_of(guard: Guard, grid: Grid) -> Iterator[_Condition]:
-    """Yield the condition that a guard sets, unless the range of its number shows that all shapes meet it."""
+    """Yield the condition of a guard, unless the range of its number shows that all shapes meet it."""
     node, outcome = guard
     compare = _COMPARISONS.get(node.op)
     if compare is not None:

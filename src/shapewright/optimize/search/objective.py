@@ -83,27 +83,27 @@ OBJECTIVES = {
 }
 """What a search can minimize, by name."""
 
-# Objectives of a phase where none is given.
 SPEED = "time"
-"""Name of the throughput or latency of the phase, at equal parameters."""
-_BY_PHASE = {"train": "train-tokens-per-s", "prefill": "prefill", "decode": "decode-latency"}
+"""Objective that stands for the throughput or latency of the phase, at equal parameters."""
+# The objective that SPEED stands for in each phase; also the default where no training run is given.
+_SPEED_OBJECTIVES = {"train": "train-tokens-per-s", "prefill": "prefill", "decode": "decode-latency"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """Objective of a search, and the training run that its shapes are compared over.
+    """Objective of a search, and the training run after which losses are compared.
 
-    The run is given by its tokens, by its device hours or by its loss, all of the baseline. Without one of them it has
-    20 tokens per parameter.
+    The run is given by the tokens, the device hours or the final loss of the baseline; by default it has 20 tokens per
+    parameter.
 
     Attributes:
-        objective: A key of OBJECTIVES, or ``time`` for the throughput or latency of the phase; None for
-            ``time-to-loss`` where a run is given, ``loss-at-budget`` where it is
-            given by its device hours, and the throughput or latency of the phase otherwise.
+        objective: A key of OBJECTIVES, or ``time`` for the throughput or latency of the phase. None selects
+            ``loss-at-budget`` if the run is given by device hours, ``time-to-loss`` if it is given otherwise, and
+            ``time`` without a run.
         train_tokens: Tokens that the baseline is trained on.
         gpu_hours: Device hours that the baseline is trained for.
         target_loss_nats: Loss that the baseline is trained to, in the recipe of the loss law. [nat]
-        serve_tokens: Tokens that the model generates in its life; ``cost`` adds what they cost.
+        serve_tokens: Tokens that the model generates over its lifetime; ``cost`` includes serving them.
         usd_per_hour: Price of one device; required by ``cost``. [USD/h]
 
     Raises:
@@ -163,7 +163,7 @@ class Goal:
             WorkloadError: objective, phase and training run contradict each other.
         """
         if self.objective == SPEED:
-            objective = OBJECTIVES[_BY_PHASE[phase or "train"]]
+            objective = OBJECTIVES[_SPEED_OBJECTIVES[phase or "train"]]
         elif self.objective is not None:
             objective = OBJECTIVES[self.objective]
             if phase not in (None, objective.phase):
@@ -176,7 +176,7 @@ class Goal:
         elif phase in (None, "train") and self.has_run:
             objective = OBJECTIVES["time-to-loss"]
         else:
-            objective = OBJECTIVES[_BY_PHASE[phase or "train"]]
+            objective = OBJECTIVES[_SPEED_OBJECTIVES[phase or "train"]]
         for name in ("train_tokens", "gpu_hours", "target_loss_nats"):
             if getattr(self, name) is not None and objective.phase != "train":
                 raise WorkloadError(
@@ -221,11 +221,11 @@ class LossRanking:
 
     Attributes:
         objective: ``time-to-loss``, ``loss-at-budget`` or ``cost``.
-        baseline: The baseline, as the loss law sees it.
-        num_compared: Its parameters.
+        baseline: The baseline in the terms of the loss law.
+        num_compared: Its parameters, as prediction.loss counts them to compare sizes.
         train_tokens: Tokens that it is trained on.
         token_s: Its time per token in training. [s]
-        served_share: Tokens served for each token of training.
+        served_tokens_ratio: Tokens served for each token of training, times serving devices per training device.
     """
 
     objective: str
@@ -233,7 +233,7 @@ class LossRanking:
     num_compared: float
     train_tokens: float
     token_s: float
-    served_share: float = 0.0
+    served_tokens_ratio: float = 0.0
 
     def columns(self, shapes: ShapeForLoss, num_compared: Any) -> Table:
         """Return the columns that the costs of shapes are computed from, one row per shape.
@@ -271,7 +271,7 @@ class LossRanking:
         else:
             cost = token_s / columns["size_ratio"] * columns["tokens_ratio"]
             if "served_s" in columns:
-                cost = cost + self.served_share * columns["served_s"] / columns["size_ratio"]
+                cost = cost + self.served_tokens_ratio * columns["served_s"] / columns["size_ratio"]
         return np.asarray(cost, dtype=float)
 
 
@@ -285,9 +285,9 @@ class Limits:
         tolerance_fraction: Accepted deviation of both.
         memory_bytes: Most memory of one device. [byte]
         token_s: Most time per token (or per step); slower shapes are dropped. [s]
-        cost: Highest cost: time per token (or per step) and active parameter, or the cost of ``ranking``. Of two shapes
-            of one speed the larger costs less, so that a shape does not lead because it is smaller.
-        per_step: Whether the time of a step counts, instead of the time of a token.
+        cost: Highest cost: time per token (or step) divided by active parameters, or the cost of ``ranking``. Division
+            by parameters keeps smaller shapes from leading only because they are smaller.
+        per_step: Whether times and costs are per step, instead of per token.
         ranking: Ranks by loss and time together; None for speed at equal size.
         least_costs: With several devices, the lowest cost on each; cost is then the largest ratio to them.
     """

@@ -1,4 +1,4 @@
-"""Prices of an operation over a whole grid of shapes; distinct sizes are priced once."""
+"""Times of an operation for a grid of shapes; distinct sizes are priced once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
 
 
 def price_key(operation: Operation) -> tuple[Any, ...]:
-    """Return what the price of an operation depends on: equal keys, equal prices. Sizes may be traced.
+    """Return a key on which alone the price of an operation depends; sizes may be traced.
 
     The pass is part of the key because training software prices the optimizer step differently.
     """
@@ -67,13 +67,13 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
 
 
 def count_cells(operation: Operation, grid: Grid) -> int:
-    """Return an upper bound of the distinct sizes of an operation: the entries of the axes that its sizes depend on."""
+    """Return an upper bound of the distinct sizes of an operation on the grid."""
     numbers = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS)
     variables = frozenset().union(*(number.node.variables for number in numbers if isinstance(number, Traced)))
     return grid.count_cells(variables)
 
 
-def price_columns(
+def price_at_index(
     operation: Operation,
     grid: Grid,
     index: Index,
@@ -82,19 +82,19 @@ def price_columns(
     *,
     software: Software,
 ) -> Float[np.ndarray, ...]:
-    """Return the time of one execution of an operation for each of some shapes. [s]
+    """Return the time of one execution of an operation for each shape at an index. [s]
 
     Args:
         index: Positions on the axes of the grid, one entry per shape.
         memo: Expressions computed so far for these shapes; extended.
         software: Training software, which may change the price.
     """
-    traced = {
+    numbers = {
         spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS
     }
     sizes: dict[str, Any] = {
         name: grid.evaluate_at(number.node, index, memo)
-        for name, number in traced.items()
+        for name, number in numbers.items()
         if isinstance(number, Traced)
     }
     time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software)

@@ -28,10 +28,10 @@ VARIED = {
     "width": "hidden_size",
     "micro_batch": "micro_batch_size",
 }
-"""What can be varied on an axis of the grid, and the field that holds it."""
+"""Names of what can be varied on an axis of the grid, with the field of each."""
 
 VARIED_IN_BRANCHES = ("experts", "layout", "recompute", "layer_types")
-"""What can be varied in addition, with a grid for each combination; see search.branches."""
+"""What else can be varied, with a grid for each combination; see search.branches."""
 
 DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
 
@@ -43,7 +43,7 @@ FEWEST_PARAMETERS, MOST_PARAMETERS = 100_000, 10**14
 
 LARGEST_TOLERANCE = 10.0
 
-# Change of a width that tests whether a form of config can hold it. [element]
+# Change of a width with which _why_fixed tests whether a config format can hold it. [element]
 _TEST_STEP = 64
 
 
@@ -144,10 +144,10 @@ def _hint(name: str) -> str:
 
 
 def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchRequest, tuple[str, ...]]:
-    """Leave out default fields that the form of the model's config cannot hold, with a note for each.
+    """Remove fields that the model's config format cannot hold from the default ones, with a note for each.
 
     Raises:
-        ConfigError: a field that was named cannot be varied.
+        ConfigError: a field that the user named cannot be varied.
     """
     kept, notes = [], []
     for name in request.vary:

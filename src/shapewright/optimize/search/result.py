@@ -1,4 +1,4 @@
-"""Results of a search: candidates compared with the baseline, where they save time, and measurements of them."""
+"""Results of a search: candidates compared with the baseline, the time they save by module, and measurements."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from shapewright.prediction.speedup import Speedup
     from shapewright.prediction.training_run import TrainingRun
 
-# Smaller relative changes are not given as a reason.
+# Smaller relative changes are not given as reasons.
 _SMALLEST_CHANGE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Time that one module of the model saves.
+    """Time that a candidate saves in one module of the model.
 
     Attributes:
-        module: Its name, backward pass included.
+        module: Name of the module; its backward pass is included.
         saved_fraction: Share of the baseline's step that it saves; negative if it is slower.
         reason: Differences of the operations that explain it.
     """
@@ -63,7 +63,7 @@ def _by_module(prediction: Prediction) -> dict[str, list[PricedOperation]]:
 
 
 def _reason(old: list[PricedOperation], new: list[PricedOperation], work: float) -> str:
-    """Return why one operation is faster: less arithmetic, fewer bytes, alignment, or tile and wave efficiency."""
+    """Return why a module is faster or slower: arithmetic, bytes, alignment, or tile and wave efficiency."""
     if not old or not new:
         return "not in the baseline" if new else "not in this shape"
     reasons = []
@@ -180,8 +180,8 @@ class Candidate:
         changed_fields: Names of the changed fields, see search.branches; fields that only follow another do not count.
         changes: Old and new value of every field that differs, by name.
         speedup: Ratio of its throughput to the baseline's, with interval.
-        equal_size_speedup: Speedup per parameter that a token uses: a model that is faster only because it is smaller
-            gains nothing.
+        equal_size_speedup: Speedup times the ratio of active parameters, so a model that is faster only because it is
+            smaller gains nothing.
         effect: Difference of the loss, and the net speedup to the baseline's loss; None for a model that the loss law
             does not describe.
         cost_ratio: What the objective minimizes, over the baseline's: time per parameter, time to the loss, dollars;
@@ -219,7 +219,7 @@ class Candidate:
 
     @property
     def gain(self) -> Speedup | None:
-        """What the verdict judges: dollars of the lifetime where tokens are served, else time to the same loss."""
+        """The gain that the verdict judges: in lifetime dollars if tokens are served, else in time to the same loss."""
         return self.lifetime or (self.effect.net_speedup if self.effect is not None else None)
 
     @property
@@ -234,10 +234,9 @@ class OnDevice:
 
     Attributes:
         speedup: Ratio of its throughput to the baseline's on the device.
-        equal_size_speedup: Speedup per parameter that a token uses.
-        effect: As of Candidate, on the device.
-        regret: Ratio, from 1, of its cost to that of the best shape on the device: the cost of using one shape on all
-            devices.
+        equal_size_speedup: Speedup times the ratio of active parameters.
+        effect: As in Candidate, on this device.
+        regret: Ratio of its cost to that of the best shape on the device, at least 1.
     """
 
     speedup: Speedup

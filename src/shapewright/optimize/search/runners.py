@@ -1,8 +1,8 @@
-"""Runners of the jobs of a search: in this process, or as tasks on a Ray cluster.
+"""Run the jobs of a search: in this process, or as tasks on a Ray cluster.
 
 On Ray every job is a task that requests one CPU. Findings are returned in the order of the jobs, so the result is
-bit-identical to that of ``run_here``. A task whose worker dies is run again elsewhere. The number of submitted tasks is
-limited, so that driver and object store hold only a few findings at a time.
+bit-identical to that of ``run_here``. A task whose worker dies is retried elsewhere. The number of submitted tasks is
+limited, so driver and object store hold only a few findings at a time.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.space.space import Space
     from shapewright.prediction.scenario import Scenario
 
-# Shapes that the verdict is made from, however few are shown.
+# The verdict is made from at least so many shapes, however few are shown.
 _FEWEST_JUDGED = 20
-# flash-attn has kernels for head dimensions that are multiples of it. [element]
+# flash-attn has kernels for multiples of this head dimension. [element]
 _COMPILED_HEAD_UNIT = 32
-# Growth of the KV cache per token that deserves a note.
+# Growth of the KV cache per token from which a note is given, as a ratio.
 _NOTED_CACHE_GROWTH = 1.1
 _HEAD_NOTE = (
     with_fields("a {head_dim} that is not a multiple of 32 is computed as the next multiple; it reads less cache, ")
@@ -48,8 +48,6 @@ _EXPERTS_NOTE = (
     "total and active parameters are held, but no guard limits the number of experts or how many a token uses: "
     "fewer, larger experts lose more in published fits (arXiv 2402.07871)"
 )
-
-
 _FINETUNING_NOTE = (
     "speed is that of fine-tuning; losses are those of training the shape from scratch, which a base model needs first"
 )
@@ -72,12 +70,12 @@ def search_shapes(
     """Search for shapes of the same size as a baseline that run faster.
 
     Args:
-        scenario: The baseline; shapes are written in the form of its model, so only fields that the form can hold are
-            varied.
+        scenario: The baseline. Shapes are written in the config format of its model, so only fields that the format can
+            hold are varied.
         request: What to vary, and how far.
-        others: The baseline on further devices: shapes are then ranked by their largest regret, the ratio of their cost
-            to that of the best shape on the device.
-        serving: The baseline as it is served, where the goal counts tokens that are served.
+        others: The baseline on further devices. Shapes are then ranked by their largest regret: the ratio of their cost
+            on a device to that of the best shape for it.
+        serving: The baseline as it is served, if the goal counts served tokens.
         notes: Notes kept with the result, instead of those of the scenario.
         run: Runs the jobs of the search.
         progress: Called with the number of shapes done and of all shapes.
@@ -86,19 +84,19 @@ def search_shapes(
         ShapewrightError: the baseline cannot run, or the space is empty; the message names the constraint.
     """
     start_s = time.perf_counter()
-    scenario, others, image_notes = _leave_images(scenario, others)
+    scenario, others, image_notes = _without_images(scenario, others)
     objective = _check_goal(request.goal, scenario, others)
     if objective.measures_step and "micro_batch" in request.free_fields():
         raise ConfigError("vary=micro_batch has no meaning for the latency of decode, where 1 is fastest; leave it out")
     request, found_notes = keep_expressible(scenario.model, request)
-    places, batch_notes = _hold_global_batch([_settle(place) for place in (scenario, *others)], request)
+    scenarios, batch_notes = _fix_global_batch([_apply_software(each) for each in (scenario, *others)], request)
     notes = (*(scenario.notes if notes is None else notes), *image_notes, *found_notes, *batch_notes)
     if "experts" in request.free_fields() and scenario.config.is_moe:
         notes += (_EXPERTS_NOTE,)
-    branches = list_branches(places[0], request)
+    branches = list_branches(scenarios[0], request)
     if any("layer_types" in branch.changed for branch in branches):
         notes += (_RATIO_NOTE,)
-    searches = [DeviceSearch(branches, place, request, objective, serving=serving) for place in places]
+    searches = [DeviceSearch(branches, each, request, objective, serving=serving) for each in scenarios]
     first = searches[0]
     if not scenario.workload.trains_all:
         notes += (_FINETUNING_NOTE,)
@@ -112,10 +110,10 @@ def search_shapes(
     best_on_each: dict[str, Findings] = {}
     if others:
         best_on_each = _search_each_device(searches, limits, request, run, progress)
-        limits = _limit_regret(limits, searches, best_on_each)
+        limits = _make_regret_limits(limits, searches, best_on_each)
     findings = explore(first.jobs(limits, searches), run, progress)
     _refuse_if_nothing_priced(findings, limits, first.spaces[0])
-    add_devices = partial(_with_devices, searches, limits.least_costs)
+    add_devices = partial(_add_devices, searches, limits.least_costs)
     found = first.list_candidates(findings, max(request.top, _FEWEST_JUDGED))
     if first.ranking is not None and not others:
         found = first.sort_by_certainty(found)
@@ -126,7 +124,7 @@ def search_shapes(
         verdict=first.judge(candidates),
         objective=objective,
         train_tokens=first.train_tokens,
-        horizon=_horizon(request.goal, first),
+        horizon=_stated_run(request.goal, first),
         lifetime_usd=_lifetime_usd(request.goal, first),
         model=scenario.model,
         baseline=add_devices(first.baseline),
@@ -187,106 +185,109 @@ def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> O
 
 
 def _describe_run(goal: Goal, search: DeviceSearch) -> tuple[str, ...]:
-    """Return notes on the run that shapes are compared over, and on what the loss law does not cover."""
+    """Return notes on the training run that losses are compared after, and on what the loss law does not cover."""
     tokens = search.train_tokens
     if tokens is None:
-        return (f"the loss law describes decoders: losses of {search.own.config.title} are not compared",)
+        title = search.baseline_prediction.config.title
+        return (f"the loss law describes decoders: losses of {title} are not compared",)
     notes = []
     if not goal.has_run:
         notes.append(
             f"losses are compared at {format_count(tokens)} tokens, 20 per parameter; "
             + with_fields("set {train_tokens} for another run")
         )
-    return (*notes, *describe_extrapolation(search.own.config, tokens))
+    return (*notes, *describe_extrapolation(search.baseline_prediction.config, tokens))
 
 
-def _horizon(goal: Goal, search: DeviceSearch) -> TrainingRun | None:
+def _stated_run(goal: Goal, search: DeviceSearch) -> TrainingRun | None:
     """Return the training run that savings are stated for; None without one."""
     if search.objective.phase != "train" or not (goal.has_run or goal.usd_per_hour is not None):
         return None
-    tokens = goal.count_train_tokens(search.own) if search.train_tokens is None else search.train_tokens
+    tokens = goal.count_train_tokens(search.baseline_prediction) if search.train_tokens is None else search.train_tokens
     return TrainingRun(train_tokens=round(tokens), usd_per_hour=goal.usd_per_hour)
 
 
 def _lifetime_usd(goal: Goal, search: DeviceSearch) -> float | None:
-    """Return what it costs to train the baseline and to serve it; None where no tokens are served. [USD]"""
+    """Return the cost of training the baseline and serving the goal's tokens; None without such tokens. [USD]"""
     if search.lifetime_s is None or goal.usd_per_hour is None:
         return None
     return search.lifetime_s / SECONDS_PER_HOUR * goal.usd_per_hour
 
 
-def _leave_images(scenario: Scenario, others: Sequence[Scenario]) -> tuple[Scenario, list[Scenario], tuple[str, ...]]:
-    """Return the scenarios without images, and the time of their vision tower, the same beside every language model."""
+def _without_images(scenario: Scenario, others: Sequence[Scenario]) -> tuple[Scenario, list[Scenario], tuple[str, ...]]:
+    """Return the scenarios without images, and a note on the time of the vision tower, which all shapes share."""
     if not scenario.workload.images:
         return scenario, list(others), ()
-    alone, *rest = (place.replace(images=0, image_size=None, vision=None) for place in (scenario, *others))
-    tower_s = max(scenario.predict().step_time_s - alone.predict().step_time_s, 0.0)
+    text_only, *rest = (each.replace(images=0, image_size=None, vision=None) for each in (scenario, *others))
+    tower_s = max(scenario.predict().step_time_s - text_only.predict().step_time_s, 0.0)
     note = (
         f"shapes are those of the language model, over as many tokens: beside each the vision tower takes "
         f"{format_seconds(tower_s)} (images={scenario.workload.images}), which no step here includes"
     )
-    return alone, rest, (note,)
+    return text_only, rest, (note,)
 
 
-def _settle(scenario: Scenario) -> Scenario:
-    """Return the scenario with the workload fields that its software decides."""
+def _apply_software(scenario: Scenario) -> Scenario:
+    """Return the scenario with workload fields set as its software does."""
     return scenario.replace(workload=scenario.software.settle(scenario.workload))
 
 
-def _hold_global_batch(places: Sequence[Scenario], request: SearchRequest) -> tuple[list[Scenario], tuple[str, ...]]:
-    """Give training on the first device the baseline's global batch if layouts vary, so that all do the same work.
+def _fix_global_batch(scenarios: Sequence[Scenario], request: SearchRequest) -> tuple[list[Scenario], tuple[str, ...]]:
+    """Fix the global batch of the first scenario if layouts vary in training, so that all layouts do the same work.
 
     Without a global batch, each layout would run one micro-batch per replica and stage.
     """
-    workload, layout = places[0].workload, places[0].layout
+    workload, layout = scenarios[0].workload, scenarios[0].layout
     if "layout" not in request.free_fields() or not workload.is_training or workload.global_batch_size is not None:
-        return list(places), ()
+        return list(scenarios), ()
     sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
     note = (
         f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
         + with_fields("set {global_batch_size} for another one")
     )
-    return [places[0].replace(global_batch_size=sequences), *places[1:]], (note,)
+    return [scenarios[0].replace(global_batch_size=sequences), *scenarios[1:]], (note,)
 
 
 def _search_each_device(
     searches: Sequence[DeviceSearch], limits: Limits, request: SearchRequest, run: Runner, progress: Progress | None
 ) -> dict[str, Findings]:
-    """Search the best shapes on each device alone; findings by the name of the device.
+    """Search each device by itself, and return the findings by name of the device.
 
     Raises:
         ConfigError: nothing was priced, or no shape fits on a device.
     """
     found = {}
     for search in searches:
-        own, _ = search.limits(request)
-        # Without limits of time, so that the best shape is found even if no shape beats the baseline.
-        own = replace(own, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf"))
-        found[search.device_name] = explore(search.jobs(own, [search]), run, progress)
-        _refuse_if_nothing_priced(found[search.device_name], own, searches[0].spaces[0])
+        device_limits, _ = search.limits(request)
+        # No limits of cost and time: the best shape is needed even if none beats the baseline.
+        device_limits = replace(
+            device_limits, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf")
+        )
+        found[search.device_name] = explore(search.jobs(device_limits, [search]), run, progress)
+        _refuse_if_nothing_priced(found[search.device_name], device_limits, searches[0].spaces[0])
         if found[search.device_name].best is None and found[search.device_name].is_complete:
             smallest = min(searches, key=lambda each: each.scenario.device.memory_bytes)
+            needed = smallest.baseline_prediction.memory.total_bytes
             raise ConfigError(
-                f"no shape fits the {format_bytes(own.memory_bytes)} of {smallest.device_name}, where the baseline "
-                f"needs {format_bytes(smallest.own.memory.total_bytes)}; leave the device out, or give a layout that "
-                "fits it"
+                f"no shape fits the {format_bytes(device_limits.memory_bytes)} of {smallest.device_name}, where the "
+                f"baseline needs {format_bytes(needed)}; leave the device out, or give a layout that fits it"
             )
     return found
 
 
-def _limit_regret(limits: Limits, searches: Sequence[DeviceSearch], found: Mapping[str, Findings]) -> Limits:
-    """Return limits under which the cost of a shape is its largest regret over the devices."""
-    own_costs = [search.own_cost for search in searches]
-    # Of a search that was stopped before it found anything, the baseline is the best.
+def _make_regret_limits(limits: Limits, searches: Sequence[DeviceSearch], found: Mapping[str, Findings]) -> Limits:
+    """Return the limits of a search whose cost is the largest regret of a shape over the devices."""
+    baseline_costs = [search.baseline_cost for search in searches]
+    # If a search was interrupted before it found a shape, the baseline is the best.
     least_costs = tuple(
-        own_cost if each.best is None else float(each.best["cost"].min())
-        for own_cost, each in zip(own_costs, found.values(), strict=True)
+        baseline_cost if each.best is None else float(each.best["cost"].min())
+        for baseline_cost, each in zip(baseline_costs, found.values(), strict=True)
     )
-    regret = max(cost / least_cost for cost, least_cost in zip(own_costs, least_costs, strict=True))
+    regret = max(cost / least_cost for cost, least_cost in zip(baseline_costs, least_costs, strict=True))
     return replace(limits, least_costs=least_costs, token_s=float("inf"), cost=regret * MOST_COST_FRACTION)
 
 
-def _with_devices(searches: Sequence[DeviceSearch], least_costs: Sequence[float], candidate: Candidate) -> Candidate:
+def _add_devices(searches: Sequence[DeviceSearch], least_costs: Sequence[float], candidate: Candidate) -> Candidate:
     """Return a candidate with its speedup and regret on each of several devices."""
     if not least_costs:
         return candidate
@@ -300,9 +301,9 @@ def _with_devices(searches: Sequence[DeviceSearch], least_costs: Sequence[float]
 def _notes_on_candidates(
     candidates: Sequence[Candidate], findings: Findings, search: DeviceSearch, request: SearchRequest
 ) -> tuple[str, ...]:
-    """Return notes on the listed shapes, and on faster ones that do not fit."""
+    """Return notes on the listed shapes, and on faster shapes that do not fit."""
     notes: list[str] = []
-    config, device = search.own.config, search.scenario.device
+    config, device = search.baseline_prediction.config, search.scenario.device
     if not candidates:
         experts = "experts, " if config.is_moe and "experts" not in request.vary else ""
         notes.append(
@@ -310,7 +311,7 @@ def _notes_on_candidates(
             + with_fields("more fields, raise {tolerance_fraction}, or set {guard:free}")
         )
     notes += _notes_on_cache(candidates, search)
-    decodes = search.own.workload.phase == "decode"
+    decodes = search.baseline_prediction.workload.phase == "decode"
     if decodes and any(shape.config.head_dim % _COMPILED_HEAD_UNIT for shape in candidates):
         notes.append(_HEAD_NOTE)
     if findings.tally.too_large:
@@ -323,8 +324,8 @@ def _notes_on_candidates(
 
 
 def _notes_on_cache(candidates: Sequence[Candidate], search: DeviceSearch) -> list[str]:
-    """Return a note if shapes for training have a larger KV cache, which only serving pays for."""
-    config, workload = search.own.config, search.own.workload
+    """Return a note if shapes for training have a larger KV cache, which only serving needs."""
+    config, workload = search.baseline_prediction.config, search.baseline_prediction.workload
     own_bytes = float(kv_bytes_per_token(config, workload))
     if not workload.is_training or own_bytes <= 0.0:
         return []
@@ -345,7 +346,7 @@ def _notes_on_cache(candidates: Sequence[Candidate], search: DeviceSearch) -> li
 
 
 def _refuse_if_nothing_priced(findings: Findings, limits: Limits, space: Space) -> None:
-    """Name the constraint that left no shape to price, and the nearest value that would leave some.
+    """Refuse a search in which no shape was priced; the message gives the constraint and the nearest value allowed.
 
     Raises:
         ConfigError: nothing was priced.
@@ -359,7 +360,7 @@ def _refuse_if_nothing_priced(findings: Findings, limits: Limits, space: Space) 
             f"none of {tally.num_shapes:,} shapes can run: {reason}; keep fewer fields, or change the layout"
         )
     if not tally.outside_budget:
-        raise ConfigError(_describe_guard(tally.num_shapes, space))
+        raise ConfigError(_explain_guard(tally.num_shapes, space))
     nearest = tally.nearest_parameters
     assert nearest is not None
     deviation = nearest / limits.num_parameters - 1.0
@@ -374,15 +375,15 @@ def _refuse_if_nothing_priced(findings: Findings, limits: Limits, space: Space) 
     )
 
 
-def _describe_guard(num_shapes: int, space: Space) -> str:
-    """Return why the quality guard leaves nothing, with the nearest values that it would allow."""
+def _explain_guard(num_shapes: int, space: Space) -> str:
+    """Return that the quality guard excludes all shapes, with the values that it allows."""
     columns = {name: values for axis in space.grid.columns.values() for name, values in axis.items()}
     width, depth = int(np.median(columns["hidden_size"])), columns["num_layers"]
     low, high = space.ranges["aspect"]
     fewest, most = max(ceil(width / high), 1), int(width / low)
     allowed = f"width / layers from {low:.3g} to {high:.3g}, at width {width} that is {fewest} to {most} layers"
     if depth.max() >= fewest and depth.min() <= most:
-        # The depth is allowed, so the guard refuses the MLP: the width that one token uses, over the hidden size.
+        # The depth is allowed, so the guard excludes the MLP widths.
         low, high = space.ranges["ffn_ratio"]
         share = ffn_ratio(space.baseline, 1.0, width)
         allowed = f"MLPs of {ceil(low / share)} to {int(high / share)} at width {width}, counting what one token uses"

@@ -1,4 +1,4 @@
-"""Step times of grids of shapes: lowering is traced once, operations are priced in arrays, and steps are composed."""
+"""Step times of grids of shapes: lowering is traced once, operations are priced in arrays, then composed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Collective, Pointwise
-from shapewright.optimize.search.pricing import count_cells, price_columns, price_key, price_on_grid
+from shapewright.optimize.search.pricing import count_cells, price_at_index, price_key, price_on_grid
 from shapewright.optimize.search.space.grid import AXES, MOST_CELLS, Sum, Values, is_constant, split_by
 from shapewright.prediction.composition import (
     COLLECTIVE_POOLS,
@@ -52,12 +52,12 @@ _COMPUTE_PARTS = frozenset(map(compute_part, COMPUTE_POOLS))
 
 @dataclass(frozen=True, kw_only=True)
 class VariedScenario:
-    """A scenario and the fields that follow other ones when a search varies it.
+    """A scenario whose fields a search varies, with the fields that follow others.
 
     Attributes:
         scenario: The baseline: its device, layout and software hold for every shape.
         followers: Fields of the config that take the value of another one: name of the follower to name of the leader.
-        fixed: Fields that keep the scenario's value whatever a shape has.
+        fixed: Fields that keep the scenario's value in every shape.
     """
 
     scenario: Scenario
@@ -69,7 +69,7 @@ class VariedScenario:
         return self.with_numbers({name: tape.variable(name, value) for name, value in shape.items()})
 
     def with_numbers(self, shape: Mapping[str, Any]) -> tuple[TransformerConfig, Workload]:
-        """Return config and workload with other values of the varied fields, unchecked: traced numbers pass."""
+        """Return config and workload with other values of the varied fields; they may be traced, and are unchecked."""
         config, workload = copy.copy(self.scenario.config), copy.copy(self.scenario.workload)
         for name, number in self._with_followers(shape).items():
             object.__setattr__(workload if name == "micro_batch_size" else config, name, number)
@@ -84,13 +84,20 @@ class VariedScenario:
         return self.scenario.replace(**self._with_followers({name: int(value) for name, value in shape.items()}))
 
     def _with_followers(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        every = {**shape, **{name: shape[leader] for name, leader in self.followers.items() if leader in shape}}
-        return {name: number for name, number in every.items() if name not in self.fixed}
+        values = {**shape, **{name: shape[leader] for name, leader in self.followers.items() if leader in shape}}
+        return {name: number for name, number in values.items() if name not in self.fixed}
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A grid whose shapes all lower to the same operations, with traced sizes."""
+    """A grid whose shapes all lower to the same operations, with traced sizes.
+
+    Attributes:
+        grid: The shapes.
+        operations: The operations.
+        num_passes: Micro-batches of a step.
+        num_tokens: New tokens of a step over all devices.
+    """
 
     grid: Grid
     operations: tuple[Operation, ...]
@@ -112,9 +119,9 @@ def lower_grid(grid: Grid, varied: VariedScenario) -> Iterator[Lowered | Refused
     for axis in range(len(AXES)):
         grid, refused = _drop_refused(grid, axis, varied)
         yield from refused
-    waiting = [grid] if grid.num_shapes else []
-    while waiting:
-        part = waiting.pop()
+    pending = [grid] if grid.num_shapes else []
+    while pending:
+        part = pending.pop()
         tape = Tape()
         config, workload = varied.traced(tape, part.first())
         outcome: Lowered | Refused
@@ -124,14 +131,14 @@ def lower_grid(grid: Grid, varied: VariedScenario) -> Iterator[Lowered | Refused
             outcome = Lowered(part, operations, passes, tokens)
         except ShapewrightError as error:
             outcome = Refused(part.num_shapes, error)
-        differing = _first_differing(part, tape.guards)
-        if differing is None:
+        varying = _first_varying_guard(part, tape.guards)
+        if varying is None:
             yield outcome
         else:
-            waiting += split_by(part, differing.node)
+            pending += split_by(part, varying.node)
 
 
-def lower_together(grid: Grid, scenarios: Sequence[VariedScenario]) -> Iterator[tuple[Lowered, ...] | Refused]:
+def lower_for_each(grid: Grid, scenarios: Sequence[VariedScenario]) -> Iterator[tuple[Lowered, ...] | Refused]:
     """Cut a grid into parts that lower to the same operations in each of several scenarios, and lower each part once.
 
     Yields:
@@ -141,14 +148,14 @@ def lower_together(grid: Grid, scenarios: Sequence[VariedScenario]) -> Iterator[
         if isinstance(first, Refused) or len(scenarios) == 1:
             yield first if isinstance(first, Refused) else (first,)
             continue
-        for others in lower_together(first.grid, scenarios[1:]):
+        for others in lower_for_each(first.grid, scenarios[1:]):
             yield others if isinstance(others, Refused) else (replace(first, grid=others[0].grid), *others)
 
 
 def _drop_refused(grid: Grid, axis: int, varied: VariedScenario) -> tuple[Grid, list[Refused]]:
-    """Leave out entries of one axis that the layout does not divide, whatever the values on the other axes.
+    """Remove entries of one axis that the layout does not divide, whatever the values on the other axes.
 
-    Lowering would refuse them as well, but would cut the grid for every number in its message.
+    Lowering would refuse them too, but each number in its message would cut the grid.
     """
     columns = grid.columns[AXES[axis]]
     per_entry = grid.num_shapes // max(grid.lengths[axis], 1)
@@ -164,7 +171,7 @@ def _drop_refused(grid: Grid, axis: int, varied: VariedScenario) -> tuple[Grid, 
     return (grid.take(axis, np.array(kept, dtype=np.int64)) if refused else grid), refused
 
 
-def _first_differing(grid: Grid, guards: list[Guard]) -> Guard | None:
+def _first_varying_guard(grid: Grid, guards: list[Guard]) -> Guard | None:
     return next((guard for guard in guards if not is_constant(grid, guard.node, guard.outcome)), None)
 
 
@@ -182,7 +189,7 @@ class StepTimes:
         self._num_passes = self._constant_or_sum(lowered.num_passes)
         self._sums = {part: Sum(self.grid) for part in STEP_PARTS}
         layout = self._scenario.layout
-        # Whether any of an exchange can be hidden; it does not depend on the shape.
+        # Whether any part of an expert exchange can be hidden; it does not depend on the shape.
         self._overlaps_exchanges = exchange_overlap_fraction(self._scenario.software, layout, 2) > 0.0
         self._fills_bubble = layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES
         self._per_shape: list[Operation] = []
@@ -191,7 +198,7 @@ class StepTimes:
             part in _COLLECTIVE_PARTS for operation in self._per_shape for part in self._parts_of(operation)
         )
         if not self._overlaps and layout.pipeline_parallel == 1:
-            # All stages are one device, so their times can be added beforehand.
+            # The device runs all stages and nothing overlaps, so their times can be added beforehand.
             for part in ("first", "last", "step"):
                 self._sums["every"].merge(self._sums[part])
                 self._sums[part] = Sum(self.grid)
@@ -205,7 +212,7 @@ class StepTimes:
 
     @property
     def has_bound(self) -> bool:
-        """Whether step_s without the operations priced per shape is a lower bound; without any it is the time."""
+        """Whether the step time without the operations priced per shape is a lower bound of it, or equal to it."""
         return not self._per_shape or not self._overlaps
 
     def step_s(self, index: Index, *, whole: bool = True) -> Float[np.ndarray, " shapes"]:
@@ -250,7 +257,7 @@ class StepTimes:
         return self._num_tokens.at(index) if isinstance(self._num_tokens, Sum) else self._num_tokens
 
     def tokens_on_rows(self, rows: Positions) -> Any:
-        """Return the same of all shapes at some entries of ``heads``; the result broadcasts over the other axes."""
+        """Return the tokens of all shapes at some entries of ``heads``; the result broadcasts over the other axes."""
         return self._num_tokens.on_rows(rows) if isinstance(self._num_tokens, Sum) else self._num_tokens
 
     @property
@@ -261,7 +268,7 @@ class StepTimes:
         return has_several and not scenario.config.num_encoder_layers
 
     def _spare_layers(self, num_layers: Any) -> tuple[Any, Any]:
-        """Return the layers of the busiest stage, and by how many the other stages together have fewer."""
+        """Return the layers of the busiest stage, and how many the other stages lack in sum."""
         if not self._has_stages:
             return 1, 0
         stages = self._scenario.layout.pipeline_parallel
@@ -270,7 +277,7 @@ class StepTimes:
         return per_stage, stages * per_stage - num_layers
 
     def _add_operations(self, operations: tuple[Operation, ...]) -> None:
-        """Price operations on the grid and add them to the sums; those with too many sizes are kept for later."""
+        """Price operations on the grid and add them to the sums; those of too many sizes are priced per shape later."""
         software = self._scenario.software
         priced: dict[tuple[Any, ...], Values] = {}
         by_repeats: dict[tuple[Any, str], tuple[Any, Sum]] = {}
@@ -283,20 +290,20 @@ class StepTimes:
                 priced[key] = price_on_grid(operation, self.grid, self._scenario.device, software=software)
             repeats = operation.repeats.node if isinstance(operation.repeats, Traced) else operation.repeats
             for part in self._parts_of(operation):
-                # Operations that run equally often are added before they are multiplied.
+                # Operations with equal repeats are added first, then multiplied once.
                 _, group = by_repeats.setdefault((repeats, part), (operation.repeats, Sum(self.grid)))
                 group.add(priced[key])
         for (_, part), (repeats, group) in by_repeats.items():
             self._sums[part].merge(group.fold(), self._values(repeats))
 
     def _price_per_shape(self, index: Index) -> dict[str, Any]:
-        """Return what the operations that are priced per shape add to each part of a step. [s]"""
+        """Return the times that operations priced per shape add to each part of a step. [s]"""
         sums: dict[str, Any] = {}
         if not self._per_shape:
             return sums
         memo: dict[Node, Num[np.ndarray, ...]] = {}
         for operation in self._per_shape:
-            time_s: Any = price_columns(
+            time_s: Any = price_at_index(
                 operation, self.grid, index, memo, self._scenario.device, software=self._scenario.software
             )
             repeats: Any = operation.repeats

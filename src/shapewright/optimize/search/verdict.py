@@ -1,4 +1,4 @@
-"""Verdict of a search: keep the shape, or which change to make, and how sure that is."""
+"""Verdict of a search: keep the shape, or the change to make, with its certainty."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Judged(Protocol):
 Shape = TypeVar("Shape", bound=Judged)
 
 LEAST_CHANCE = 0.75
-"""A shape is proposed for a trial where it is better with more than this probability."""
+"""A shape is proposed for a trial if it is better with more than this probability."""
 
-# A change of fewer fields that has this share of the largest gain is recommended: the rest is within the error of its
-# parts, and each changed field may cost what no prediction counts, such as a larger cache in serving.
+# A change of fewer fields is preferred if it has this share of the largest gain: the rest is within the error, and each
+# changed field may have costs that are not predicted, such as a larger cache in serving.
 _MOST_OF_THE_GAIN = 0.95
 
 VERDICTS = {
@@ -65,7 +65,7 @@ VERDICTS = {
 }
 """Meaning of each code."""
 
-# Names of fields in a sentence, in its order.
+# Words for fields in a sentence, in the order in which they are named.
 _WORDS = {
     "num_layers": "layers",
     "hidden_size": "width",
@@ -89,7 +89,7 @@ _WORDS = {
 
 
 def describe_change(candidate: Judged) -> str:
-    """Return the changed fields in words, those left out that follow from others: ``heads 32 -> 20``."""
+    """Return the changed fields in words, without those that follow from others: ``heads 32 -> 20``."""
     changes = _named_changes(candidate)
     words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
     ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
@@ -112,20 +112,15 @@ def _named_changes(candidate: Judged) -> dict[str, tuple[Any, Any]]:
     return changes
 
 
-def _count_changes(candidate: Judged) -> int:
-    """Count the fields that a change names."""
-    return len(_named_changes(candidate))
-
-
 def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[str, Shape] | None:
     """Return the shape to change to, or to try, with the code of the verdict; None to keep the baseline.
 
-    A shape is recommended where its whole 90 % interval is above 1. Changes that keep the loss come first: one that
-    trades is recommended instead only if the lower end of its interval is above the net speed-up of the best of them.
-    Of several that trade, one of fewer fields is preferred that has nearly all of the gain.
+    A shape is recommended if its whole 90 % interval is above 1. Changes that keep the loss come first. A change of the
+    loss is recommended instead only if the lower end of its interval is above the net speed-up of the best of them; of
+    several such changes, one of fewer fields with nearly all of the gain is preferred.
 
     Args:
-        only_free: Whether other changes can be proposed for a trial only, because the loss law is far from its data.
+        only_free: Whether changes of the loss are only proposed for a trial, because the loss law is far from its data.
     """
     known = [(candidate, net) for candidate in candidates if (net := candidate.gain) is not None]
     free = [(candidate, net) for candidate, net in known if candidate.is_free and net.low > 1.0]
@@ -135,9 +130,9 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     if sure and not only_free:
         most = max(sure, key=lambda pair: pair[1].low)[1].factor - 1.0
         nearly = [pair for pair in sure if pair[1].factor - 1.0 >= _MOST_OF_THE_GAIN * most]
-        fewest = min(_count_changes(candidate) for candidate, _ in nearly)
+        fewest = min(len(_named_changes(candidate)) for candidate, _ in nearly)
         return "change", max(
-            (pair for pair in nearly if _count_changes(pair[0]) == fewest), key=lambda pair: pair[1].low
+            (pair for pair in nearly if len(_named_changes(pair[0])) == fewest), key=lambda pair: pair[1].low
         )[0]
     if best_free:
         return "free", best_free[0]
@@ -152,8 +147,8 @@ def judge_search(
 
     Args:
         candidates: Shapes compared with it, best first.
-        is_training: Whether training is compared, where speed and loss join in one number.
-        unit: What the gains are counted in, where it is not time.
+        is_training: Whether training is compared, where speed and loss give one number: the time to the same loss.
+        unit: Unit of the gains, in words, if it is not time.
     """
     if any(candidate.effect is None for candidate in candidates):
         return None
@@ -195,7 +190,7 @@ def _verdict(code: str, text: str, best: Judged, net: Speedup) -> Verdict:
 
 
 def _judge_inference(candidates: Sequence[Judged]) -> Verdict:
-    """Return the verdict of a search in inference: free changes first, else the first shape with what it costs."""
+    """Return the verdict of a search in inference: a change that keeps the loss, else the first and its loss."""
     free = [shape for shape in candidates if shape.is_free and shape.speedup.low > 1.0]
     best = max(free, key=lambda shape: shape.speedup.factor, default=None)
     code = "free"

@@ -1,4 +1,4 @@
-"""Grids of shapes: each field is an array on one axis, so that values that depend on few fields are computed once.
+"""Grids of shapes: each field varies along one axis, so values that depend on few fields are computed once.
 
 Legend: the axes are ``heads`` (every allowed combination of width, heads, head_dim and key-value heads), ``ffn``,
 ``depth``, ``vocab`` and ``batch``. Values that depend on the width alone are computed per width, not per entry of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 AXES = ("heads", "ffn", "depth", "vocab", "batch")
 
 MOST_CELLS = 1 << 17
-"""Values of more distinct fields than this are computed per shape, after most shapes have been ruled out."""
+"""Values with more entries on the grid are computed per shape instead, after most shapes have been ruled out."""
 
 
 class Values(NamedTuple):
@@ -38,7 +38,7 @@ class Values(NamedTuple):
 
     Attributes:
         array: Five axes, of length 1 where the values do not depend on them.
-        by_heads: Whether the first axis runs over the entries of ``heads``, or else over the distinct widths.
+        by_heads: Whether the first axis runs over the entries of ``heads``; if not, over the distinct widths.
     """
 
     array: OnGrid
@@ -72,7 +72,7 @@ class Grid:
         return dict(zip(names, unique, strict=True)), np.asarray(inverse).reshape(-1)
 
     def count_cells(self, variables: frozenset[str]) -> int:
-        """Return the number of combinations of entries of the axes that some fields lie on."""
+        """Return the size of an array of values that depend on some fields: the product of their axes' lengths."""
         count = 1
         for axis, length in zip(AXES, self.lengths, strict=True):
             here = variables & frozenset(self.columns[axis])
@@ -112,7 +112,7 @@ class Grid:
         return self._memo[node]
 
     def evaluate_at(self, node: Node, index: Index, memo: dict[Node, Num[np.ndarray, ...]]) -> Num[np.ndarray, ...]:
-        """Evaluate an expression for the shapes at an index; its parts of few fields are read from the axes.
+        """Evaluate an expression for the shapes at an index; terms that depend on few fields are read from the axes.
 
         Args:
             index: Positions on the axes, one entry per shape.
@@ -128,7 +128,7 @@ class Grid:
         return memo[node]
 
     def read(self, values: Values, index: Index) -> Any:
-        """Return the entries of an array for the shapes at an index; one number where it does not differ."""
+        """Return the entries of an array for the shapes at an index; one number if the array has only one."""
         flat: Any = 0
         for axis, length in enumerate(values.array.shape):
             if length > 1:
@@ -139,9 +139,9 @@ class Grid:
     def align(self, *values: Values) -> tuple[Values, ...]:
         """Return arrays whose first axes run over the same entries."""
         by_heads = any(value.by_heads for value in values)
-        return tuple(self.spread(value) if by_heads else value for value in values)
+        return tuple(self.expand_widths(value) if by_heads else value for value in values)
 
-    def spread(self, values: Values) -> Values:
+    def expand_widths(self, values: Values) -> Values:
         """Return an array over the entries of ``heads`` instead of the distinct widths."""
         if values.by_heads or values.array.shape[0] == 1:
             return Values(values.array, by_heads=True)
@@ -162,7 +162,7 @@ class Grid:
 
 
 class Sum:
-    """A sum of arrays over a grid; arrays over different axes are kept apart, because their sum would be larger."""
+    """A sum of arrays over a grid; arrays over different axes are stored separately, because their sum is larger."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -186,7 +186,7 @@ class Sum:
             self.add(values)
 
     def fold(self) -> Sum:
-        """Add arrays into larger ones over the same axes and more."""
+        """Add each array to one that spans the same axes and more, if there is one."""
         ordered = sorted(self._parts.items(), key=lambda part: part[1].size)
         while ordered:
             (by_heads, axes), array = ordered.pop(0)
@@ -223,7 +223,7 @@ class Sum:
 
 def sum_of(grid: Grid, node: Node) -> Sum:
     """Return an expression over a grid as a sum, each part over the axes that it depends on."""
-    # Products of the same factors are one, with the sum of their numbers.
+    # Products of the same expressions are combined: their constant factors are added.
     factors_of: dict[tuple[Node, ...], Any] = {}
     for product in sum_of_products(node):
         factor, numbers = 1, []
@@ -247,7 +247,7 @@ def sum_of(grid: Grid, node: Node) -> Sum:
 
 def split_by(grid: Grid, node: Node) -> Iterator[Grid]:
     """Cut a grid along one axis into parts on which an expression takes fewer values."""
-    array = grid.spread(grid.evaluate(node)).array
+    array = grid.expand_widths(grid.evaluate(node)).array
     axes = [axis for axis, length in enumerate(array.shape) if length > 1]
     axis = min(axes, key=lambda each: array.shape[each])
     rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)

@@ -1,15 +1,15 @@
 """Quality guard: limits on how far a shape may differ from the baseline, and its rank among public models.
 
-Speed bought with a higher loss is no gain, and a search for speed does not predict loss. So shapes stay close to shapes
-whose quality is known:
+A faster shape with a higher loss is no gain, and a search for speed does not predict loss. So shapes stay close to
+those whose quality is known:
 
 - aspect ratio: at equal parameters the loss hardly depends on depth against width. Kaplan et al. (arXiv 2001.08361,
   section 3.1 and figure 5) find a few percent over aspect ratios that differ 40-fold, and likewise for the ratio of the
   MLP and for the head dimension; much deeper or shallower than usual loses more (arXiv 2006.12467, Levine et al.).
 - head dimension: below 64 it limits the rank of attention (arXiv 2002.07028, Bhojanapalli et al.).
-- query heads per key-value head: 8 lose little against 1 (arXiv 2305.13245, Ainslie et al.).
+- query heads per key-value head: groups of 8 lose little against 1 (arXiv 2305.13245, Ainslie et al.).
 
-None of this shows that two shapes are equally good: beyond this evidence a change needs a trial run.
+This evidence does not show that two particular shapes are equally good; a trial run does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Measure:
         description: Its definition.
         reach: Allowed ratio to the baseline, in both directions.
         strict_reach: The same for the guard ``strict``.
-        usual: Percentiles of public models; values between them are allowed within the reach.
+        usual: Percentiles of public models; values between them are allowed if they are within the reach.
     """
 
     name: str
@@ -91,7 +91,7 @@ def active_ffn_width(config: TransformerConfig, width: Any) -> Any:
 
 
 def measure_presets() -> dict[str, Any]:
-    """Measure all presets, for the file that a search reads: reading every preset takes a tenth of a second.
+    """Measure all presets, for a file that a search reads instead: reading every preset takes a tenth of a second.
 
     Returns:
         ``measures``: the sorted measures of decoders, by name; ``types_with_grouped_heads``: model types with fewer

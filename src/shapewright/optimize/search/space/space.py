@@ -47,13 +47,13 @@ _ATTENTION_WIDTH_RANGE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class FieldValues:
-    """Lists the values of each field.
+    """Lists the values of each field of a space.
 
     Attributes:
         baseline: The model that shapes are variants of.
         layout: Its layout; widths are multiples of the tensor degree.
         request: Kept values and the quality guard.
-        free: Fields that vary, keys of VARIED.
+        free: Fields that vary, as keys of VARIED.
         ranges: Ranges that the quality guard allows, by measure.
     """
 
@@ -88,31 +88,32 @@ class FieldValues:
         return _multiples(low, high, unit, own)
 
     def _heads_at(self, width: int) -> Iterator[tuple[int, int]]:
+        """Yield numbers of heads with head dimensions at a width."""
         config, keep = self.baseline, self.request.keep
         if config.shares_keys:
             yield config.num_heads, config.head_dim
             return
-        inner = Fraction(width * config.num_heads * config.head_dim, config.hidden_size)
+        attention_width = Fraction(width * config.num_heads * config.head_dim, config.hidden_size)
         low, high = self.ranges["head_dim"]
         low, high = max(low, _FREE_HEAD_DIMS[0]), min(high, _FREE_HEAD_DIMS[1])
         head_dims = set(_multiples(low, high, _HEAD_UNIT, config.head_dim))
         if "head_dim" in keep:
             head_dims = {keep["head_dim"]}
-        recut = "heads" in self.free or "head_dim" in keep or "num_heads" in keep
+        varies_head_dim = "heads" in self.free or "head_dim" in keep or "num_heads" in keep
         found: set[tuple[int, int]] = set()
         is_square = config.num_heads * config.head_dim == config.hidden_size
         is_off_grid = config.head_dim % _HEAD_UNIT != 0 or (config.hidden_size % _UNIT != 0 and not is_square)
-        for head_dim in head_dims if recut else {config.head_dim}:
-            if inner % head_dim == 0:
-                found.add((int(inner // head_dim), head_dim))
+        for head_dim in head_dims if varies_head_dim else {config.head_dim}:
+            if attention_width % head_dim == 0:
+                found.add((int(attention_width // head_dim), head_dim))
             elif is_off_grid:
-                # No width on the grid has the baseline's ratio: the nearest number of heads comes close to it.
-                found.add((max(1, round(inner / head_dim)), head_dim))
+                # No width on the grid has the baseline's ratio of heads to width: take the nearest number of heads.
+                found.add((max(1, round(attention_width / head_dim)), head_dim))
         if "head_dim" in self.free:
             counts = {num_heads for num_heads, _ in found} | {config.num_heads}
             for num_heads in counts:
                 for head_dim in head_dims:
-                    if _ATTENTION_WIDTH_RANGE[0] <= num_heads * head_dim / inner <= _ATTENTION_WIDTH_RANGE[1]:
+                    if _ATTENTION_WIDTH_RANGE[0] <= num_heads * head_dim / attention_width <= _ATTENTION_WIDTH_RANGE[1]:
                         found.add((num_heads, head_dim))
         if "num_heads" in keep and "head_dim" in keep:
             found.add((keep["num_heads"], keep["head_dim"]))
@@ -121,6 +122,7 @@ class FieldValues:
                 yield num_heads, head_dim
 
     def _kv_heads(self, num_heads: int) -> Iterator[int]:
+        """Yield numbers of key-value heads: the baseline's group or number, and if they vary, those in the guard."""
         config, keep = self.baseline, self.request.keep
         if "num_kv_heads" in keep:
             if num_heads % keep["num_kv_heads"] == 0:
@@ -138,9 +140,9 @@ class FieldValues:
                     yield num_heads // size
 
     def _keeps_divisibility(self, num_heads: int, num_kv_heads: int) -> bool:
-        """Return whether heads are multiples of the powers of two that the baseline's are multiples of, up to a limit.
+        """Return whether heads are multiples of the powers of two, up to a limit, that divide the baseline's.
 
-        So that shapes can be split over as many devices as the baseline.
+        Shapes can then be split over as many devices as the baseline.
         """
         if self.request.guard == "free":
             return True
@@ -149,7 +151,7 @@ class FieldValues:
         return all(own == new or new % gcd(own, most) == 0 for new, own, most in pairs)
 
     def ffn_at(self, width: int) -> int:
-        """Return the MLP width of the baseline's ratio to the hidden size."""
+        """Return the MLP width with the baseline's ratio to the hidden size."""
         config = self.baseline
         exact = Fraction(getattr(config, ffn_field(config)) * width, config.hidden_size)
         if exact.denominator == 1:
@@ -182,7 +184,7 @@ class FieldValues:
         low, high = (config.num_layers * factor for factor in _DEPTH_RANGE)
         unit = self.layout.pipeline_parallel * self.layout.virtual_pipeline
         if config.is_hybrid and self.request.guard != "free":
-            # Whole periods keep the ratio of the kinds of layers.
+            # A whole number of periods keeps the ratio of the kinds of layers.
             unit = lcm(unit, len(config.layer_types), len(config.mlp_layers) or 1)
         while (high - low) / unit > _MOST_DEPTHS:
             unit *= 2
@@ -210,7 +212,7 @@ class FieldValues:
 
 
 def _spacing(reach: float, unit: int, most: int) -> int:
-    """Return the distance between values: the unit, doubled while there are too many values, halved while too few."""
+    """Return the spacing of values: the unit, doubled while there are too many values, halved while too few."""
     while reach / unit > most:
         unit *= 2
     while reach / unit < _FEWEST_WIDTHS and unit > _HEAD_UNIT:
@@ -251,7 +253,7 @@ class Space:
 
     @property
     def ffn_spacing(self) -> float:
-        """Usual distance of neighboring MLP widths; infinite where each follows its hidden size. [element]"""
+        """Median spacing of MLP widths; infinite if the MLP width follows the hidden size. [element]"""
         widths = self.grid.columns["ffn"].get(self.ffn_field)
         if widths is None:
             return inf
@@ -297,8 +299,8 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
     own = measure_shape(baseline)
     ranges = {measure.name: allowed_range(measure, own[measure.name], request.guard) for measure in MEASURES}
     if request.goal.resolve(scenario.workload.phase).measures_loss and request.guard != "free":
-        # More key-value heads train to a lower loss, but the baseline's were chosen for serving, which training does
-        # not pay for.
+        # More key-value heads lower the loss, but enlarge the cache in serving, which the objective does not count; so
+        # groups are at least as large as the baseline's.
         ranges["kv_group"] = (max(own["kv_group"], ranges["kv_group"][0]), max(own["kv_group"], ranges["kv_group"][1]))
     listed = FieldValues(baseline, scenario.layout, request, free, ranges)
     rows = list(listed.heads())
@@ -342,7 +344,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
 
 
 def _describe_nearest(listed: FieldValues) -> str:
-    """Return, for each kept field of the heads, the nearest value that would leave shapes."""
+    """Return, for each kept field of the heads, the nearest value with which shapes exist."""
     keep, found = listed.request.keep, []
     fields = {name: key for key, name in VARIED.items()} | {"head_dim": "heads"}
     for place, name in enumerate(HEADS_AXIS):
