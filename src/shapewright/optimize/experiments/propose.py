@@ -1,10 +1,10 @@
-"""Experiments that would decide between shapes: small models whose losses tell most for the fewest GPU hours.
+"""Propose experiments: the cheapest small models whose losses would decide whether a changed shape is better.
 
-A change of shape is undecided where the 90 % interval of its net speed-up spans 1. The coefficients of the loss law are
-normal with a known covariance, and a shape scatters about the law by a Gaussian process over width and depth. Losses
-that are not measured yet and the loss difference at full size therefore have a joint normal distribution: the variance
-that small runs leave is known beforehand. The mean that they will find is not, so a set of runs settles a question with
-a probability. Errors of the step time are not reduced; 'search --verify' measures those.
+A change of shape is undecided if the 90 % interval of its net speed-up includes 1. The coefficients of the loss law
+have a normal distribution with a known covariance, and shapes deviate from the law by a Gaussian process over width and
+depth. Losses that are not measured yet and the loss difference at full size therefore have a joint normal distribution:
+the variance that remains after small runs is known beforehand. Their mean is not, so a set of runs decides a question
+only with some probability. Errors of the step time remain; 'search --verify' measures those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shapewright.core.texts import with_fields
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
 from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
-from shapewright.prediction.loss.effect import count_active_parameters, keeps_loss, scale_to_baseline
+from shapewright.prediction.loss.effect import as_compared, count_active_parameters, is_free_change
 from shapewright.prediction.loss.law import Z_90
 from shapewright.prediction.loss.terms import derivatives, evaluate_terms
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SIZES = tuple(4e6 * 4.0**step for step in range(6))
 _LARGEST_SIZE_FRACTION = 0.5
 _MOST_SIZES, _MOST_SEEDS = 3, 3
-# Standard deviation of the loss between seeds of one model beside the shift that a seed causes in all models. Source:
+# Standard deviation of the loss between seeds of one model, without the shift that a seed causes in all models. Source:
 # docs/proxy-losses.md, seventeen models with two seeds: 0.0111 nats.
 SEED_NATS = 0.011
 # Losses of a user's data are offset from the law's by an unknown amount at each size. [nat]
@@ -48,10 +48,10 @@ ENOUGH_CHANCE = 0.8
 _LEAST_CHANCE = 0.05
 # Smaller differences of that probability are not worth a larger set.
 _SAME_CHANCE = 0.03
-# More than this share of the cost of the full run is not worth the answer.
+# Most that a set of runs may cost, as a share of the full run.
 _MOST_COST_FRACTION = 0.05
-# Where none is proposed, those that narrow the interval most for this share of the cost are named, and of these the
-# cheapest that narrow it nearly as much.
+# If no set is proposed, the cheapest one is named that narrows the interval nearly as much as any set within this share
+# of the cost.
 _NAMED_COST_FRACTION, _NEARLY_AS_MUCH = 0.01, 0.9
 _MOST_CONTENDERS = 5
 _SECONDS_PER_HOUR = 3600.0
@@ -65,12 +65,12 @@ class Question:
         rank: Place of the shape among the contenders, from 1.
         net_low: Lower end of the 90 % interval of its net speed-up, now.
         net_high: Upper end.
-        after_low: Lower end after the experiments, or those that narrow it most, if they find what is expected.
+        after_low: Lower end after the experiments, or after ``narrowing``, if the losses are as expected.
         after_high: Upper end.
-        chance_settled: Probability that the interval excludes 1 then; 0 without experiments.
+        chance_settled: Probability that the interval then excludes 1; 0 without experiments.
         experiments: Names of the runs that it needs.
-        narrowing: Names of the runs that narrow it most for a hundredth of the cost of the full training, where none
-            are likely to settle it; they are not proposed.
+        narrowing: If no runs are likely to decide it, names of those that narrow it most within a hundredth of the cost
+            of the full training; they are not proposed.
         narrowing_gpu_hours: Predicted time of these runs on one device. [h]
     """
 
@@ -132,12 +132,12 @@ def propose_experiments(
         if len(questions) == _MOST_CONTENDERS:
             notes.append(f"the {_MOST_CONTENDERS} best undecided shapes are considered")
             break
-        if keeps_loss(baseline, config):
+        if is_free_change(baseline, config):
             continue
         if config.is_moe or config.is_mla or config.stack != "decoder":
             notes.append("experts, latent attention and encoders are not trained by 'shapewright proxy'")
             break
-        question, chosen = planner.answer(rank, config, speedup)
+        question, chosen = planner.assess(rank, config, speedup)
         if question is None:
             continue
         questions.append(question)
@@ -191,11 +191,11 @@ def experiments_of(result: SearchResult | DesignResult) -> ExperimentPlan:
     )
 
 
-class _Set(NamedTuple):
-    """Some runs, and what they would leave of a question.
+class _RunSet(NamedTuple):
+    """A set of runs, with the uncertainty that remains after them.
 
     Attributes:
-        chance: Probability that they settle it.
+        chance: Probability that they decide the question.
         hours: Their cost. [h]
         deviation: Standard deviation of the logarithm of the net speed-up after them.
         runs: The runs.
@@ -214,46 +214,47 @@ class _Planner:
         self, baseline: TransformerConfig, train_tokens: float, full_gpu_hours: float, device: Device, law: LossLaw
     ) -> None:
         self.baseline, self.train_tokens, self.device, self.law = baseline, train_tokens, device, law
-        self.own = ShapeForLoss.of(baseline)
+        self.baseline_shape = ShapeForLoss.of(baseline)
         self.most_hours = _MOST_COST_FRACTION * full_gpu_hours
-        self.sizes = [size for size in _SIZES if size <= _LARGEST_SIZE_FRACTION * float(self.own.num_parameters)]
+        largest = _LARGEST_SIZE_FRACTION * float(self.baseline_shape.num_parameters)
+        self.sizes = [size for size in _SIZES if size <= largest]
         self._made: dict[str, Experiment] = {}
 
-    def answer(
+    def assess(
         self, rank: int, config: TransformerConfig, speedup: Speedup
     ) -> tuple[Question | None, tuple[Experiment, ...]]:
-        """Return the question about a shape with the experiments that settle it best; None where it is decided."""
-        law, own = self.law, self.own
+        """Return the question about a shape and the experiments proposed for it; None if it is already decided."""
+        law, baseline_shape = self.law, self.baseline_shape
         ratio = count_active_parameters(config, self.baseline.vocab_size) / count_active_parameters(
             self.baseline, self.baseline.vocab_size
         )
-        shape = scale_to_baseline(ShapeForLoss.of(config), own, ratio)
-        needed = law.tokens_ratio(shape, own, self.train_tokens)
+        shape = as_compared(ShapeForLoss.of(config), baseline_shape, ratio)
+        needed = law.tokens_ratio(shape, baseline_shape, self.train_tokens)
         step_deviation = speedup.log_standard_deviation
         net = net_speedup(speedup.factor * ratio, needed, step_log_standard_deviation=step_deviation)
         if not 0.0 < net.low < 1.0 < net.high < inf:
             return None, ()
-        before_nats = float(law.difference(shape, own, self.train_tokens).standard_deviation_nats)
+        before_nats = float(law.difference(shape, baseline_shape, self.train_tokens).standard_deviation_nats)
         # Deviation of the logarithm of the tokens needed per deviation of the loss.
         scale = float(needed.log_standard_deviation) / before_nats
         gain, before = log(float(net.mean)), float(np.hypot(needed.log_standard_deviation, step_deviation))
-        sets: list[_Set] = []
-        for chosen, num_seeds in self._sets():
-            pairs = [self._pair(config, rank, num_parameters, num_seeds) for num_parameters in chosen]
+        sets: list[_RunSet] = []
+        for chosen, num_seeds in self._list_choices():
+            pairs = [self._make_pair(config, rank, num_parameters, num_seeds) for num_parameters in chosen]
             runs = tuple(run for pair in pairs for run in pair)
             hours = sum(run.gpu_hours for run in runs)
             if hours <= self.most_hours:
                 after = float(np.hypot(scale * self._remaining_nats(shape, pairs), step_deviation))
-                sets.append(_Set(_chance_settled(gain, before, after), hours, after, runs))
-        none = _Set(0.0, 0.0, before, ())
-        # The cheapest of those that settle it, or that are about as likely to settle it as any.
+                sets.append(_RunSet(_chance_settled(gain, before, after), hours, after, runs))
+        no_runs = _RunSet(0.0, 0.0, before, ())
+        # The cheapest set that is likely enough to decide the question, or nearly as likely as any.
         wanted = min(ENOUGH_CHANCE, max((one.chance for one in sets), default=0.0) - _SAME_CHANCE)
         enough = [one for one in sets if one.chance >= max(wanted, _LEAST_CHANCE)]
-        best = min(enough, key=lambda one: one.hours, default=none)
+        best = min(enough, key=lambda one: one.hours, default=no_runs)
         cheap = [one for one in sets if one.hours <= _NAMED_COST_FRACTION / _MOST_COST_FRACTION * self.most_hours]
         least = before - _NEARLY_AS_MUCH * (before - min((one.deviation for one in cheap), default=before))
         narrows = [one for one in cheap if one.deviation <= least and not best.runs]
-        narrowing = min(narrows, key=lambda one: one.hours, default=none)
+        narrowing = min(narrows, key=lambda one: one.hours, default=no_runs)
         after = (best if best.runs else narrowing).deviation
         question = Question(
             rank=rank,
@@ -268,8 +269,8 @@ class _Planner:
         )
         return question, best.runs
 
-    def _sets(self) -> list[tuple[tuple[float, ...], int]]:
-        """Sizes and seeds that are considered."""
+    def _list_choices(self) -> list[tuple[tuple[float, ...], int]]:
+        """Return the combinations of sizes and numbers of seeds to consider."""
         return [
             (chosen, seeds)
             for count in range(1, _MOST_SIZES + 1)
@@ -277,11 +278,12 @@ class _Planner:
             for seeds in range(1, _MOST_SEEDS + 1)
         ]
 
-    def _pair(
+    def _make_pair(
         self, config: TransformerConfig, rank: int, num_parameters: float, num_seeds: int
     ) -> tuple[Experiment, Experiment]:
-        """Small models of the baseline and of a contender, of one size."""
-        growth, scale = self.law.coefficients["best_width_growth"], num_parameters / float(self.own.num_parameters)
+        """Return the small models of the baseline and of a contender, of one size."""
+        growth = self.law.coefficients["best_width_growth"]
+        scale = num_parameters / float(self.baseline_shape.num_parameters)
         return (
             self._experiment(
                 f"baseline-{_in_millions(num_parameters)}",
@@ -303,12 +305,12 @@ class _Planner:
         return self._made[name].with_seeds(num_seeds)
 
     def _remaining_nats(self, shape: ShapeForLoss, pairs: list[tuple[Experiment, Experiment]]) -> float:
-        """Standard deviation of the loss difference at full size that is left after some runs. [nat]"""
+        """Return the standard deviation of the loss difference at full size that remains after some runs. [nat]"""
         law, shapes, slopes = self.law, list[ShapeForLoss](), []
         for base, other in pairs:
             own = ShapeForLoss.of(base.config)
             ratio = other.num_parameters / base.num_parameters
-            shapes += [own, scale_to_baseline(ShapeForLoss.of(other.config), own, ratio)]
+            shapes += [own, as_compared(ShapeForLoss.of(other.config), own, ratio)]
             slopes += [_slopes(law, each, base.train_tokens) for each in shapes[-2:]]
         matrix = np.array(slopes)
         size_of_run = np.repeat(np.arange(len(pairs)), 2)
@@ -319,11 +321,11 @@ class _Planner:
             + np.diag(SEED_NATS**2 / seeds)
             + _OFFSET_NATS**2 * (size_of_run[:, None] == size_of_run)
         )
-        slope = _slopes(law, shape, self.train_tokens) - _slopes(law, self.own, self.train_tokens)
+        slope = _slopes(law, shape, self.train_tokens) - _slopes(law, self.baseline_shape, self.train_tokens)
         shared = matrix @ law.covariance @ slope + np.array(
-            [law.scatter_covariance(each, shape) - law.scatter_covariance(each, self.own) for each in shapes]
+            [law.scatter_covariance(each, shape) - law.scatter_covariance(each, self.baseline_shape) for each in shapes]
         )
-        before = float(law.difference(shape, self.own, self.train_tokens).standard_deviation_nats) ** 2
+        before = float(law.difference(shape, self.baseline_shape, self.train_tokens).standard_deviation_nats) ** 2
         return sqrt(max(before - float(shared @ np.linalg.solve(covariance, shared)), 0.0))
 
 
@@ -333,15 +335,15 @@ def _slopes(law: LossLaw, shape: ShapeForLoss, train_tokens: float) -> Any:
 
 
 def _chance_settled(gain: float, before: float, after: float) -> float:
-    """Probability that a 90 % interval will exclude 0.
+    """Return the probability that the 90 % interval after some experiments excludes 0.
 
     Args:
         gain: Expected value now.
         before: Standard deviation now.
         after: Standard deviation after the experiments.
     """
-    moves = sqrt(max(before**2 - after**2, 1e-18))  # of the mean
-    return sum(0.5 * (1.0 + erf((sign * gain - Z_90 * after) / moves / sqrt(2.0))) for sign in (1.0, -1.0))
+    mean_deviation = sqrt(max(before**2 - after**2, 1e-18))  # of the mean that the experiments will find
+    return sum(0.5 * (1.0 + erf((sign * gain - Z_90 * after) / mean_deviation / sqrt(2.0))) for sign in (1.0, -1.0))
 
 
 def _in_millions(num_parameters: float) -> str:

@@ -1,4 +1,4 @@
-"""Small models of the proportions of a large one, as runs of ``shapewright proxy`` with their cost."""
+"""Small models with the proportions of a large one, as runs of ``shapewright proxy`` with their cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Tokens per parameter of compute-optimal training. Source: Hoffmann et al. 2022, arXiv 2203.15556, table 3.
 _TOKENS_PER_PARAMETER = 20.0
 # Batches grow as the square root of the tokens, from 2**15 tokens at 4 M parameters.
-_LOG2_BATCH_TOKENS, _SIZE_OF_BATCH = 15.0, 4e6
+_LOG2_BATCH_TOKENS, _BATCH_REFERENCE_SIZE = 15.0, 4e6
 _SECONDS_PER_HOUR = 3600.0
 _SEQ_LEN = 1024
 _TOKENS_PER_PASS = 2**14
@@ -49,7 +49,7 @@ class Experiment:
     gpu_hours: float
 
     def run_columns(self) -> dict[str, Any]:
-        """Columns of the run in a file of ``shapewright proxy``."""
+        """Return the columns of the run in a file of ``shapewright proxy``."""
         defaults = TransformerConfig(hidden_size=64, num_layers=1, num_heads=1, vocab_size=_VOCAB_SIZE)
         always = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
         family = ("norm", "activation", "gated_mlp", "fused_qkv", "fused_gate_up")
@@ -83,7 +83,7 @@ def make_experiment(name: str, config: TransformerConfig, num_parameters: float,
         device: Device that it is trained on.
     """
     tokens = _TOKENS_PER_PARAMETER * num_parameters
-    batch_tokens = 2 ** round(_LOG2_BATCH_TOKENS + 0.5 * log2(num_parameters / _SIZE_OF_BATCH))
+    batch_tokens = 2 ** round(_LOG2_BATCH_TOKENS + 0.5 * log2(num_parameters / _BATCH_REFERENCE_SIZE))
     workload = Workload(
         micro_batch_size=_TOKENS_PER_PASS // _SEQ_LEN,
         seq_len=_SEQ_LEN,
@@ -105,10 +105,11 @@ def make_experiment(name: str, config: TransformerConfig, num_parameters: float,
 def scale_down(
     config: TransformerConfig, scale: float, growth: float, num_parameters: float | None = None
 ) -> TransformerConfig:
-    """Return a small model of the same proportions, for the vocabulary of bytes.
+    """Return a small model of the same proportions, with a vocabulary of bytes.
 
-    Width and depth shrink so that the width per layer stays where it was beside the best one of the size, which grows
-    as the size to the power of ``growth``. Heads keep their width and become fewer, the MLP takes up the rounding.
+    Width and depth are scaled so that the width per layer keeps its ratio to the best one for the size, which grows as
+    the size to the power of ``growth``. Heads keep their dimension and become fewer; the MLP width absorbs the
+    rounding.
 
     Args:
         scale: Parameters of the small model over those of the model.
