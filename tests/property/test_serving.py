@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import shapewright
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
-from shapewright.optimize.serving.point import pareto_front, settle_model
+from shapewright.optimize.serving.point import model_as_served, pareto_front
 
 MODELS = st.sampled_from(("gpt2-xl", "llama-3-8b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"))
 DEVICES = st.sampled_from(("h100-sxm-80gb", "a100-sxm-40gb", "l40s", "mi300x"))
@@ -34,7 +34,7 @@ def test_every_point_keeps_to_memory_and_load(
         found = shapewright.serve_plan(model, device=device, formats=[], **given)
     except WorkloadError:  # it does not fit on so few devices
         return
-    fused = settle_model(found.config, found.request.server)  # projections as the server has them
+    fused = model_as_served(found.config, found.request.server)  # projections as the server has them
     for point in found.points[:: max(len(found.points) // 20, 1)]:
         held = point.num_sequences // (point.num_instances * point.layout.data_parallel)
         assert point.prefill_load_fraction <= MOST_LOAD_FRACTION + 1e-9

@@ -12,7 +12,7 @@ from shapewright.lowering.operations import Attention, Collective, Gemm
 from shapewright.models import read_model
 from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
-from shapewright.optimize.serving.point import Instance, settle_model
+from shapewright.optimize.serving.point import Instance, model_as_served
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.servers import (
@@ -65,9 +65,9 @@ def test_projections_are_fused_but_latents_are_not() -> None:
     """A server fuses QKV and gate with up; MLA's latents have no QKV."""
     llama, latent = (read_model(name).config for name in ("llama-3-8b", "deepseek-v3"))
 
-    assert settle_model(llama, CURRENT_SERVER).fused_qkv
-    assert settle_model(llama, CURRENT_SERVER).fused_gate_up
-    assert not settle_model(latent, CURRENT_SERVER).fused_qkv
+    assert model_as_served(llama, CURRENT_SERVER).fused_qkv
+    assert model_as_served(llama, CURRENT_SERVER).fused_gate_up
+    assert not model_as_served(latent, CURRENT_SERVER).fused_qkv
 
 
 def served(model: str, device: str, server: str, **degrees: int) -> Instance:

@@ -14,8 +14,14 @@ from shapewright.core.errors import LayoutError, ShapewrightError, UnknownRateEr
 from shapewright.hardware import load_device
 from shapewright.models import count_parameters, read_model
 from shapewright.optimize.serving import ServingRequest
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
-from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates, transfer_span
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, list_chunkings
+from shapewright.optimize.serving.disaggregated import (
+    Decoder,
+    Prefiller,
+    pair_instances,
+    prefill_candidates,
+    transfer_span,
+)
 from shapewright.optimize.serving.point import Span, batch_sizes, pareto_front
 from shapewright.optimize.serving.request import read_format
 from shapewright.prediction.build import build_scenario
@@ -44,7 +50,7 @@ def test_limits_are_kept_together() -> None:
     request = ServingRequest(prompt_len=1000, output_len=101)
     instance = make_instance(request=request)
     decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
-    (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+    (point,) = pair_instances([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
     assert point.meets(request)
     late, slow = 2.0 * point.ttft.middle_s, 2.0 * point.tpot.middle_s
     for ttft_s, tpot_s, is_met in ((late, slow, True), (0.05, slow, False), (late, 0.01, False), (None, slow, True)):
@@ -57,7 +63,7 @@ def test_first_tokens_do_not_wait_for_other_prompts(pass_s: float, batch_size: i
     instance = make_instance(request=ServingRequest(prompt_len=1000, output_len=101))
     single = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
     double = Prefiller(instance, 2, Span(pass_s, 0.9 * pass_s, 1.2 * pass_s))
-    (point,) = pair_up([single, double], [Decoder(instance, 40, Span(0.02, 0.018, 0.024))])
+    (point,) = pair_instances([single, double], [Decoder(instance, 40, Span(0.02, 0.018, 0.024))])
 
     assert point.prefill_tokens == 1000 * batch_size
 
@@ -71,7 +77,7 @@ def test_a_prefill_pass_takes_no_more_prompts_than_the_load_needs() -> None:
     batches = [Prefiller(instance, 1, Span(0.1, 0.09, 0.12)), Prefiller(instance, 8, Span(0.4, 0.36, 0.48))]
     transfer = transfer_span(instance, 2)
     assert transfer is not None
-    (point,) = pair_up(batches, [Decoder(instance, 10, Span(0.02, 0.018, 0.024))])
+    (point,) = pair_instances(batches, [Decoder(instance, 10, Span(0.02, 0.018, 0.024))])
 
     assert (point.prefill_tokens, point.requests_per_s, point.prefill_load_fraction) == (1000, 5.0, 0.5)
     assert point.ttft.middle_s == pytest.approx(0.1 + 0.05 + transfer.middle_s)
@@ -254,11 +260,11 @@ def test_the_largest_batch_within_a_limit_is_found() -> None:
     assert best is not None
     request = ServingRequest(prompt_len=4000, output_len=500, tpot_limit_s=0.029)
     instance = make_instance("llama-3.1-70b", request, tensor_parallel=4)
-    share = next(each for each in prefill_shares(4000) if each.prompts * each.tokens == best.prefill_tokens)
+    chunking = next(each for each in list_chunkings(4000) if each.prompts * each.tokens == best.prefill_tokens)
 
     def tpot_s(batch_size: int) -> float:
         load = best.prefill_load_fraction * batch_size / best.batch_size
-        candidate = AggregatedCandidate(instance, batch_size, share, load)
+        candidate = AggregatedCandidate(instance, batch_size, chunking, load)
         plain, decode, mixed = compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device)
         return candidate.point((plain, decode, mixed)).tpot.middle_s
 
@@ -268,7 +274,7 @@ def test_the_largest_batch_within_a_limit_is_found() -> None:
 
 def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
     """Prefill passes start behind it, as predict with that context does; more of it never serves fewer tokens."""
-    shares = prefill_shares(1000, 3000)
+    chunkings = list_chunkings(1000, 3000)
     request = ServingRequest(prompt_len=4000, output_len=100, cached_len=3000)
     instance = make_instance(request=request)
     (candidate, *_) = prefill_candidates(instance)
@@ -280,7 +286,7 @@ def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
         overrides={"fused_qkv": True, "fused_gate_up": True},
     ).predict()
 
-    assert [(share.tokens, share.context_len) for share in shares[:2]] == [(500, 3250), (1000, 3000)]
+    assert [(chunking.tokens, chunking.context_len) for chunking in chunkings[:2]] == [(500, 3250), (1000, 3000)]
     assert times.step_s == pytest.approx(alone.step_time_s, rel=1e-12)
 
     bests = [

@@ -7,8 +7,8 @@ import pytest
 from served import make_instance
 from shapewright.lowering.operations import Attention, Gemm
 from shapewright.optimize.serving import ServingRequest, Speculation
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare
-from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
+from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_instances, transfer_span
 from shapewright.optimize.serving.passes import Passes
 from shapewright.optimize.serving.point import Span
 from shapewright.prediction.build import build_scenario
@@ -80,8 +80,8 @@ def test_verifying_pass_reads_each_cache_once() -> None:
 
 def test_continuous_batch_by_hand() -> None:
     """B = 10, O = 101, two chunks: f = 10 * 2 / 100, T = 16 + 10 = 26 ms, S = 100 ms, wait f S / (2 - 2 f)."""
-    share = PrefillShare(prompts=1, tokens=500, num_passes=2, context_len=250)
-    candidate = AggregatedCandidate(make_instance(), 10, share, 0.2)
+    chunking = PrefillChunking(prompts=1, tokens=500, num_passes=2, context_len=250)
+    candidate = AggregatedCandidate(make_instance(), 10, chunking, 0.2)
     point = candidate.point((times_of(0.02), times_of(0.02), times_of(0.05)))
 
     assert point.tpot.middle_s == pytest.approx(0.026)
@@ -98,8 +98,8 @@ def test_speculation_by_hand() -> None:
         output_len=101,
         speculation=Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1),
     )
-    share = PrefillShare(prompts=1, tokens=1000, num_passes=1, context_len=0)
-    candidate = AggregatedCandidate(make_instance(request=request), 1, share, 0.0)
+    chunking = PrefillChunking(prompts=1, tokens=1000, num_passes=1, context_len=0)
+    candidate = AggregatedCandidate(make_instance(request=request), 1, chunking, 0.0)
     point = candidate.point((times_of(0.015), times_of(0.02), times_of(0.05)))
 
     assert point.tpot.middle_s == pytest.approx(0.023 / 1.75)
@@ -111,7 +111,7 @@ def test_ratio_by_hand() -> None:
     instance = make_instance(request=request)
     prefiller = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
     decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
-    (point,) = pair_up([prefiller], [decoder])
+    (point,) = pair_instances([prefiller], [decoder])
     transfer = transfer_span(instance, 7)
 
     assert (point.num_prefill_instances, point.num_instances) == (5, 2)
@@ -127,7 +127,7 @@ def test_load_of_prefill_follows_the_limit() -> None:
         request = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=limit_s)
         instance = make_instance(request=request)
         decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
-        (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+        (point,) = pair_instances([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
         assert 0.1 < point.ttft.middle_s <= limit_s * (1 + 1e-9)
 
 

@@ -9,7 +9,7 @@ import pytest
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
-from shapewright.optimize.serving.closed_form import most_decoding, prefill_part, queued, static_batch
+from shapewright.optimize.serving.closed_form import make_prefill_pass, most_decoding_sequences, queued, static_batch
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.steady_loads import open_loop, within_limits
 from shapewright.pricing.servers import CURRENT_SERVER, load_server
@@ -49,11 +49,11 @@ def test_more_in_flight_serves_more_at_more_time_per_token() -> None:
 
 def test_pieces_of_prompts_fill_a_pass() -> None:
     """Chunked prefill fills its budget of 2,500 tokens with pieces of three prompts; otherwise two whole ones fit."""
-    cut, whole = (prefill_part(instance(chunked_prefill=chunked), 2500, 100) for chunked in (True, False))
+    cut, whole = (make_prefill_pass(instance(chunked_prefill=chunked), 2500, 100) for chunked in (True, False))
 
     assert (cut.prompts, cut.prefill_tokens, cut.prefill_context) == (3, 833, 83)
     assert (whole.prompts, whole.prefill_tokens, whole.prefill_context) == (2, 1000, 0)
-    assert prefill_part(instance(), 2500, 1).prefill_tokens == 1000
+    assert make_prefill_pass(instance(), 2500, 1).prefill_tokens == 1000
 
 
 def test_long_answers_hold_up_the_end() -> None:
@@ -67,7 +67,7 @@ def test_long_answers_hold_up_the_end() -> None:
 def test_memory_for_the_longest_context_holds_fewer_sequences() -> None:
     """An engine that keeps memory for a pass over the model's whole context has less left for its cache."""
     small, reserved = (
-        most_decoding(instance(reserves_context=reserves, pass_tokens=1024, most_sequences=10**6))
+        most_decoding_sequences(instance(reserves_context=reserves, pass_tokens=1024, most_sequences=10**6))
         for reserves in (False, True)
     )
 
@@ -76,7 +76,7 @@ def test_memory_for_the_longest_context_holds_fewer_sequences() -> None:
 
 def test_reserving_answers_holds_fewer_sequences() -> None:
     """An engine that never evicts starts a request only if its whole answer fits."""
-    assert most_decoding(instance(reserves_answers=True, most_sequences=10**6)) < most_decoding(
+    assert most_decoding_sequences(instance(reserves_answers=True, most_sequences=10**6)) < most_decoding_sequences(
         instance(most_sequences=10**6)
     )
 

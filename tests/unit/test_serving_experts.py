@@ -13,7 +13,7 @@ from shapewright.app.report.outputs.serving import layout_words
 from shapewright.core.errors import LayoutError
 from shapewright.optimize.serving import ServingPlan
 from shapewright.optimize.serving.capacity import candidate_layouts
-from shapewright.optimize.serving.point import settle_model
+from shapewright.optimize.serving.point import model_as_served
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict
 from shapewright.pricing.servers import CURRENT_SERVER
@@ -108,7 +108,7 @@ def test_token_time_equals_predict(layout: dict[str, int]) -> None:
     for point in (points[0], points[-1]):
         workload = {"phase": "decode", "micro_batch_size": point.batch_size, "context_len": 1100, "kv_block_tokens": 16}
         alone = predict(
-            settle_model(question.config, CURRENT_SERVER),
+            model_as_served(question.config, CURRENT_SERVER),
             device=question.device,
             workload=build_scenario(MODEL, DEVICE, workload=workload).workload,
             layout=ParallelLayout(pipeline_parallel=point.layout.pipeline_parallel, **layout),

@@ -9,7 +9,7 @@ import pytest
 
 from shapewright.lowering.flops import sum_flops
 from shapewright.optimize.serving import ServingFormat, ServingRequest, Speculation
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
     Decoder,
@@ -18,7 +18,7 @@ from shapewright.optimize.serving.disaggregated import (
     decode_candidates,
     make_decoder,
     make_prefiller,
-    pair_up,
+    pair_instances,
     prefill_candidates,
     transfer_span,
 )
@@ -66,15 +66,15 @@ def test_chunks_are_priced_at_their_mean_context() -> None:
     """A prompt of 4,000 in passes of 500 has 0, 500, ... 3,500 tokens before it, and a cached prefix before those."""
     for cached_len in (0, 3000):
         instance = make_instance(prompt_len=4000 + cached_len, cached_len=cached_len)
-        candidate = next(each for each in aggregated_candidates(instance) if each.share.tokens == 500)
-        assert candidate.share.context_len == cached_len + mean(range(0, 4000, 500))
+        candidate = next(each for each in aggregated_candidates(instance) if each.chunking.tokens == 500)
+        assert candidate.chunking.context_len == cached_len + mean(range(0, 4000, 500))
 
 
 def test_drafts_run_before_every_pass() -> None:
     """E = 1.75; drafts of 3 ms before passes of 20 and, a fifth of them, of 50 ms: 0.8 x 23 + 0.2 x 53 ms for 1.75."""
     instance = make_instance(speculation=TWO_AT_HALF)
-    share = PrefillShare(prompts=1, tokens=4000, num_passes=1, context_len=0)
-    point = AggregatedCandidate(instance, 10, share, 0.2).point((times_of(0.015), times_of(0.02), times_of(0.05)))
+    chunking = PrefillChunking(prompts=1, tokens=4000, num_passes=1, context_len=0)
+    point = AggregatedCandidate(instance, 10, chunking, 0.2).point((times_of(0.015), times_of(0.02), times_of(0.05)))
     apart = make_decoder(DecodeCandidate(instance, 10), [times_of(0.015), times_of(0.02)])
 
     assert point.tpot.middle_s == pytest.approx((0.8 * 0.023 + 0.2 * 0.053) / 1.75)
@@ -88,8 +88,8 @@ def test_stages_and_replicas_work_in_parallel() -> None:
     rates = []
     for degrees in ({}, {"pipeline_parallel": 2}):
         instance = make_instance(degrees)
-        share = PrefillShare(prompts=1, tokens=4000, num_passes=1, context_len=0)
-        point = AggregatedCandidate(instance, 10, share, 0.1).point((times_of(0.02), times_of(0.02), times_of(0.05)))
+        chunking = PrefillChunking(prompts=1, tokens=4000, num_passes=1, context_len=0)
+        point = AggregatedCandidate(instance, 10, chunking, 0.1).point((times_of(0.02), times_of(0.02), times_of(0.05)))
         prefiller = make_prefiller(PrefillCandidate(instance, 4), [times_of(0.1)])
         decoder = make_decoder(DecodeCandidate(instance, 10), [times_of(0.02), times_of(0.02)])
         rates.append([point.requests_per_s, prefiller.requests_per_s, decoder.requests_per_s])
@@ -103,8 +103,8 @@ def test_batches_fit_together_with_prefills(stages: int) -> None:
     """Each stage's batch has its caches on both stages; whole prompts count as sequences."""
     instance = make_instance({"pipeline_parallel": stages}, output_len=2000)
     for candidate in aggregated_candidates(instance):
-        sequences = (candidate.batch_size + candidate.share.prompts) * stages
-        prefilled = candidate.share.prompts * candidate.share.tokens
+        sequences = (candidate.batch_size + candidate.chunking.prompts) * stages
+        prefilled = candidate.chunking.prompts * candidate.chunking.tokens
         assert sequences <= instance.most_sequences(prefilled)
         # Prompt tokens are prefilled as fast as answers of 1,999 passes leave.
         assert candidate.load_fraction * prefilled == pytest.approx(candidate.batch_size * 4000 / 1999, rel=0.01)
@@ -118,7 +118,7 @@ def test_prompts_wait_by_the_load_that_answers_leave() -> None:
     """Two devices have room for one decoding instance: 4 / (100 x 20 ms) = 2 requests/s of 10, a load of 0.2."""
     instance = make_instance(num_devices=2)
     decoder = Decoder(instance, 4, Span(0.02, 0.018, 0.024))
-    (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+    (point,) = pair_instances([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
     transfer = transfer_span(instance, 2)
 
     assert transfer is not None
@@ -200,8 +200,8 @@ def test_passes_lowered_together_equal_passes_lowered_alone(model: str, degrees:
     """Decode passes, with and without drafts, and mixed passes, which share no operation with another size."""
     alone, together = (make_instance(degrees, model).passes for _ in range(2))
     batches, prompt = (1, 3, 17, 256), (2, 500)
-    together.lower_together(batches, 700, {1, 3}, 200)
-    together.lower_bodies([query_len * batch + 1000 for batch in batches for query_len in (1, 3)])
+    together.lower_decode_passes(batches, 700, {1, 3}, 200)
+    together.lower_token_operations([query_len * batch + 1000 for batch in batches for query_len in (1, 3)])
 
     for batch in batches:
         for query_len in (1, 3):

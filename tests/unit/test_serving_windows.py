@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapewright.optimize.serving import ServingFormat, ServingRequest
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.passes import Pass, mean_seen, spread_windows
 from shapewright.optimize.serving.point import Instance
 from shapewright.prediction.build import build_scenario
@@ -88,11 +88,14 @@ def test_outputs_that_leave_no_window_are_priced_at_their_middle(model: str, pro
 def mixed_s(model: str, prompt_len: int) -> tuple[float, list[float]]:
     """Time of a planned mixed pass of about 512 prompt tokens and 32 sequences, and of each pass priced one by one."""
     instance = make_instance(model, prompt_len, 1000)
-    share = prefill_shares(prompt_len)[0]
-    candidate = AggregatedCandidate(instance, 32, share, load_fraction=0.0)
+    chunking = list_chunkings(prompt_len)[0]
+    candidate = AggregatedCandidate(instance, 32, chunking, load_fraction=0.0)
     times = compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device)
     passes, decode = instance.passes, instance.decode_passes(32)[0]
-    each = [passes.mixed(decode, passes.prefill(1, share.tokens, n * share.tokens)) for n in range(share.num_passes)]
+    each = [
+        passes.mixed(decode, passes.prefill(1, chunking.tokens, n * chunking.tokens))
+        for n in range(chunking.num_passes)
+    ]
     # A load of one is a pass with prefill all the time.
     point = candidate._replace(load_fraction=1.0 - 1e-12).point(times)
     return point.tpot.middle_s, [

@@ -11,10 +11,10 @@ import pytest
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
 from shapewright.optimize.serving.point import waiting_s
 from shapewright.optimize.serving.traffic.candidates import Scheduler, price_streams
-from shapewright.optimize.serving.traffic.figures import saturated_per_s, summarize_outcome
+from shapewright.optimize.serving.traffic.figures import simulate_capacity_per_s, summarize_outcome
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
 from shapewright.optimize.serving.traffic.state import Limits
@@ -84,7 +84,7 @@ def test_replicas_cut_prompts_at_the_same_time() -> None:
     outcome = simulate(traffic, streams)
 
     assert outcome.first_s.tolist() == [3.0, 3.0]
-    assert saturated_per_s(SimulatedUnit(streams), traffic) == pytest.approx(2 / 4, rel=0.01)
+    assert simulate_capacity_per_s(SimulatedUnit(streams), traffic) == pytest.approx(2 / 4, rel=0.01)
 
 
 def test_prompts_that_are_not_cut_stop_decoding() -> None:
@@ -189,9 +189,9 @@ def test_full_batches_serve_as_the_closed_form() -> None:
     """With equal requests that always wait, requests per second are those of the closed form within 4 %."""
     request = ServingRequest(prompt_len=1024, output_len=256)
     instance = make_instance(request=request)
-    share = PrefillShare(1, 512, 2, 256)
+    chunking = PrefillChunking(1, 512, 2, 256)
     for batch in (16, 64):
-        candidate = AggregatedCandidate(instance, batch, share, batch * 2 / 255)
+        candidate = AggregatedCandidate(instance, batch, chunking, batch * 2 / 255)
         point = candidate.point(compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device))
         limits = Limits(batch + 1, 512 + batch, 16, 10_000)
         priced = price_table(
@@ -200,7 +200,7 @@ def test_full_batches_serve_as_the_closed_form() -> None:
         unit = SimulatedUnit(Streams(priced.table, limits, 1))
         equal = make_traffic([0.0] * 2000, [1024] * 2000, [256] * 2000)
 
-        assert saturated_per_s(unit, equal) == pytest.approx(point.requests_per_s, rel=0.04)
+        assert simulate_capacity_per_s(unit, equal) == pytest.approx(point.requests_per_s, rel=0.04)
 
 
 def test_idle_server_has_the_latency_of_its_passes() -> None:

@@ -1,4 +1,4 @@
-"""Serving plans: sequences that fit, latency and throughput by layout, format, batch and way to prefill."""
+"""Serving plans: sequences that fit, latency and throughput by layout, format, batch and chunking of prompts."""
 
 from shapewright.optimize.serving.adapters import Adapters as Adapters
 from shapewright.optimize.serving.plan import ServingPlan as ServingPlan

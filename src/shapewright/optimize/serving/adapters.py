@@ -1,4 +1,4 @@
-"""LoRA adapters in a server: memory of those that are resident, and their GEMMs in each pass.
+"""LoRA adapters in a server: the memory of resident adapters, and their GEMMs in each pass.
 
 Legend: N resident adapters, r their rank, S sequences of a pass, T its new tokens, W[n,k] an adapted weight as one
 device holds it.
@@ -7,11 +7,11 @@ device holds it.
     adapters in a pass            a = N (1 - (1 - 1/N)^S): sequences choose among all with equal chance
     GEMMs of each weight          a x (T/a, k) (k, r) and a x (T/a, r) (r, n)
 
-The tokens of a pass are sorted by adapter, as by the segmented kernels of Punica, which vLLM and SGLang run. They are
-priced as batched GEMMs with the records of 16-bit GEMMs: tall and thin, they read far more than they compute. The
-second one adds to the output of the weight's GEMM; that it reads this output too is left out. A tensor axis that splits
-n splits B[n,r], one that splits k splits A[r,k] (lowering.adapters). A fused projection has an adapter for each of its
-parts. Routed experts have none: neither vLLM 0.10 nor SGLang 0.5 adapts them.
+The tokens of a pass are sorted by adapter, as in the segmented kernels of Punica, which vLLM and SGLang run. The GEMMs
+are priced as batched GEMMs with the records of 16-bit GEMMs: tall and thin, they are bound by memory. The second one
+adds to the output of the weight's GEMM; reading that output is left out. A tensor axis that splits n splits B[n,r], one
+that splits k splits A[r,k] (lowering.adapters). A fused projection has an adapter for each of its parts. Routed experts
+have none: neither vLLM 0.10 nor SGLang 0.5 adapts them.
 
 Source: arXiv 2310.18547 (Punica), section 4; arXiv 2106.09685, section 4.1.
 """
@@ -57,7 +57,7 @@ class Adapters:
 
     Attributes:
         rank: Rank of each.
-        num_resident: Adapters in the memory of each device at once.
+        num_resident: Adapters that each device holds in memory.
         targets: Modules that have adapters, as ``lora_targets`` of a training step.
 
     Raises:
@@ -83,15 +83,15 @@ class Adapters:
         check_targets(config, self.targets)
 
     def adapts(self, block: str, role: str) -> bool:
-        """Whether a GEMM has adapters."""
+        """Return whether a GEMM has adapters."""
         return block != "moe" and is_target(self.targets, block, role)
 
     def list_adapted(self, config: TransformerConfig, layout: ParallelLayout) -> list[list[Linear]]:
-        """Return the adapted weights of one layer of each kind on one device, projections apart."""
-        apart = replace(config, fused_qkv=False, fused_gate_up=False)
+        """Return the adapted weights of one layer of each kind on one device, with projections unfused."""
+        unfused = replace(config, fused_qkv=False, fused_gate_up=False)
         return [
-            [linear for linear in list_linears(apart, layout, kind) if self.adapts(linear.block, linear.role)]
-            for kind in apart.count_kinds(range(apart.num_layers))
+            [linear for linear in list_linears(unfused, layout, kind) if self.adapts(linear.block, linear.role)]
+            for kind in unfused.count_kinds(range(unfused.num_layers))
         ]
 
     def weights_bytes(self, config: TransformerConfig, layout: ParallelLayout) -> float:

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from shapewright.prediction.composition import StepTimes
 
 MOST_LOAD_FRACTION = 0.8
-"""Largest used share of the prefill capacity. A judgment: at 0.8 a request waits for twice the service time on average,
-and the wait grows without bound towards 1."""
+"""Largest used share of the prefill capacity, by judgment: at 0.8 the mean wait is twice the service time, and it grows
+without bound towards 1."""
 
 _MOST_PASS_TOKENS = 16384
 _CHUNK_TOKENS = (512, 2048, 8192, _MOST_PASS_TOKENS)
 """Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens). The largest is the
-limit of whole prompts that share a pass: a prompt of 8,200 tokens is not cut where two of 8,100 share a pass."""
+limit of whole prompts that share a pass, so a prompt of 8,200 tokens is not cut while two of 8,100 share a pass."""
 _PROMPTS = (2, 4, 16, 64)
 """Whole prompts that share a pass."""
 
 
-class PrefillShare(NamedTuple):
-    """How prompts are distributed over passes.
+class PrefillChunking(NamedTuple):
+    """How prompts are divided over passes: one in several chunks, or several whole ones in a pass.
 
     Attributes:
         prompts: Whole prompts that share a pass; 1 if a prompt is cut.
@@ -59,52 +59,53 @@ class PrefillShare(NamedTuple):
     context_len: int
 
 
-def prefill_shares(prompt_len: int, cached_len: int = 0) -> list[PrefillShare]:
-    """Return the ways to cut a prompt into passes, or to put several into one.
+def list_chunkings(prompt_len: int, cached_len: int = 0) -> list[PrefillChunking]:
+    """Return the ways to cut a prompt into chunks, or to prefill several whole prompts in one pass.
 
     Args:
         prompt_len: Tokens of a prompt that are not in the cache.
         cached_len: Tokens before them that are in the cache.
 
-    >>> [(share.prompts, share.tokens, share.num_passes) for share in prefill_shares(4000)]
+    >>> [(chunking.prompts, chunking.tokens, chunking.num_passes) for chunking in list_chunkings(4000)]
     [(1, 500, 8), (1, 2000, 2), (1, 4000, 1), (2, 4000, 1), (4, 4000, 1)]
     """
     found = {}
     for chunk in _CHUNK_TOKENS:
         count = ceil(prompt_len / min(chunk, prompt_len))
         tokens = ceil(prompt_len / count)
-        found[count] = PrefillShare(1, tokens, count, cached_len + (count - 1) * tokens // 2)
-    shares = sorted(found.values(), key=lambda share: share.tokens)
+        found[count] = PrefillChunking(1, tokens, count, cached_len + (count - 1) * tokens // 2)
+    chunkings = sorted(found.values(), key=lambda chunking: chunking.tokens)
     fitting = (prompts for prompts in _PROMPTS if prompts * prompt_len <= _MOST_PASS_TOKENS)
-    return [*shares, *(PrefillShare(prompts, prompt_len, 1, cached_len) for prompts in fitting)]
+    return [*chunkings, *(PrefillChunking(prompts, prompt_len, 1, cached_len) for prompts in fitting)]
 
 
 class AggregatedCandidate(NamedTuple):
-    """An instance with a batch and a way to prefill, before its passes are priced."""
+    """An instance with a batch and a chunking of prompts, before its passes are priced."""
 
     instance: Instance
     batch_size: int
-    share: PrefillShare
+    chunking: PrefillChunking
     load_fraction: float
 
     def passes(self) -> tuple[Pass, ...]:
-        """Return a plain decode pass, the decode pass that runs, and mixed passes, whose mean time counts."""
-        instance, share, passes = self.instance, self.share, self.instance.passes
+        """Return a plain decode pass, the decode pass that runs (it may verify drafts), and mixed passes to average."""
+        instance, chunking, passes = self.instance, self.chunking, self.instance.passes
         plain, decode = instance.decode_passes(self.batch_size)
-        contexts = contexts_of_passes(instance.scenario.config, share.context_len, share.tokens, share.num_passes)
-        prefills = (passes.prefill(share.prompts, share.tokens, context_len) for context_len in contexts)
+        config = instance.scenario.config
+        contexts = contexts_of_passes(config, chunking.context_len, chunking.tokens, chunking.num_passes)
+        prefills = (passes.prefill(chunking.prompts, chunking.tokens, context_len) for context_len in contexts)
         return plain, decode, *(passes.mixed(decode, prefill) for prefill in prefills)
 
     def point(self, times: Sequence[StepTimes]) -> OperatingPoint:
         """Return the operating point, given the times of the passes."""
-        instance, request, share, load = self.instance, self.instance.request, self.share, self.load_fraction
+        instance, request, chunking, load = self.instance, self.instance.request, self.chunking, self.load_fraction
         plain, decode, *mixed_spans = (span_of(time) for time in times)
         mixed = mean_span(mixed_spans)
         if request.speculation:
             draft = plain.scaled(request.speculation.draft_s(1.0))
             decode, mixed = decode.plus(draft), mixed.plus(draft)
         mean = decode.scaled(1.0 - load).plus(mixed.scaled(load))
-        service = mixed.scaled(share.num_passes)
+        service = mixed.scaled(chunking.num_passes)
         ttft = Span(*(end + waiting_s(end, load) for end in (service.middle_s, service.low_s, service.high_s)))
         per_stream = self.batch_size * request.tokens_per_pass / ((request.output_len - 1) * mean.middle_s)
         return OperatingPoint(
@@ -113,7 +114,7 @@ class AggregatedCandidate(NamedTuple):
             layout=instance.layout,
             batch_size=self.batch_size,
             num_sequences=self.batch_size * instance.num_streams,
-            prefill_tokens=share.prompts * share.tokens,
+            prefill_tokens=chunking.prompts * chunking.tokens,
             prefill_load_fraction=load,
             prompt_cost_fraction=max(1.0 - decode.middle_s / mean.middle_s, 0.0),
             ttft=ttft,
@@ -124,20 +125,22 @@ class AggregatedCandidate(NamedTuple):
 
 
 def aggregated_candidates(instance: Instance) -> Iterator[AggregatedCandidate]:
-    """Yield batches and ways to prefill that fit in memory and do not exceed MOST_LOAD_FRACTION."""
+    """Yield batches with chunkings that fit in memory and do not exceed MOST_LOAD_FRACTION."""
     request = instance.request
     stages = instance.layout.pipeline_parallel
-    for share in prefill_shares(request.new_len, request.cached_len):
-        prefill_tokens = share.prompts * share.tokens
-        # Mixed passes per sequence that ends: f = B * this.
-        passes_per_sequence = share.num_passes / share.prompts * request.tokens_per_pass / (request.output_len - 1)
+    for chunking in list_chunkings(request.new_len, request.cached_len):
+        prefill_tokens = chunking.prompts * chunking.tokens
+        # Share of mixed passes per sequence of the batch: f = B * passes_per_sequence.
+        prefill_passes = chunking.num_passes / chunking.prompts
+        passes_per_sequence = prefill_passes * request.tokens_per_pass / (request.output_len - 1)
         most = int(MOST_LOAD_FRACTION / passes_per_sequence)
-        most = min(most, instance.most_sequences(prefill_tokens) // stages - share.prompts)
+        most = min(most, instance.most_sequences(prefill_tokens) // stages - chunking.prompts)
         if most < 1:
             continue
         # The decoding tokens of the largest batch need activations in the mixed pass too.
-        most = min(most, instance.most_sequences(prefill_tokens + most * request.query_len) // stages - share.prompts)
+        pass_tokens = prefill_tokens + most * request.query_len
+        most = min(most, instance.most_sequences(pass_tokens) // stages - chunking.prompts)
         for batch_size in batch_sizes(most):
-            if batch_size < share.prompts:
-                continue  # so many prompts do not arrive together
-            yield AggregatedCandidate(instance, batch_size, share, batch_size * passes_per_sequence)
+            if batch_size < chunking.prompts:
+                continue  # no more prompts arrive together than sequences decode
+            yield AggregatedCandidate(instance, batch_size, chunking, batch_size * passes_per_sequence)

@@ -1,8 +1,8 @@
-"""Operating points of instances: batches and ways to prefill, priced together format by format.
+"""Operating points of instances: batches and chunkings of prompts, priced together for each format.
 
-Batches that are powers of four are priced first, then those between them where a neighbour is near the front. If one
-keeps the limits and the next does not, the largest that does is found by bisection: it serves up to a fifth more than
-the step before it.
+Batches that are powers of four are priced first, then those between them that are next to one near the front. If one
+batch keeps the limits and the next does not, the largest that keeps them is found by bisection: it serves up to a fifth
+more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shapewright.optimize.serving.disaggregated import (
     decode_candidates,
     make_decoder,
     make_prefiller,
-    pair_up,
+    pair_instances,
     prefill_candidates,
 )
 from shapewright.optimize.serving.pass_times import time_passes
-from shapewright.optimize.serving.point import limit_first_token
+from shapewright.optimize.serving.point import recommended_ttft_limit_s
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
 Candidate = AggregatedCandidate | PrefillCandidate | DecodeCandidate
-# Batches that are priced first, and throughput over the best at the same speed from which those next to them follow.
+# Ratio of the batches that are priced first. Those next to one are priced too if its throughput is at least this share
+# of the best at its speed for a user.
 _COARSE_STEP, _NEAR_FRACTION = 4, 0.8
 _COARSE_BATCHES = frozenset(_COARSE_STEP**power for power in range(16))
 Price = Callable[[Sequence[Candidate]], "list[list[StepTimes]]"]
@@ -63,7 +64,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
 
     for name in dict.fromkeys(instance.format.name for instance in instances):
         own = [instance for instance in instances if instance.format.name == name]
-        coarse, between = _coarse_batches([one for instance in own for one in aggregated_candidates(instance)])
+        coarse, between = _split_coarse([one for instance in own for one in aggregated_candidates(instance)])
         prefill: list[PrefillCandidate] = [one for instance in own for one in prefill_candidates(instance)]
         decode: list[DecodeCandidate] = [one for instance in own for one in decode_candidates(instance)]
         try:
@@ -73,7 +74,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
             refusals.append(Refusal.of(error))
             continue
         aggregated = [(one, one.point(next(timed))) for one in coarse]
-        finer = _beside_front(aggregated, between)
+        finer = _near_front(aggregated, between)
         prefillers = [make_prefiller(one, next(timed)) for one in prefill]
         decoders = [(one, make_decoder(one, next(timed))) for one in decode]
         aggregated += [(one, one.point(times)) for one, times in zip(finer, price(finer), strict=True)] if finer else []
@@ -101,69 +102,74 @@ def _price_disaggregated(
 ) -> list[OperatingPoint]:
     """Return disaggregated points.
 
-    Without a limit of the first token, prefill instances are used as far as they may. Where that is too late for a
-    recommended point, the points with less load follow.
+    Without a limit of the first token, prefill instances run at their largest load. Decode instances whose first token
+    is then too late for a recommended point are also paired at a smaller load.
     """
-    found = list(pair_up(prefillers, decoders))
-    limit_s = limit_first_token([*aggregated, *found], request)
+    found = list(pair_instances(prefillers, decoders))
+    limit_s = recommended_ttft_limit_s([*aggregated, *found], request)
     late = {(point.layout, point.batch_size) for point in found if point.ttft.middle_s > limit_s}
     again = [one for one in decoders if (one.instance.layout, one.batch_size) in late]
-    return [*found, *pair_up(prefillers, again, limit_s)]
+    return [*found, *pair_instances(prefillers, again, limit_s)]
 
 
-def _coarse_batches(
+def _split_coarse(
     candidates: Sequence[AggregatedCandidate],
 ) -> tuple[list[AggregatedCandidate], list[AggregatedCandidate]]:
-    """Return the candidates whose batch is a power of four or the largest of its layout and share, and the others."""
+    """Split candidates into those whose batch is a power of four or the largest of its series, and the others.
+
+    A series has one layout and one chunking.
+    """
     most: dict[object, int] = {}
     for each in candidates:
-        series = (each.instance.layout, each.share)
+        series = (each.instance.layout, each.chunking)
         most[series] = max(most.get(series, 0), each.batch_size)
     coarse: list[AggregatedCandidate] = []
     between: list[AggregatedCandidate] = []
     for each in candidates:
         is_power = each.batch_size in _COARSE_BATCHES
-        is_coarse = is_power or each.batch_size == most[each.instance.layout, each.share]
+        is_coarse = is_power or each.batch_size == most[each.instance.layout, each.chunking]
         (coarse if is_coarse else between).append(each)
     return coarse, between
 
 
-def _beside_front(
+def _near_front(
     priced: Sequence[tuple[AggregatedCandidate, OperatingPoint]], between: Sequence[AggregatedCandidate]
 ) -> list[AggregatedCandidate]:
-    """Return the candidates next to a priced one, of the same layout and share, that is near the front."""
+    """Return the candidates whose batch is next to a priced one near the front, of the same layout and chunking."""
     near: dict[object, list[int]] = {}
     best = 0.0
     for each, point in sorted(priced, key=lambda entry: -entry[1].tokens_per_s_per_user):
         best = max(best, point.tokens_per_s_per_device)
         if point.tokens_per_s_per_device >= _NEAR_FRACTION * best:
-            near.setdefault((each.instance.layout, each.share), []).append(each.batch_size)
+            near.setdefault((each.instance.layout, each.chunking), []).append(each.batch_size)
     return [
         each
         for each in between
         if any(
             size < _COARSE_STEP * each.batch_size and each.batch_size < _COARSE_STEP * size
-            for size in near.get((each.instance.layout, each.share), ())
+            for size in near.get((each.instance.layout, each.chunking), ())
         )
     ]
 
 
 def _bisect_batches(priced: list[tuple[AggregatedCandidate, OperatingPoint]], price: Price) -> list[OperatingPoint]:
-    """Return the points, with batches added between one that keeps the limits and the next that does not.
+    """Return the points, with batches bisected between one that keeps the limits and the next that does not.
 
-    Only if the larger of the two would serve more than the best so far.
+    A pair is bisected only if the larger batch would serve more than the best so far.
     """
     while True:
         keeps = [point.meets(each.instance.request) for each, point in priced]
-        best = max((_total(*entry) for entry, kept in zip(priced, keeps, strict=True) if kept), default=0.0)
-        series: dict[object, list[_Tried[AggregatedCandidate]]] = {}
+        best = max(
+            (_total_tokens_per_s(*entry) for entry, kept in zip(priced, keeps, strict=True) if kept), default=0.0
+        )
+        series: dict[object, list[_PricedBatch[AggregatedCandidate]]] = {}
         for (each, point), kept in zip(priced, keeps, strict=True):
-            tried = _Tried(each.batch_size, kept, _total(each, point) > best, each)
-            series.setdefault((each.instance.layout, each.share), []).append(tried)
+            tried = _PricedBatch(each.batch_size, kept, _total_tokens_per_s(each, point) > best, each)
+            series.setdefault((each.instance.layout, each.chunking), []).append(tried)
         between = [
             each._replace(batch_size=size, load_fraction=each.load_fraction * size / each.batch_size)
             for own in series.values()
-            for each, size in _halves(own)
+            for each, size in _midpoints(own)
         ]
         if not between:
             return [point for _, point in priced]
@@ -171,22 +177,22 @@ def _bisect_batches(priced: list[tuple[AggregatedCandidate, OperatingPoint]], pr
 
 
 def _bisect_decoders(priced: list[tuple[DecodeCandidate, Decoder]], price: Price) -> list[Decoder]:
-    """Return the decoding instances, with the largest batches added that keep the limit of the time per token."""
+    """Return the decoding instances, with the largest batches that keep the limit of the time per token added."""
     while True:
-        series: dict[object, list[_Tried[DecodeCandidate]]] = {}
+        series: dict[object, list[_PricedBatch[DecodeCandidate]]] = {}
         for each, decoder in priced:
             request = each.instance.request
             limit_s = float("inf") if request.tpot_limit_s is None else request.tpot_limit_s
             keeps = decoder.step.middle_s <= limit_s * request.tokens_per_pass
-            tried = _Tried(each.batch_size, keeps, may_gain=True, candidate=each)
+            tried = _PricedBatch(each.batch_size, keeps, may_gain=True, candidate=each)
             series.setdefault(each.instance.layout, []).append(tried)
-        between = [each._replace(batch_size=size) for own in series.values() for each, size in _halves(own)]
+        between = [each._replace(batch_size=size) for own in series.values() for each, size in _midpoints(own)]
         if not between:
             return [decoder for _, decoder in priced]
         priced += [(each, make_decoder(each, times)) for each, times in zip(between, price(between), strict=True)]
 
 
-class _Tried(NamedTuple, Generic[_C]):
+class _PricedBatch(NamedTuple, Generic[_C]):
     """A batch that was priced.
 
     Attributes:
@@ -202,14 +208,14 @@ class _Tried(NamedTuple, Generic[_C]):
     candidate: _C
 
 
-def _halves(series: list[_Tried[_C]]) -> Iterator[tuple[_C, int]]:
+def _midpoints(series: list[_PricedBatch[_C]]) -> Iterator[tuple[_C, int]]:
     """Yield candidates that keep the limits, with the batch halfway to the next one if that does not keep them."""
     for tried, above in pairwise(sorted(series, key=lambda each: each.batch_size)):
         if tried.keeps and not above.keeps and above.may_gain and above.batch_size - tried.batch_size > 1:
             yield tried.candidate, (tried.batch_size + above.batch_size) // 2
 
 
-def _total(candidate: AggregatedCandidate, point: OperatingPoint) -> float:
+def _total_tokens_per_s(candidate: AggregatedCandidate, point: OperatingPoint) -> float:
     return point.total_tokens_per_s(candidate.instance.request.num_devices)
 
 
@@ -241,7 +247,7 @@ def _lower_batches(candidates: Sequence[Candidate]) -> None:
         _, batches, tokens = sizes.setdefault(id(each.instance), (each.instance, {}, {}))
         batches[each.batch_size] = None
         if isinstance(each, AggregatedCandidate):
-            share = each.share
-            tokens[each.batch_size * each.instance.request.query_len + share.prompts * share.tokens] = None
+            chunking = each.chunking
+            tokens[each.batch_size * each.instance.request.query_len + chunking.prompts * chunking.tokens] = None
     for instance, batches, tokens in sizes.values():
         instance.lower_batches(batches, tokens)

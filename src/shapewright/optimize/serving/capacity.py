@@ -1,4 +1,4 @@
-"""Instances that a server may have: layouts and formats whose memory holds a sequence, and their capacity."""
+"""Search of instances: layouts and formats whose memory holds a sequence, with their capacity."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 MOST_STAGES = 8
-# Devices up to which a model that does not fit is split, to report what it would need.
+# Most devices that a model is split over, to report what it needs if it does not fit.
 _LARGEST_INSTANCE = 1024
 _MOST_LAYOUTS_PRICED = 32
-# Tokens of the pass that the table of capacities leaves room for.
+# Most tokens of the pass beside which capacities are computed.
 _CAPACITY_PASS_TOKENS = 2048
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "expert_tensor_parallel")
 
@@ -70,8 +70,7 @@ class InstanceSearch:
     def find(self, formats: Sequence[ServingFormat], notes: list[str]) -> tuple[list[Instance], list[InstanceCapacity]]:
         """Return the instances that hold at least one sequence, with their capacities.
 
-        If no number of devices is given and a node is not enough for a format, twice as many devices are tried, and so
-        on.
+        If no number of devices is given and a format does not fit on a node, the number is doubled until it does.
 
         Args:
             formats: Element formats; the first is the wanted one.
@@ -126,7 +125,7 @@ class InstanceSearch:
         return fitting
 
     def _explain_misfit(self, one: ServingFormat, most: int) -> str:
-        """Return how many devices a model that does not fit would need."""
+        """Return that the model does not fit, and how many devices it would need."""
         device = self.scenario.device
         job = f"{self.scenario.config.title} with one sequence of {self.request.total_len} tokens in {one.name}"
         limit = most
@@ -154,7 +153,7 @@ class InstanceSearch:
         )
 
     def _suggest_formats(self, others: Sequence[ServingFormat], most: int) -> str:
-        """Return the fields that select those of other formats that fit; empty if none does."""
+        """Return advice with the fields that select other formats that fit; empty if none does."""
         fitting = [_fields_of(one, self.scenario.workload) for one in others if self._list_fitting(one, most)]
         return ", or " + joined(fitting, " or ") + ", which fits" if fitting else ""
 
@@ -220,7 +219,7 @@ def check_given(config: TransformerConfig, given: Mapping[str, Any]) -> None:
 
 
 def check_divides(config: TransformerConfig, workload: Workload, given: Mapping[str, int]) -> None:
-    """Check that the fixed degrees divide the model, each by itself.
+    """Check that each fixed degree divides the model.
 
     Raises:
         LayoutError: one of them does not.
@@ -267,7 +266,7 @@ def _fields_of(one: ServingFormat, wanted: Workload) -> str:
 def _limit_per_size(
     fitting: Sequence[tuple[Instance, InstanceCapacity]], most: int
 ) -> list[tuple[Instance, InstanceCapacity]]:
-    """Return at most some of the instances, in their order: the first ones of each number of devices."""
+    """Return up to ``most`` instances in their order, evenly from the first ones of each number of devices."""
     ranks: dict[int, int] = {}
     ranked = []
     for place, (instance, _) in enumerate(fitting):
@@ -278,6 +277,7 @@ def _limit_per_size(
 
 
 def _capacity_of(instance: Instance) -> InstanceCapacity:
+    """Return the memory and cache of an instance, on its stage that holds the fewest sequences."""
     pass_tokens = min(instance.request.new_len, _CAPACITY_PASS_TOKENS)
     stages = instance.stage_estimates(pass_tokens)
     free = instance.free_bytes(pass_tokens)

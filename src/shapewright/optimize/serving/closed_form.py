@@ -1,4 +1,4 @@
-"""Simple loads in closed form: queued requests, a closed loop and a static batch.
+"""Loads in closed form: queued requests, a closed loop and a static batch.
 
 Legend: I and O tokens of prompt and answer, N requests of one stream (replica and pipeline stage), B sequences that
 decode at once, C tokens of a prefill pass, T_d(B) time of a decode pass, T_m(B) of one that also prefills C tokens.
@@ -6,20 +6,20 @@ decode at once, C tokens of a prefill pass, T_d(B) time of a decode pass, T_m(B)
     passes with prefill               n = N I / C, of which b = B I / C fill the empty batch
     rounds                            w = N / B, each of O passes
     time of N queued requests         (w O - b) T_d(B) + b T_d(B/2) + b T_m(B/2) + (n - b) (T_m(B) - T_d(B))
-    sequences that arrive in time     B <= O C / (I + O): faster than they are prefilled they cannot start
+    sequences that prefill sustains   B <= O C / (I + O): sequences start no faster than they are prefilled
     answers of unequal lengths        (N - B) O / B passes of B, then m O of B / m, the longest being m O
     queued requests                   first token N / rate - (O - 1) T by Little's law
-    closed loop of C requests         first token half of the prefill of C prompts, times 1 - p / O for its p passes;
-                                      the rest of C / rate, by Little's law, is for the other tokens
+    closed loop of R requests         first token half of the prefill of R prompts, times 1 - p / O for its p passes;
+                                      the rest of R / rate, by Little's law, is for the other tokens
 
-A closed loop stays in rounds: C requests end together, their successors prefill one after the other, and decode a
-token in each pass that prefills others. The more of their tokens they get in this way, the less they stay together.
+In a closed loop the rounds persist: R requests end together, their successors prefill one after the other, and decode
+a token in each pass that prefills others. The more tokens they decode in such passes, the further apart they end.
 
-The batch fills and drains at half of its size on average; the last round has the requests that are left. Engines that
-do not mix prefill with decoding add the prefill passes alone instead of T_m - T_d. The batch is what the cache holds:
-sequences of full length where an engine reserves whole answers, of half an answer otherwise.
+While the batch fills, it has half of its size on average; the last round has the requests that are left. Engines that
+do not mix prefill with decoding run prefill passes alone, instead of adding T_m - T_d. The batch is what the cache
+holds: sequences of full length if an engine reserves whole answers, of half an answer otherwise.
 
-Assumes: equal prompts; a replica gets its share of the requests; pipelines keep every stage busy.
+Assumes: equal prompts; requests are divided evenly over replicas; pipelines keep every stage busy.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.point import Instance
 
 LONE_PREFILL_SHARE = 0.2
-"""Share of the time of a prefill of all replicas that a replica takes whose experts are spread over all: its attention
-and dense layers, and a part of the experts. Chosen with all pairs in view (docs/decisions/0027)."""
+"""Prefill time that one replica alone adds to a pass, over what all together add, where replicas share experts: its own
+attention and dense layers, and a part of the experts. Chosen on all compared runs (docs/decisions/0027)."""
 
 GROUP_POWER = 0.5
-"""Prompts of a pass in a closed loop of C requests: C to this power. Between all, if they end together, and one, if
-each ends alone: requests that share a pass end together, but the first of them to return starts the next pass."""
+"""Prompts that share a prefill pass in a closed loop of R requests: R to this power. It is between 1 (all requests end
+together) and 0 (each ends alone): requests that share a pass end together, but the first to return starts the next."""
 
 
 class LoadTimes(NamedTuple):
-    """What a load gets from an instance.
+    """Throughput and latency of an instance under a load.
 
     Attributes:
         output_tokens_per_s: Answered tokens per second of the instance.
@@ -64,7 +64,7 @@ class Load:
 
     Attributes:
         shapes: Passes to price.
-        combine: Returns the result, given the times of the passes. [s]
+        combine: Returns throughput and latency, given the times of the passes. [s]
         num_sequences: Sequences that a pass decodes.
     """
 
@@ -73,13 +73,13 @@ class Load:
     num_sequences: float
 
     def predict(self, instance: Instance) -> tuple[LoadTimes, LoadTimes, LoadTimes]:
-        """Price the passes; return the result, and those with all passes at the ends of their 90 % intervals."""
+        """Return throughput and latency with the times of passes in the middle, at the low and at the high end."""
         spans = predict_passes(instance, self.shapes)
         middle_s, low_s, high_s = zip(*((span.middle_s, span.low_s, span.high_s) for span in spans), strict=True)
         return self.combine(middle_s), self.combine(low_s), self.combine(high_s)
 
 
-def most_decoding(instance: Instance) -> int:
+def most_decoding_sequences(instance: Instance) -> int:
     """Return the sequences that one stream of an instance decodes at once.
 
     Raises:
@@ -113,7 +113,7 @@ def queued(
         instance: The instance; its request gives the lengths.
         concurrency: Requests in flight at most; None for all.
         longest: Longest answer over the mean one.
-        typical: Prompt tokens that the request in the middle computes over the mean, where a cache knows some prompts.
+        typical: Prompt tokens that the median request computes over the mean, if some prompts are cached.
 
     Raises:
         WorkloadError: not even one sequence fits.
@@ -122,7 +122,7 @@ def queued(
     prompt, answer = request.new_len, request.output_len
     requests = max(num_requests / streams, 1.0)
     tokens = pass_tokens(instance)
-    batch = min(most_decoding(instance), requests, (concurrency or num_requests) / streams)
+    batch = min(most_decoding_sequences(instance), requests, (concurrency or num_requests) / streams)
     if server.mixes_prefill:
         batch = min(batch, answer * tokens / (prompt + answer))
     # A closed loop of fewer requests than streams leaves some of them idle.
@@ -132,19 +132,19 @@ def queued(
     full = floor(requests / batch + 1e-9) if longest == 1.0 else requests / batch - 1.0
     rest = max(requests - full * batch, 0.0) if longest == 1.0 else batch / longest
     context = request.prompt_len + answer // 2
-    part = prefill_part(instance, tokens, (concurrency / streams) ** GROUP_POWER if concurrency else requests)
-    # Passes hold whole prompts, or pieces of one: as many of them as prompt tokens need.
+    part = make_prefill_pass(instance, tokens, (concurrency / streams) ** GROUP_POWER if concurrency else requests)
+    # A pass may hold fewer prompt tokens than its budget, so more passes are needed.
     scale = tokens / (part.prompts * part.prefill_tokens)
     whole, half = PassShape(_round(batch), context), PassShape(_round(batch / 2), context)
-    mixed = [mix(part, shape) if server.mixes_prefill else part for shape in (whole, half)]
+    mixed = [mixed_pass(part, shape) if server.mixes_prefill else part for shape in (whole, half)]
     shapes = (whole, half, *mixed, *([PassShape(_round(rest), context)] if rest else []))
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        # A full batch and half of one, each alone and then with prompts; the sequences that are left at the end.
+        # Decode passes of the full and the half batch, both with prefill, and of the sequences left at the end, if any.
         decode_s, half_s, mixed_s, mixed_half_s, *last_s = times_s
         extra_s = mixed_s - decode_s if server.mixes_prefill else mixed_s
         fill_passes, passes = fill * scale, prefills * scale
-        # Replicas that share experts run in step and wait for those that prefill.
+        # Replicas that share experts run their passes in step, so all wait for those that prefill.
         share = min(passes / (requests / batch * answer), 1.0)
         replicas = instance.layout.data_parallel if instance.layout.expert_parallel > 1 else 1
         passes *= _waiting_factor(share, replicas) if server.mixes_prefill else 1.0
@@ -191,10 +191,10 @@ def static_batch(instance: Instance, batch_size: int) -> Load:
 
 
 def _waiting_factor(share: float, replicas: int) -> float:
-    """Return the prefill time of a replica that is in step with others, over that alone.
+    """Return the prefill time of replicas that run their passes in step, over that of independent ones.
 
     With f the share of passes in which a replica prefills and n replicas, some replica prefills in 1 - (1 - f)^n of the
-    passes. A pass in which one alone prefills takes LONE_PREFILL_SHARE of what all together add, and grows linearly.
+    passes. One alone adds LONE_PREFILL_SHARE of what all together add to a pass; in between it grows linearly.
 
     >>> _waiting_factor(0.1, 1)
     1.0
@@ -206,18 +206,18 @@ def _waiting_factor(share: float, replicas: int) -> float:
 
 
 def part_passes(instance: Instance) -> float:
-    """Return the prefill passes of one prompt; below 1 where several prompts share a pass."""
+    """Return the number of prefill passes of one prompt; below 1 if several prompts share a pass."""
     return instance.request.new_len / pass_tokens(instance)
 
 
 def pass_tokens(instance: Instance) -> int:
-    """Return the prompt tokens of a full prefill pass: the budget, or a longer prompt that is not cut."""
+    """Return the prompt tokens of a full prefill pass: the token budget, or a longer prompt that cannot be cut."""
     server, prompt = instance.request.server, instance.request.new_len
     return server.pass_tokens if server.chunked_prefill else max(server.pass_tokens, prompt)
 
 
-def prefill_part(instance: Instance, tokens: int, requests: float) -> PassShape:
-    """Return a prefill pass of some requests at most: whole prompts up to the budget, or pieces that fill it."""
+def make_prefill_pass(instance: Instance, tokens: int, requests: float) -> PassShape:
+    """Return a prefill pass over prompts of at most some requests: whole prompts up to the budget, or chunks of it."""
     request = instance.request
     most = ceil(tokens / request.new_len) if request.server.chunked_prefill else tokens // request.new_len
     prompts = max(min(most, int(requests)), 1)
@@ -225,8 +225,8 @@ def prefill_part(instance: Instance, tokens: int, requests: float) -> PassShape:
     return PassShape(0, 0, piece, request.cached_len + (request.new_len - piece) // 2, prompts)
 
 
-def mix(part: PassShape, decode: PassShape) -> PassShape:
-    """Return a prefill pass that also decodes the sequences of another."""
+def mixed_pass(part: PassShape, decode: PassShape) -> PassShape:
+    """Return a prefill pass that also decodes the sequences of a decode pass."""
     return part._replace(decode_batch=decode.decode_batch, decode_context=decode.decode_context)
 
 

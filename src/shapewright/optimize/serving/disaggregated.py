@@ -9,8 +9,8 @@ and answer, E tokens that a decode pass adds to a sequence, x prefill and y deco
     time to first token                       T_p + rho T_p / (2 (1 - rho)) + transfer of the cache of one prompt
 
 Assumes: as in serving.aggregated; a cached prefix is on the prefill instances and is sent with the rest; the whole
-transfer counts in the time to the first token, although the first token is known before it; each device of the smaller
-side sends or receives its share at once, between nodes if the unit is larger than a node.
+transfer counts in the time to the first token, although the first token is known before it; the devices of the smaller
+side transfer their parts of a cache in parallel, between nodes if the unit is larger than a node.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MOST_PREFILL_TOKENS = 32768
 _MOST_INSTANCES = 8
 """Most instances of either kind in a unit."""
 _MOST_PREFILLERS = 4
-# A first token waits for all prompts of its pass: larger batches of prompts have to serve more than this share more.
-_WORTH_WAITING_FRACTION = 0.03
+# A first token waits for all prompts of its pass, so a larger batch of prompts must serve more by this fraction.
+_LEAST_GAIN_FRACTION = 0.03
 _LEAST_LOAD_FRACTION = 0.05
 
 
@@ -63,7 +63,7 @@ class DecodeCandidate(NamedTuple):
 
 
 def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:
-    """Yield batches of prompts that fit."""
+    """Yield the instance with each batch of prompts that fits in memory."""
     request, stages = instance.request, instance.layout.pipeline_parallel
     for batch_size in _PROMPT_BATCHES:
         if batch_size > 1 and batch_size * request.new_len > _MOST_PREFILL_TOKENS:
@@ -73,7 +73,7 @@ def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:
 
 
 def decode_candidates(instance: Instance) -> Iterator[DecodeCandidate]:
-    """Yield batches that fit."""
+    """Yield the instance with each batch of sequences that fits in memory."""
     query_len, stages = instance.request.query_len, instance.layout.pipeline_parallel
     most = instance.most_sequences(1) // stages
     if most >= 1:
@@ -124,10 +124,10 @@ def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Deco
     return Decoder(candidate.instance, candidate.batch_size, step)
 
 
-def pair_up(
+def pair_instances(
     prefillers: Sequence[Prefiller], decoders: Sequence[Decoder], ttft_limit_s: float | None = None
 ) -> Iterator[OperatingPoint]:
-    """Yield, for each decode instance, the best unit with one of the best prefill instances.
+    """Yield, for each decode instance, its best unit with one of the prefill instances that serve most.
 
     Args:
         prefillers: Prefill instances with each batch of prompts.
@@ -150,32 +150,32 @@ def pair_up(
     batches: dict[int, list[Prefiller]] = {}
     for prefiller, _, _ in chosen:
         batches.setdefault(id(prefiller.instance), []).append(prefiller)
-    chosen = _without_waiting(chosen)
+    chosen = _smallest_good_batches(chosen)
     chosen.sort(key=lambda one: -_served_per_device(one))
     for decoder in decoders:
         points = [
             point
             for prefiller, load, transfer in chosen[:_MOST_PREFILLERS]
-            if (point := _join(prefiller, decoder, load, transfer, batches[id(prefiller.instance)])) is not None
+            if (point := _best_unit(prefiller, decoder, load, transfer, batches[id(prefiller.instance)])) is not None
         ]
         if points:
             yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
 
 
 def _served_per_device(chosen: tuple[Prefiller, float, Span]) -> float:
-    """Return the prompts per second of a device at the load that is allowed."""
+    """Return the prompts per second and device at the allowed load."""
     prefiller, load, _ = chosen
     return load * prefiller.requests_per_s / prefiller.instance.layout.num_devices
 
 
-def _without_waiting(chosen: Sequence[tuple[Prefiller, float, Span]]) -> list[tuple[Prefiller, float, Span]]:
-    """Return for each instance the smallest batch of prompts that serves nearly as many as the best."""
+def _smallest_good_batches(chosen: Sequence[tuple[Prefiller, float, Span]]) -> list[tuple[Prefiller, float, Span]]:
+    """Return, for each prefill instance, the smallest batch of prompts that serves nearly as many as its best one."""
     by_instance: dict[int, list[tuple[Prefiller, float, Span]]] = {}
     for one in chosen:
         by_instance.setdefault(id(one[0].instance), []).append(one)
     kept = []
     for batches in by_instance.values():
-        least = (1.0 - _WORTH_WAITING_FRACTION) * max(map(_served_per_device, batches))
+        least = (1.0 - _LEAST_GAIN_FRACTION) * max(map(_served_per_device, batches))
         kept.append(
             min((one for one in batches if _served_per_device(one) >= least), key=lambda one: one[0].batch_size)
         )
@@ -220,7 +220,7 @@ def _load_within(service: Span, transfer: Span, limit_s: float | None) -> float:
     return min(max(2.0 * wait / (1.0 + 2.0 * wait), 0.0), MOST_LOAD_FRACTION) if wait > 0.0 else 0.0
 
 
-def _join(
+def _best_unit(
     prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span, batches: Sequence[Prefiller]
 ) -> OperatingPoint | None:
     """Return the unit of prefill and decode instances with most tokens per second of the available devices.
@@ -230,8 +230,8 @@ def _join(
         decoder: The decode instance.
         load: Load that the prefill instance may have.
         transfer: Time to send the cache of one prompt. [s]
-        batches: The prefill instance with each of its batches of prompts. A pass takes the prompts that wait: below the
-            load of the largest batch, the one with the earliest first token runs.
+        batches: The prefill instance with each of its batches of prompts. Of those that carry the load, the one with
+            the earliest first token is taken, because a pass takes only the prompts that wait.
     """
     request, instance = decoder.instance.request, decoder.instance
     prefill_layout, layout = prefiller.instance.layout, instance.layout
@@ -244,7 +244,7 @@ def _join(
             most = min(most, (limit - prefilling) // layout.num_devices)
         if most < 1:
             break
-        for num_decode in _matching(num_prefill * load * prefill_rate / decode_rate, most):
+        for num_decode in _balanced_counts(num_prefill * load * prefill_rate / decode_rate, most):
             rate = min(num_prefill * load * prefill_rate, num_decode * decode_rate)
             devices = prefilling + num_decode * layout.num_devices
             total = rate / devices if limit is None else rate * (limit // devices)
@@ -263,7 +263,7 @@ def _join(
         key=lambda run: run[0].service.middle_s + waiting_s(run[0].service.middle_s, run[1]),
     )
     service = prefiller.service
-    # Decode instances that receive too few prompts run smaller batches; they are priced with full ones.
+    # Decode instances that receive fewer prompts run smaller batches, but are priced with full ones.
     return OperatingPoint(
         mode="disaggregated",
         format=instance.format,
@@ -287,7 +287,7 @@ def _join(
     )
 
 
-def _matching(ratio: float, most: int) -> set[int]:
+def _balanced_counts(ratio: float, most: int) -> set[int]:
     """Return the numbers of decode instances next to the balanced ratio, limited by the available devices."""
     below = int(ratio)
     return {min(max(count, 1), most) for count in (below, below + 1)}

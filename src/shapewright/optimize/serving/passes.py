@@ -3,28 +3,22 @@
 A mixed pass (chunked prefill, arXiv 2308.16369) multiplies the tokens of decode and prefill with the weights together;
 only the attention core runs for each separately.
 
-Images of prompts run through the vision tower before their tokens. A pass with a part of a prompt takes that part of
-the time of its images, though an engine runs an image as a whole: the mean over the passes of a prompt is the same.
-
 Attention windows: the sequences of a batch are at different positions of their answers, so each layer is priced with
-the mean of what the sequences see. With chunked attention, a batch in the middle of its answers would see a whole chunk
-or almost nothing of it, depending on a few tokens of the prompt.
+the mean number of tokens that they attend to. With chunked attention, a batch whose sequences are all in the middle of
+their answers would attend to a whole chunk or to almost nothing, depending on a few tokens of the prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.lowering.images import of_tower
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Scan, SparseAttention
 from shapewright.lowering.operations.rows import OperationRows
-from shapewright.workload.images import tower_job
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -34,14 +28,14 @@ if TYPE_CHECKING:
     from shapewright.workload import ParallelLayout, Workload
 
 _MOST_PASSES = 11
-"""Passes of a prompt that are priced. An odd number, so that they are not all at the same position of a chunk: the
+"""Most passes of a prompt that are priced. It is odd so that they do not all fall on the same position of a chunk: the
 tokens of chunks and of passes are powers of two."""
 
 
 def spread_windows(config: TransformerConfig, context_len: int, num_contexts: int) -> TransformerConfig:
-    """Return the model with each window as long as the mean of what decode passes see of it.
+    """Return the model with each window as long as the mean number of tokens that decode passes attend to in it.
 
-    Layers without a window see the mean if the model is lowered with the middle context.
+    Layers without a window need no change if the model is lowered with the middle context.
 
     Args:
         context_len: Tokens in the cache before the first of the passes.
@@ -60,7 +54,7 @@ def spread_windows(config: TransformerConfig, context_len: int, num_contexts: in
 
 
 def contexts_of_passes(config: TransformerConfig, mean_context: int, tokens: int, num_passes: int) -> tuple[int, ...]:
-    """Return the cached tokens before some passes whose mean time is that of all passes of a prompt.
+    """Return the cached tokens before a few passes whose mean time is that of all passes of a prompt.
 
     The time of layers without a window grows linearly from pass to pass, so the pass in the middle is the mean; with
     sliding windows it is within 0.2 % (Gemma 2). With chunked attention, several passes are taken, evenly spaced over
@@ -109,27 +103,25 @@ def _sum_seen(window: int, num_tokens: int, *, is_chunked: bool) -> int:
 
 
 # Roles of an attention block whose sizes depend on more than the number of tokens: the scores of a sequence, and the
-# latents of MLA, which prefill expands and decode absorbs.
+# latents of MLA, which are expanded in prefill and absorbed in decode.
 _CORE_ROLES = frozenset(
     ("fused", "score", "mask", "softmax", "over_value", "repeat_kv", "kv_b", "absorb_q", "absorb_out")
 )
 
 
 Part = tuple[OperationRows, int]
-"""Rows of operations, and one of the rows."""
+"""Operations with a row for each of several passes, and the row of one pass."""
 
 
 class Pass(NamedTuple):
     """Operations of one device in one pass of a server.
 
     Attributes:
-        parts: The operations, in order: rows of operations that passes share, and which row.
+        parts: The operations, in order: each part is a row of operations that several passes share.
         workload: Workload that they were lowered from.
         layout: Layout of the model.
         key: Kind and sizes; passes of one instance with equal keys are equal.
         num_decoding: Sequences that decode in it.
-        tower: Pass of the vision tower over some images; None without images.
-        tower_share: Part of that pass that belongs to this one.
     """
 
     parts: tuple[Part, ...]
@@ -137,8 +129,6 @@ class Pass(NamedTuple):
     layout: ParallelLayout
     key: tuple[object, ...]
     num_decoding: int = 0
-    tower: Pass | None = None
-    tower_share: float = 0.0
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -162,31 +152,20 @@ class Passes:
         scenario: Model, device and layout, and a workload with formats and kind of attention.
         adapters: LoRA adapters; None without.
         gathers_experts: Whether devices that share experts gather each other's tokens, see gather_experts.
-        images_per_token: Images of a prompt over its new tokens.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        adapters: Adapters | None = None,
-        *,
-        gathers_experts: bool = False,
-        images_per_token: float = 0.0,
-    ) -> None:
+    def __init__(self, scenario: Scenario, adapters: Adapters | None = None, *, gathers_experts: bool = False) -> None:
         self._adapters, self._gathers_experts = adapters, gathers_experts
         self._config, self._node_size = scenario.config, scenario.device.node_size
-        self._layout, self._images_per_token = scenario.layout, images_per_token
-        # To the language model, tokens of images are tokens of the prompt like others.
-        self._text_config = replace(scenario.config, vision=None)
-        self._workload = replace(scenario.workload, images=0)
+        self._workload, self._layout = scenario.workload, scenario.layout
         self._lowered: dict[tuple[object, ...], Pass] = {}
-        self._bodies: dict[int, Part] = {}
+        self._token_operations: dict[int, Part] = {}
         self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
 
-    def lower_together(
+    def lower_decode_passes(
         self, batch_sizes: Collection[int], context_len: int, query_lens: Collection[int], answer_len: int
     ) -> None:
-        """Lower decode passes that differ in their sequences at once, with arrays for sizes; see decode.
+        """Lower decode passes with several numbers of sequences at once, with arrays for sizes; see decode.
 
         Args:
             batch_sizes: Sequences of each pass.
@@ -199,28 +178,30 @@ class Passes:
             new = [each for each, key in keys.items() if key not in self._lowered]
             if not new:
                 continue
-            spread = self._spread(context_len - answer_len // 2, answer_len)
+            spread_config = self._spread(context_len - answer_len // 2, answer_len)
             base = replace(self._workload, phase="decode", context_len=context_len)
             workload = base.resized(micro_batch_size=np.array(new) * query_len)
-            rows = self._decode_rows(workload, spread, query_len, len(new))
+            rows = self._decode_rows(workload, spread_config, query_len, len(new))
             for row, batch_size in enumerate(new):
                 own = base.resized(micro_batch_size=batch_size * query_len)
                 self._add_decode(keys[batch_size], own, (rows, row), batch_size)
 
-    def lower_bodies(self, num_tokens: Collection[int]) -> None:
-        """Lower what mixed passes multiply with the weights at once, with arrays for sizes; see mixed.
+    def lower_token_operations(self, num_tokens: Collection[int]) -> None:
+        """Lower at once, with arrays for sizes, the operations of mixed passes that depend on their tokens alone.
 
         Args:
             num_tokens: New tokens of each pass, decoding ones included.
         """
         if self._adapters or not _depends_on_tokens_alone(self._config):
             return
-        new = [each for each in dict.fromkeys(num_tokens) if each not in self._bodies]
+        new = [each for each in dict.fromkeys(num_tokens) if each not in self._token_operations]
         if not new:
             return
         base = replace(self._workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
-        rows = OperationRows(self._lower(base.resized(micro_batch_size=np.array(new))), len(new)).where(_is_body)
-        self._bodies.update((tokens, (rows, row)) for row, tokens in enumerate(new))
+        rows = OperationRows(self._lower(base.resized(micro_batch_size=np.array(new))), len(new)).where(
+            _is_token_operation
+        )
+        self._token_operations.update((tokens, (rows, row)) for row, tokens in enumerate(new))
 
     def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
         """Return a pass over ``query_len`` new tokens of each sequence; more than one verifies draft tokens.
@@ -236,20 +217,20 @@ class Passes:
             workload = replace(
                 self._workload, phase="decode", micro_batch_size=batch_size * query_len, context_len=context_len
             )
-            spread = self._spread(context_len - answer_len // 2, answer_len)
-            self._add_decode(key, workload, (self._decode_rows(workload, spread, query_len), 0), batch_size)
+            spread_config = self._spread(context_len - answer_len // 2, answer_len)
+            self._add_decode(key, workload, (self._decode_rows(workload, spread_config, query_len), 0), batch_size)
         return self._lowered[key]
 
     def _decode_rows(
-        self, workload: Workload, spread: TransformerConfig, query_len: int, num_rows: int = 1
+        self, workload: Workload, spread_config: TransformerConfig, query_len: int, num_rows: int = 1
     ) -> OperationRows:
-        operations = self._lower(workload, spread)
+        operations = self._lower(workload, spread_config)
         if query_len > 1:
             operations = tuple(_share_cache(operation, query_len) for operation in operations)
         return OperationRows(operations, num_rows)
 
     def _add_decode(self, key: tuple[object, ...], workload: Workload, part: Part, batch_size: int) -> None:
-        self._lowered[key] = Pass((self._adapt(part, batch_size),), workload, self._layout, key, batch_size)
+        self._lowered[key] = Pass((self._add_adapters(part, batch_size),), workload, self._layout, key, batch_size)
 
     def prefill(
         self, batch_size: int, num_tokens: int, context_len: int = 0, *, num_sequences: int | None = None
@@ -270,64 +251,50 @@ class Passes:
                 seq_len=num_tokens,
                 context_len=context_len,
             )
-            part = self._adapt((OperationRows(self._lower(workload)), 0), sequences)
-            tower, share = self._tower(self._images_per_token * batch_size * num_tokens)
-            self._lowered[key] = Pass((part,), workload, self._layout, key, tower=tower, tower_share=share)
+            part = self._add_adapters((OperationRows(self._lower(workload)), 0), sequences)
+            self._lowered[key] = Pass((part,), workload, self._layout, key)
         return self._lowered[key]
-
-    def _tower(self, num_images: float) -> tuple[Pass | None, float]:
-        """Return a pass of the vision tower over as many images or the next whole number, and the share of it."""
-        if not num_images:
-            return None, 0.0
-        whole = ceil(num_images)
-        key = ("tower", whole)
-        if key not in self._lowered:
-            workload = replace(self._workload, phase="prefill", micro_batch_size=1, images=whole)
-            operations = lower(*tower_job(self._config, workload, self._layout), node_size=self._node_size)
-            rows = OperationRows(tuple(of_tower(operations)))
-            self._lowered[key] = Pass(((rows, 0),), workload, self._layout, key)
-        return self._lowered[key], num_images / whole
 
     def mixed(self, decode: Pass, prefill: Pass) -> Pass:
         """Return a decode and a prefill pass in one: weights are read once, attention cores run one after the other.
 
-        Logits are those of the decoding sequences; the few rows of prompts that end are left out.
+        Only decoding sequences compute logits; those of prompts that end in the pass, a few rows, are left out.
         """
         prompts = prefill.workload.micro_batch_size
         new_tokens = decode.workload.micro_batch_size
         num_tokens = new_tokens + prompts * prefill.workload.seq_len
-        if num_tokens in self._bodies:
-            body: tuple[Part, ...] = (self._bodies[num_tokens],)
+        if num_tokens in self._token_operations:
+            token_parts: tuple[Part, ...] = (self._token_operations[num_tokens],)
         else:
-            body = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts).parts_where(_is_body)
-        parts = (*body, *(part for each in (decode, prefill) for part in each.parts_where(is_core)))
+            together = self.prefill(1, num_tokens, num_sequences=decode.num_decoding + prompts)
+            token_parts = together.parts_where(_is_token_operation)
+        parts = (*token_parts, *(part for each in (decode, prefill) for part in each.parts_where(is_core)))
         key = ("mixed", decode.key, prefill.key)
-        logits = decode.parts_where(_is_last)
-        both = Pass((*parts, *logits), prefill.workload, self._layout, key, decode.num_decoding)
-        return both._replace(tower=prefill.tower, tower_share=prefill.tower_share)
+        logits = decode.parts_where(_is_logits)
+        return Pass((*parts, *logits), prefill.workload, self._layout, key, decode.num_decoding)
 
     def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
         key = (context_len, num_contexts)
         if key not in self._spread_configs:
-            self._spread_configs[key] = spread_windows(self._text_config, context_len, num_contexts)
+            self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
         return self._spread_configs[key]
 
-    def _adapt(self, part: Part, num_sequences: int) -> Part:
+    def _add_adapters(self, part: Part, num_sequences: int) -> Part:
         if self._adapters is None:
             return part
         rows, row = part
         return OperationRows(self._adapters.add_to(rows.row(row), num_sequences, self._config, self._layout)), 0
 
     def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
-        operations = lower(config or self._text_config, workload, self._layout, node_size=self._node_size)
+        operations = lower(config or self._config, workload, self._layout, node_size=self._node_size)
         return gather_experts(operations, self._config) if self._gathers_experts else operations
 
 
 def gather_experts(operations: Sequence[Operation], config: TransformerConfig) -> tuple[Operation, ...]:
-    """Return the operations with tokens that all devices gather instead of rows that they exchange.
+    """Return the operations with all-gathers and reduce-scatters of tokens instead of all-to-all exchanges of rows.
 
-    Each of r devices that share experts gets the tokens of all others, whatever their experts, and all add up the
-    results of their own: r messages for each token where an exchange sends one for each of its experts.
+    Each of r devices that share experts gets the tokens of all others, whatever their experts, and the results of all
+    devices are summed: r messages for each token, where an exchange sends one for each of its experts.
     """
     return tuple(
         _as_gather(one, config.num_experts_per_token)
@@ -344,21 +311,21 @@ def _as_gather(exchange: Collective, experts_per_token: int) -> Collective:
 
 
 def _depends_on_tokens_alone(config: TransformerConfig) -> bool:
-    """Whether one prompt of n tokens and n of one token are equal but for the cores of sequences.
+    """Return whether operations outside the cores depend on the number of tokens, not on how sequences divide them.
 
-    Tables of positions are read by position, and indexers and captions belong to a sequence.
+    Learned position tables are read by position, and indexers and captions belong to a sequence.
     """
     return config.position_embedding != "learned" and not (
         config.index_topk or config.compressed_layers or config.num_caption_tokens or config.attends_to_images
     )
 
 
-def _is_body(operation: Operation) -> bool:
-    """Return whether an operation multiplies all tokens with weights: neither a core of sequences nor the logits."""
-    return not is_core(operation) and not _is_last(operation)
+def _is_token_operation(operation: Operation) -> bool:
+    """Return whether an operation works on all tokens alike: it is neither a core of sequences nor the logits."""
+    return not is_core(operation) and not _is_logits(operation)
 
 
-def _is_last(operation: Operation) -> bool:
+def _is_logits(operation: Operation) -> bool:
     return operation.stage == "last"
 
 
@@ -370,7 +337,7 @@ def is_core(operation: Operation) -> bool:
 
 
 def _share_cache(operation: Operation, query_len: int) -> Operation:
-    """Let the new tokens of one sequence read its cache together."""
+    """Return an operation in which the new tokens of a sequence are queries of one sequence, not sequences each."""
     if not isinstance(operation, Attention | SparseAttention | Scan | CausalConv):
         return operation
     batch_size = operation.batch_size // query_len

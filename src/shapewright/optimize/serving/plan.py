@@ -1,6 +1,6 @@
-"""plan_serving: operating points of all layouts, formats, batches and ways to prefill; the best, and Pareto fronts.
+"""plan_serving: operating points of all layouts, formats, batches and chunkings; the best, and Pareto fronts.
 
-Batches and ways to prefill are priced in serving.batches.
+Batches and chunkings are priced in serving.batches.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
 
     def front(self, mode: str | None = None, format_name: str | None = None) -> tuple[OperatingPoint, ...]:
         """Return the Pareto front of tokens/s of a device and of a user, within the limit of the first token."""
-        soon_enough = replace(self.request, tpot_limit_s=None)
-        return pareto_front(point for point in self._points_of(mode, format_name) if point.meets(soon_enough))
+        request = replace(self.request, tpot_limit_s=None)
+        return pareto_front(point for point in self._points_of(mode, format_name) if point.meets(request))
 
     def _points_of(self, mode: str | None, format_name: str | None) -> list[OperatingPoint]:
         wanted = format_name or self.formats[0].name
@@ -91,7 +91,7 @@ def plan_serving(
     layout: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] | None = None,
 ) -> ServingPlan:
-    """Plan how to serve a model: layout, format, batch, and prefill together with decode or apart.
+    """Plan how to serve a model: layout, format, batch, and whether the same instances prefill and decode.
 
     Args:
         scenario: Model, a decoder, and device; of the workload, the kind of attention is used.
@@ -159,7 +159,7 @@ def plan_serving(
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Pause the collection of reference cycles: hundreds of thousands of operations and prices hold none."""
+    """Pause garbage collection, which would scan hundreds of thousands of objects that form no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

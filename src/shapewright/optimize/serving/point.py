@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from shapewright.workload import ParallelLayout, Workload
 
 _SECONDS_PER_HOUR = 3600.0
-_MOST_IN_NODE = 8
-"""Devices that NVLink joins without a rack (NVL72); across nodes it exchanges rows of experts (MNNVL)."""
+_LARGEST_NODE_WITHOUT_RACK = 8
+"""Most devices of a node that is not a rack (NVL72). In a rack, devices exchange the rows of experts over multi-node
+NVLink instead of gathering tokens."""
 
 USUAL_TTFT_LIMIT_S = 1.0
-"""Limit of the first token of a recommended point where the request has none: users keep their flow of thought up to
-about a second. Source: J. Nielsen, Usability Engineering (1993), section 5.5. [s]"""
+"""Limit of the first token of a recommended point if the request has none: a delay of up to about a second does not
+interrupt a user's flow of thought. Source: J. Nielsen, Usability Engineering (1993), section 5.5. [s]"""
 _LONG_PROMPT_FACTOR = 2.0
-"""The limit is at least so many times the shortest first token: long prompts may take more than a second, and requests
-wait for each other."""
+"""The limit is at least this multiple of the shortest first token: long prompts may take more than a second, and
+requests wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Span:
         return Span(self.middle_s * factor, self.low_s * factor, self.high_s * factor)
 
     def plus(self, other: Span) -> Span:
-        """Return the sum of two times, with fully correlated errors."""
+        """Return the sum of two times whose errors are fully correlated."""
         return Span(self.middle_s + other.middle_s, self.low_s + other.low_s, self.high_s + other.high_s)
 
 
@@ -57,7 +58,7 @@ def span_of(times: StepTimes) -> Span:
 
 
 def mean_span(spans: Sequence[Span]) -> Span:
-    """Return the mean of times, with fully correlated errors."""
+    """Return the mean of times whose errors are fully correlated."""
     total = spans[0]
     for span in spans[1:]:
         total = total.plus(span)
@@ -80,8 +81,8 @@ class OperatingPoint:
         prefill_tokens: Prompt tokens of one prefill pass, on each replica.
         prefill_load_fraction: Used share of the prefill capacity: share of passes with prefill, or of the time of
             prefill instances.
-        prompt_cost_fraction: Share of the device time that prompts take: what mixed passes take longer than decode
-            passes, or the share of the devices that prefill. The rest is for answers.
+        prompt_cost_fraction: Share of the device time that prompts take: the time that mixed passes take in addition to
+            decode passes, or the share of the devices that prefill. The rest is for answers.
         ttft: Time to first token, queueing included.
         tpot: Time per further token.
         requests_per_s: Requests per second of the unit.
@@ -138,7 +139,7 @@ class OperatingPoint:
     def usd_per_million_each(self, request: ServingRequest) -> tuple[float, float] | None:
         """Return the cost of a million prompt tokens and of a million answered tokens under full load. [USD]
 
-        Both together pay for all devices: prompts pay for the share ``prompt_cost_fraction`` of the device time.
+        Together they cover all devices: prompts cost the share ``prompt_cost_fraction`` of the device time.
 
         Args:
             request: Lengths, and the price of one device; None without a price. Cached prompt tokens count as others.
@@ -160,11 +161,11 @@ class OperatingPoint:
         return _within(self.ttft.middle_s, request.ttft_limit_s) and _within(self.tpot.middle_s, request.tpot_limit_s)
 
 
-def limit_first_token(points: Iterable[OperatingPoint], request: ServingRequest) -> float:
+def recommended_ttft_limit_s(points: Iterable[OperatingPoint], request: ServingRequest) -> float:
     """Return the limit of the first token that a recommended point keeps. [s]
 
-    That of the request; without one USUAL_TTFT_LIMIT_S, or twice the shortest first token of the points that keep the
-    other limit, if that is longer.
+    It is that of the request. Without one, it is USUAL_TTFT_LIMIT_S, or twice the shortest first token of the points
+    that keep the other limit if that is longer.
     """
     if request.ttft_limit_s is not None:
         return request.ttft_limit_s
@@ -177,7 +178,7 @@ def _within(value_s: float, limit_s: float | None) -> bool:
 
 
 def pareto_front(points: Iterable[OperatingPoint]) -> tuple[OperatingPoint, ...]:
-    """Return the points that no other beats in tokens per second of a device or of a user without losing in the other.
+    """Return the Pareto front of points in tokens per second of a device and of a user.
 
     Returns:
         Points of the front, the fastest for a user first. Of equal points, the one with fewest devices.
@@ -205,17 +206,17 @@ def waiting_s(service_s: float, load_fraction: float) -> float:
     return load_fraction * service_s / (2.0 * (1.0 - load_fraction))
 
 
-def settle_model(config: TransformerConfig, server: Server) -> TransformerConfig:
-    """Return the model with the projections that a server fuses (MLA's latents stay separate) and windows it reads."""
+def model_as_served(config: TransformerConfig, server: Server) -> TransformerConfig:
+    """Return the model as a server runs it: fused projections (not of MLA), and no windows that it ignores."""
     if config.attention_window_kind not in server.read_windows:
-        config = _without_windows(config)
+        config = _with_full_attention(config)
     if not server.fused_projections:
         return config
     return replace(config, fused_qkv=config.fused_qkv or not config.is_mla, fused_gate_up=config.gated_mlp)
 
 
-def _without_windows(config: TransformerConfig) -> TransformerConfig:
-    """Return the model with layers that see all positions."""
+def _with_full_attention(config: TransformerConfig) -> TransformerConfig:
+    """Return the model with all layers attending to all positions."""
     return replace(config, attention_windows=()) if any(config.attention_windows) else config
 
 
@@ -241,10 +242,10 @@ class Instance:
     @cached_property
     def config(self) -> TransformerConfig:
         """The model as the server runs it."""
-        return settle_model(self.scenario.config, self.request.server)
+        return model_as_served(self.scenario.config, self.request.server)
 
     @cached_property
-    def base(self) -> Workload:
+    def workload(self) -> Workload:
         """The workload in the formats of the instance."""
         return replace(
             self.scenario.workload,
@@ -260,7 +261,7 @@ class Instance:
         """The passes of the instance, lowered when first used."""
         model = replace(self.scenario.model, config=self.config)
         return Passes(
-            self.scenario.replace(model=model, workload=self.base),
+            self.scenario.replace(model=model, workload=self.workload),
             self.request.adapters,
             gathers_experts=self._gathers_experts,
             images_per_token=self.base.images / self.request.new_len,
@@ -268,15 +269,15 @@ class Instance:
 
     @property
     def _gathers_experts(self) -> bool:
-        """Whether tokens are gathered for experts; over NVLink between nodes they are exchanged."""
-        return self.request.server.gathers_experts and self.scenario.device.node_size <= _MOST_IN_NODE
+        """Whether devices gather the tokens of experts, instead of exchanging rows."""
+        return self.request.server.gathers_experts and self.scenario.device.node_size <= _LARGEST_NODE_WITHOUT_RACK
 
     def lower_batches(self, batch_sizes: Collection[int], num_tokens: Collection[int]) -> None:
-        """Lower at once the decode passes of some batches, and what mixed passes of some tokens compute for each."""
+        """Lower at once the decode passes of some batches, and what depends on tokens alone in mixed passes."""
         request = self.request
         context_len, answer_len = request.prompt_len + request.output_len // 2, request.output_len
-        self.passes.lower_together(batch_sizes, context_len, {1, request.query_len}, answer_len)
-        self.passes.lower_bodies(num_tokens)
+        self.passes.lower_decode_passes(batch_sizes, context_len, {1, request.query_len}, answer_len)
+        self.passes.lower_token_operations(num_tokens)
 
     def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
         """Return a plain decode pass in the middle of the answers, and the one that runs (it may verify drafts)."""
@@ -289,7 +290,7 @@ class Instance:
 
     @property
     def num_streams(self) -> int:
-        """Batches that are processed at once: one per replica and pipeline stage."""
+        """Batches in progress at once: one per replica and pipeline stage."""
         return self.layout.data_parallel * self.layout.pipeline_parallel
 
     @cached_property
@@ -303,20 +304,23 @@ class Instance:
         return {}
 
     def stage_estimates(self, num_tokens: int) -> tuple[MemoryEstimate, ...]:
-        """Return the memory of each stage in a pass over some tokens; its cache is not that of the server. [byte]"""
+        """Return the memory of each stage in a pass over some tokens; its KV cache holds the pass only. [byte]"""
         known = self._known_stages
         if num_tokens not in known:
-            workload = replace(self.base, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
+            workload = replace(self.workload, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
             known[num_tokens] = estimate_stages(self.config, workload, self.layout)
         return known[num_tokens]
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
-        """Return the cache of one sequence on one device of each stage; windows that are not kept hold all. [byte]"""
+        """Return the cache of one sequence on one device of each stage. [byte]
+
+        The server stores all tokens of windows whose kind it does not keep.
+        """
         known = self._known_cache_bytes
         if num_tokens not in known:
-            workload = replace(self.base, micro_batch_size=1, context_len=num_tokens - 1)
+            workload = replace(self.workload, micro_batch_size=1, context_len=num_tokens - 1)
             is_kept = self.config.attention_window_kind in self.request.server.kept_windows
-            config = self.config if is_kept else _without_windows(self.config)
+            config = self.config if is_kept else _with_full_attention(self.config)
             stages = estimate_stages(config, workload, self.layout)
             known[num_tokens] = tuple(stage.kv_cache_bytes for stage in stages)
         return known[num_tokens]

@@ -1,11 +1,11 @@
-"""Recommended operating point, the instances that carry a load with it, and what limits a point.
+"""Recommended operating point, the number of instances for a load, and what limits a point.
 
 Without a limit of the time per token, the point with most tokens/s of the devices has a batch so large that a user gets
-a few tokens a second. The recommended one is then the knee of the front, where the product of both speeds is largest:
-next to it, 1 % more of one costs 1 % of the other. For a decode pass of a + b B seconds over B sequences, that is the
-batch whose own time b B equals the time a of reading the weights: half of the highest throughput, at half of the
-highest speed. The knee does not see the first token: instances that prefill alone serve most when prompts wait for
-seconds. So the recommended point keeps a limit of the first token, which has a default.
+a few tokens per second. The recommended point is then the knee of the front, where the product of tokens/s of a device
+and of a user is largest: next to it, 1 % more of one costs 1 % of the other. For a decode pass of a + b B seconds over
+B sequences, that is the batch for which b B equals the time a of reading the weights: half of the highest throughput at
+half of the highest speed. The knee does not depend on the first token, and instances that only prefill serve most when
+prompts wait for seconds. So the recommended point keeps a limit of the first token, which has a default.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.core.units import format_seconds
-from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, prefill_shares
+from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
-from shapewright.optimize.serving.point import Instance, limit_first_token
+from shapewright.optimize.serving.point import Instance, recommended_ttft_limit_s
 from shapewright.prediction.composition import bound_of, price_passes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.request import ServingRequest
     from shapewright.prediction.scenario import Scenario
 
-# Points within this fraction of the most tokens/s are equal within the error of a prediction.
+# Points with at least this fraction of the most tokens/s count as equal: the difference is within the prediction error.
 _ALIKE_FRACTION = 0.98
 _KNEE_REASON = "knee: 1 % more speed for a user costs 1 % of a device's tokens"
 
@@ -64,7 +64,7 @@ class Recommendation:
     Attributes:
         point: The point.
         reason: Why it is recommended.
-        ttft_limit_s: Limit of the first token that it keeps, see limit_first_token. [s]
+        ttft_limit_s: Limit of the first token that it keeps, see recommended_ttft_limit_s. [s]
         fleet: Instances for the load of the request; None without a load.
     """
 
@@ -92,7 +92,7 @@ def find_knee(
 
     Args:
         points: Points to choose from; the chosen one is on their Pareto front.
-        num_devices: Available devices; devices that no unit fits on count as idle. None counts per device.
+        num_devices: Available devices, of which those left over by whole units are idle. None compares per device.
         node_size: Devices of a node: without ``num_devices``, a unit inside a node is chosen if there is one.
     """
     inside = [point for point in points if num_devices is not None or point.num_devices <= (node_size or 0)]
@@ -114,21 +114,21 @@ def recommend(
         node_size: Devices of a node, see find_knee.
 
     Returns:
-        With a limit of the time per token the point with most tokens/s of the devices, otherwise the knee. With a load,
-        of the points that carry it, with a spare instance if the devices have room for one, the point with the fewest
-        devices; without a limit of the time per token, of those that are at least as fast for a user as their knee.
+        Without a load, the point with most tokens/s of the devices if the time per token is limited, else the knee.
+        With a load, the point with the fewest devices that carry it, with a spare instance if there is room for one;
+        if the time per token is not limited, only points at least as fast for a user as the knee are considered.
         None if no point keeps the limits.
 
     Raises:
         WorkloadError: the given devices do not carry the load.
     """
-    limit_s = limit_first_token(points, request)
+    limit_s = recommended_ttft_limit_s(points, request)
     within = replace(request, ttft_limit_s=limit_s)
     points = [point for point in points if point.meets(within)]
     if not points:
         return None
-    is_usual = request.ttft_limit_s is None
-    usual = f"; first token within the default limit of {format_seconds(limit_s)}" if is_usual else ""
+    is_default = request.ttft_limit_s is None
+    limit_note = f"; first token within the default limit of {format_seconds(limit_s)}" if is_default else ""
     has_limit = request.tpot_limit_s is not None
     if request.requests_per_s is None:
         chosen = most_tokens(points, within) if has_limit else find_knee(points, request.num_devices, node_size)
@@ -138,7 +138,7 @@ def recommend(
     fleets = [(size_fleet(point, request), point) for point in points]
     fitting = [entry for entry in fleets if request.num_devices is None or entry[0].num_devices <= request.num_devices]
     if not fitting:
-        raise _load_error(points, min(fleet.num_devices for fleet, _ in fleets), request, usual)
+        raise _overload_error(points, min(fleet.num_devices for fleet, _ in fleets), request, limit_note)
     fitting = [entry for entry in fitting if entry[0].num_spare_instances] or fitting
     knee = None if has_limit else find_knee([point for _, point in fitting], request.num_devices, node_size)
     if knee is not None:
@@ -168,12 +168,14 @@ def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
     )
 
 
-def _load_error(points: Sequence[OperatingPoint], fewest: int, request: ServingRequest, usual: str) -> WorkloadError:
+def _overload_error(
+    points: Sequence[OperatingPoint], fewest: int, request: ServingRequest, limit_note: str
+) -> WorkloadError:
     available = request.num_devices or 0
     most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
     return WorkloadError(
         f"requests_per_s={request.requests_per_s:g} is more than {available} devices carry: at most {most:.3g} with "
-        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %{usual}",
+        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %{limit_note}",
         advice=with_fields(
             "give {num_devices} {fewest} or more, fewer {requests_per_s}, or wider {ttft_limit_s} or {tpot_limit_s}",
             fewest=fewest,
@@ -248,12 +250,12 @@ def _candidate_of(point: OperatingPoint, instance: Instance) -> AggregatedCandid
     if point.mode != "aggregated":
         return DecodeCandidate(instance, point.batch_size)
     request = instance.request
-    share = next(
-        share
-        for share in prefill_shares(request.new_len, request.cached_len)
-        if share.prompts * share.tokens == point.prefill_tokens
+    chunking = next(
+        chunking
+        for chunking in list_chunkings(request.new_len, request.cached_len)
+        if chunking.prompts * chunking.tokens == point.prefill_tokens
     )
-    return AggregatedCandidate(instance, point.batch_size, share, point.prefill_load_fraction)
+    return AggregatedCandidate(instance, point.batch_size, chunking, point.prefill_load_fraction)
 
 
 def _most_sequences(candidate: AggregatedCandidate | DecodeCandidate) -> int:
@@ -262,5 +264,5 @@ def _most_sequences(candidate: AggregatedCandidate | DecodeCandidate) -> int:
     stages, new_tokens = instance.layout.pipeline_parallel, candidate.batch_size * instance.request.query_len
     if isinstance(candidate, DecodeCandidate):
         return instance.most_sequences(new_tokens) // stages
-    share = candidate.share
-    return instance.most_sequences(share.prompts * share.tokens + new_tokens) // stages - share.prompts
+    chunking = candidate.chunking
+    return instance.most_sequences(chunking.prompts * chunking.tokens + new_tokens) // stages - chunking.prompts

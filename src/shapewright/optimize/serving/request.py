@@ -112,7 +112,7 @@ class ServingFormat:
     @property
     @shown
     def name(self) -> str:
-        """Formats of GEMMs, weights and cache; those that equal the first are left out at the end.
+        """Formats of GEMMs, weights and cache; those at the end that equal the first are left out.
 
         >>> ServingFormat("bf16", "bf16", "bf16").name, ServingFormat("bf16", "int4", "fp8").name
         ('bf16', 'bf16:int4:fp8')
@@ -142,12 +142,12 @@ def read_format(text: str) -> ServingFormat:
 
 
 def is_stored_only(dtype: object, device: Device) -> bool:
-    """Whether a format is 4-bit floats that a device can store but not multiply: MXFP4 under 16-bit activations."""
+    """Return whether a format is 4-bit floats (MXFP4) that a device stores but has no GEMMs for."""
     return isinstance(dtype, str) and get_dtype(dtype).name == "fp4" and "fp4" not in device.dense_flops_per_s
 
 
 def wide_dtype(device: Device) -> str:
-    """Return the 16-bit format that a device multiplies."""
+    """Return the 16-bit format of a device's GEMMs."""
     return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
 
 
@@ -165,11 +165,11 @@ class ServingRequest:
     Attributes:
         prompt_len: Tokens of a prompt.
         output_len: Tokens of an answer.
-        cached_len: Tokens of a prompt that are in the cache already: earlier turns, a shared prefix.
+        cached_len: Tokens of a prompt that are already in the cache, such as earlier turns or a shared prefix.
         ttft_limit_s: Longest time to the first token; None for any. [s]
         tpot_limit_s: Longest time per further token; None for any. [s]
         num_devices: Available devices; None for as many as a node has.
-        server: The server, whose kernels and host the passes are priced with.
+        server: The server, which determines kernels and host time of the passes.
         memory_fraction: Share of a device's memory that the server takes.
         block_tokens: Tokens of a cache block.
         speculation: Speculative decoding; None without.

@@ -1,11 +1,11 @@
-"""Loads in closed form whose batch follows from the load: an open loop, limits on latency, disaggregated instances.
+"""Loads in closed form in which the load determines the batch: an open loop, latency limits, disaggregated instances.
 
 Legend as in closed_form; m O is the longest answer.
 
     open loop at rate r               ends at N / r + m O T_d(B / m), or as queued; B = (N / end) O T(B)
     its median first token            when N / 2 - B others ended or N / 2 were prefilled, less its arrival at N / (2 r)
     99 % of first tokens within t     rho exp(-2 (1 - rho) t / S) = 0.01, S the time between prompts at full load
-    disaggregated                     a closed network of queues that prefill and of delays that decode
+    disaggregated                     a closed queueing network: prefill instances are queues, decode instances delays
 
 Assumes: as closed_form.
 """
@@ -22,10 +22,10 @@ from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.closed_form import (
     Load,
     LoadTimes,
-    mix,
-    most_decoding,
+    make_prefill_pass,
+    mixed_pass,
+    most_decoding_sequences,
     pass_tokens,
-    prefill_part,
     queued,
 )
 from shapewright.optimize.serving.pass_times import PassShape
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 _LATE_SHARE = 0.01
 """Share of requests that may break a limit."""
 _SHARES = np.linspace(_LATE_SHARE, 1.0, 1000)
-"""Shares of the largest load; with the first of them no more requests wait at all than may be late."""
+"""Shares of the largest load that are tried; at the smallest, the share of requests that wait equals _LATE_SHARE."""
 _LIMITED_BATCHES = 32
-"""Batches of which the best within limits is taken."""
+"""Number of batches that are tried within limits."""
 _MOST_BUSY = 0.95
-"""Utilization above which the queue of a finite run is that of its backlog; random arrivals add no more."""
+"""Utilization above which the queue of a finite run is its backlog, to which random arrivals add no more."""
 _MEAN_VALUE_STEPS = 60
 _OPEN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Batches whose passes are priced for an open loop; others are interpolated."""
 
 
-class _Sizes(NamedTuple):
-    """Passes of several batch sizes, to interpolate between.
+class _BatchPasses(NamedTuple):
+    """Passes of several batch sizes, between which times are interpolated.
 
     Attributes:
         sizes: Sequences of a stream that decode at once.
-        shapes: Passes that decode them, then those that prefill one prompt as well, then those of ``crowd``.
-        crowd: The same requests if all wait from the start; its passes prefill as many prompts as they may.
+        shapes: Decode passes by size, then the same with the prefill of one prompt, then those of ``all_queued``.
+        all_queued: The load if all requests wait from the start: its passes prefill as many prompts as fit.
         passes: Prefill passes of one prompt.
         prompt: Tokens of a prompt that are not in the cache.
         answer: Tokens of an answer.
@@ -64,37 +64,37 @@ class _Sizes(NamedTuple):
 
     sizes: Sequence[int]
     shapes: tuple[PassShape, ...]
-    crowd: Load
+    all_queued: Load
     passes: float
     prompt: int
     answer: int
     mixes: bool
 
-    def times(self, times_s: Sequence[float]) -> _Times:
+    def times(self, times_s: Sequence[float]) -> _BatchTimes:
         """Return the times by batch size."""
         count = len(self.sizes)
         decode_s, mixed_s = np.array(times_s[:count]), np.array(times_s[count : 2 * count])
         whole_s, _, full_s = times_s[2 * count : 2 * count + 3]
-        full = self.crowd.shapes[2]
+        full = self.all_queued.shapes[2]
         prompt_s = (
             max(full_s - (whole_s if self.mixes else 0.0), 0.0) / (full.prompts * full.prefill_tokens) * self.prompt
         )
         extra_s = mixed_s - decode_s if self.mixes else mixed_s
-        # A request in O passes of B sequences brings its prefill along: one prompt in a pass, or several.
+        # A request decodes in O passes of B sequences, so each pass also prefills B / O prompts, one or several.
         share = np.array(self.sizes) * self.passes / self.answer
         mean_s = decode_s + np.minimum(share, 1.0) * extra_s + np.maximum(share - 1.0, 0.0) * prompt_s / self.passes
-        rate = self.crowd.combine(times_s[2 * count :]).output_tokens_per_s
-        return _Times(decode_s, mixed_s, mean_s, prompt_s, rate)
+        rate = self.all_queued.combine(times_s[2 * count :]).output_tokens_per_s
+        return _BatchTimes(decode_s, mixed_s, mean_s, prompt_s, rate)
 
 
-class _Times(NamedTuple):
+class _BatchTimes(NamedTuple):
     """Times by batch size. [s]
 
     Attributes:
         decode_s: Decode passes.
         mixed_s: Passes that prefill one prompt as well.
         mean_s: Mean passes of a steady load.
-        prompt_s: Prefill of a prompt in passes that hold as many as they may.
+        prompt_s: Prefill of a prompt in passes with as many prompts as fit.
         most_tokens_per_s: Answered tokens per second if all requests wait from the start.
     """
 
@@ -105,18 +105,22 @@ class _Times(NamedTuple):
     most_tokens_per_s: float
 
 
-def _passes_of_sizes(instance: Instance, num_requests: float, longest: float = 1.0) -> _Sizes:
-    request, server, most = instance.request, instance.request.server, most_decoding(instance)
+def _list_batch_passes(instance: Instance, num_requests: float, longest: float = 1.0) -> _BatchPasses:
+    """Return the passes to price for a load, by batch size."""
+    request, server, most = instance.request, instance.request.server, most_decoding_sequences(instance)
     sizes = sorted({min(size, most) for size in _OPEN_BATCHES} | {most})
-    context, part = request.prompt_len + request.output_len // 2, prefill_part(instance, pass_tokens(instance), 1.0)
+    context, part = (
+        request.prompt_len + request.output_len // 2,
+        make_prefill_pass(instance, pass_tokens(instance), 1.0),
+    )
     decodes = [PassShape(size, context) for size in sizes]
-    mixed = [mix(part, shape) if server.mixes_prefill else part for shape in decodes]
-    crowd = queued(instance, num_requests, longest=longest)
+    mixed = [mixed_pass(part, shape) if server.mixes_prefill else part for shape in decodes]
+    all_queued = queued(instance, num_requests, longest=longest)
     passes = request.new_len / (part.prompts * part.prefill_tokens)
-    return _Sizes(
+    return _BatchPasses(
         sizes,
-        (*decodes, *mixed, *crowd.shapes),
-        crowd,
+        (*decodes, *mixed, *all_queued.shapes),
+        all_queued,
         passes,
         request.new_len,
         request.output_len,
@@ -136,31 +140,35 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
         WorkloadError: not even one sequence fits.
     """
     answer, streams, server = instance.request.output_len, instance.num_streams, instance.request.server
-    by_size, half = _passes_of_sizes(instance, num_requests, longest), 0.5 * num_requests / streams
-    sizes = by_size.sizes
+    by_batch, half = _list_batch_passes(instance, num_requests, longest), 0.5 * num_requests / streams
+    sizes = by_batch.sizes
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        times = by_size.times(times_s)
-        busy = _steady_batch(sizes, rate / streams * answer * times.mean_s)
+        times = by_batch.times(times_s)
+        busy = _find_steady_batch(sizes, rate / streams * answer * times.mean_s)
         tail_s = longest * answer * float(np.interp(busy / longest, sizes, times.decode_s))
         end_s = max(num_requests / rate + tail_s, num_requests * answer / times.most_tokens_per_s)
-        batch = _steady_batch(sizes, 2.0 * half / end_s * answer * times.mean_s)
-        service_s = float(np.interp(batch, sizes, times.mixed_s)) * by_size.passes
-        # The request in the middle starts when enough others ended and all before it are prefilled.
+        batch = _find_steady_batch(sizes, 2.0 * half / end_s * answer * times.mean_s)
+        service_s = float(np.interp(batch, sizes, times.mixed_s)) * by_batch.passes
+        # The median request starts when enough others ended and all before it are prefilled.
         ended_s = max(half - sizes[-1], 0.0) * answer * float(times.mean_s[-1]) / sizes[-1]
         queue_s = max(ended_s, half * times.prompt_s) - half * streams / rate
         random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, _MOST_BUSY))
         token_s = float(np.interp(batch, sizes, times.mean_s))
-        # A request arrives in the middle of the passes that the scheduler runs together.
+        # On average, a request arrives in the middle of the passes that the scheduler runs together.
         together_s = 0.5 * server.scheduler_steps * token_s if server.scheduler_steps > 1 else 0.0
         first_s = service_s + max(queue_s, random_s) + together_s
         return LoadTimes(num_requests * answer / end_s, first_s, token_s)
 
-    return Load(by_size.shapes, combine, sizes[-1] * streams)
+    return Load(by_batch.shapes, combine, sizes[-1] * streams)
 
 
-def _steady_batch(sizes: Sequence[int], needed: NDArray[np.float64]) -> float:
-    """Return the sequences that decode at once, given how many each batch size would let collect."""
+def _find_steady_batch(sizes: Sequence[int], needed: NDArray[np.float64]) -> float:
+    """Return the batch that is in balance: as many sequences as arrive while one is decoded at that batch size.
+
+    Args:
+        needed: Sequences that arrive in the time of an answer, by batch size.
+    """
     if needed[-1] >= sizes[-1]:
         return float(sizes[-1])
     return float(max(needed[int(np.argmax(needed <= np.array(sizes)))], 1.0))
@@ -171,8 +179,8 @@ def within_limits(
 ) -> Load:
     """Return the largest load of one of several equal instances that keeps limits on the 99 % quantile.
 
-    The batch is the one that serves most of those whose mean pass keeps the limit per token, and whose prefill leaves
-    time to wait. Prompts wait in one queue before all copies: P(wait > t) = rho exp(-2 (1 - rho) t / S), S the time
+    Of the batches whose mean pass keeps the limit per token and whose prefill leaves time to wait, the one that serves
+    most is taken. Prompts wait in one queue for all copies: P(wait > t) = rho exp(-2 (1 - rho) t / S), S the time
     between prompts at full load and rho the share of it that arrives.
 
     Args:
@@ -188,21 +196,21 @@ def within_limits(
         WorkloadError: not even one sequence fits; when priced, not even one request alone keeps the limits.
     """
     answer, streams = instance.request.output_len, instance.num_streams
-    by_size = _passes_of_sizes(instance, num_requests)
+    by_batch = _list_batch_passes(instance, num_requests)
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        times = by_size.times(times_s)
-        alone_s = float(times.mixed_s[0]) * by_size.passes
+        times = by_batch.times(times_s)
+        alone_s = float(times.mixed_s[0]) * by_batch.passes
         if alone_s >= ttft_limit_s or times.mean_s[0] > tpot_limit_s:
             raise WorkloadError(
                 f"a request alone takes {alone_s:.3g} s to its first token and {times.mean_s[0]:.3g} s per further "
                 f"token, limits are {ttft_limit_s:g} and {tpot_limit_s:g} s; use more devices or looser limits"
             )
         best = LoadTimes(0.0, 0.0, 0.0)
-        most = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_size.sizes))
+        most = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_batch.sizes))
         for batch in np.geomspace(1.0, most, _LIMITED_BATCHES):
-            token_s, mixed_s = (float(np.interp(batch, by_size.sizes, each)) for each in (times.mean_s, times.mixed_s))
-            rate, service_s = min(batch * streams / token_s, times.most_tokens_per_s), mixed_s * by_size.passes
+            token_s, mixed_s = (float(np.interp(batch, by_batch.sizes, each)) for each in (times.mean_s, times.mixed_s))
+            rate, service_s = min(batch * streams / token_s, times.most_tokens_per_s), mixed_s * by_batch.passes
             between_s = answer / (rate * copies)
             waits = _SHARES * np.exp(-2.0 * (1.0 - _SHARES) * (ttft_limit_s - service_s) / between_s)
             share = float(_SHARES[waits <= _LATE_SHARE].max(initial=0.0)) if service_s < ttft_limit_s else 0.0
@@ -210,7 +218,7 @@ def within_limits(
                 best = LoadTimes(rate * share, service_s + waiting_s(between_s, share), token_s)
         return best
 
-    return Load(by_size.shapes, combine, by_size.sizes[-1] * streams)
+    return Load(by_batch.shapes, combine, by_batch.sizes[-1] * streams)
 
 
 def disaggregated(
@@ -224,9 +232,9 @@ def disaggregated(
 ) -> Load:
     """Return a closed loop over equal instances of which some prefill and the others decode.
 
-    Mean value analysis of a closed network: a request finds the queue of its prefill instance as it is with one request
-    less, then decodes with as many others as are in flight there. A pass prefills all prompts that wait, up to its
-    budget. A run ends when the longest of the answers in flight does.
+    Mean value analysis of a closed network: a request finds its prefill instance with the queue of a load that is one
+    request smaller, then decodes with all others in flight on its decode instance. A pass prefills all prompts that
+    wait, up to its budget. A run ends with the longest answer in flight.
 
     Args:
         instance: The instance; its request gives the lengths.
@@ -237,12 +245,12 @@ def disaggregated(
     approximation of Schweitzer.
     """
     answer, streams = instance.request.output_len, instance.num_streams
-    by_size = _passes_of_sizes(instance, concurrency)
-    part = prefill_part(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
+    by_batch = _list_batch_passes(instance, concurrency)
+    part = make_prefill_pass(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
-        times = by_size.times(times_s)
-        service_s = times_s[-1] * by_size.passes
+        times = by_batch.times(times_s)
+        service_s = times_s[-1] * by_batch.passes
         further_s = min(times.prompt_s, service_s)
         waiting, rate, first_s, token_s = 0.0, 0.0, service_s, float(times.decode_s[0])
         for _ in range(_MEAN_VALUE_STEPS):
@@ -251,9 +259,9 @@ def disaggregated(
             rate = concurrency / (first_s + (answer - 1) * token_s)
             waiting = 0.5 * (waiting + rate * first_s)
             batch = max(rate * (answer - 1) * token_s / (decoders * streams), 1.0)
-            token_s = 0.5 * (token_s + float(np.interp(batch, by_size.sizes, times.decode_s)))
+            token_s = 0.5 * (token_s + float(np.interp(batch, by_batch.sizes, times.decode_s)))
         # The last request starts when all but those in flight have ended, and has the longest answer.
         drain = (longest - 1.0) * (answer - 1) * token_s * rate / num_requests
         return LoadTimes(rate * answer / (1.0 + drain), first_s, token_s)
 
-    return Load((*by_size.shapes, part), combine, by_size.sizes[-1] * decoders * streams)
+    return Load((*by_batch.shapes, part), combine, by_batch.sizes[-1] * decoders * streams)

@@ -1,4 +1,4 @@
-"""Servers to simulate: the layouts with most throughput by the closed form, with the times of their passes."""
+"""Servers to simulate: the layouts with most throughput by the closed form, with priced tables of their passes."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class Candidate:
 
     Attributes:
         scenario: Model and device.
-        point: Its best operating point by the closed form; instances count within a unit.
-        num_units: Units of these instances on the devices.
-        unit: Streams of all of them.
+        point: Its best operating point by the closed form, which describes one unit.
+        num_units: Units on the devices.
+        unit: Streams of all units.
         max_num_seqs: Most sequences of a batch.
         max_num_batched_tokens: Most tokens of a pass.
         cache_tokens: Tokens that the caches of all decoding instances hold.
-        priced: Error and interval of the times of passes; of decoding instances.
+        priced: Times of passes of decoding instances, with error and interval.
     """
 
     scenario: Scenario
@@ -113,7 +113,7 @@ def find_candidates(
     longest_len: int,
     notes: list[str],
 ) -> list[Candidate]:
-    """Return the servers to simulate: the best layouts that prefill and decode together, and the best that do not.
+    """Return the servers to simulate: the best aggregated layouts, and the best disaggregated one.
 
     Args:
         request: Mean lengths, devices, memory and cache blocks.
@@ -142,29 +142,30 @@ def find_candidates(
 
 
 def _best_by_layout(points: Sequence[OperatingPoint], request: ServingRequest) -> list[OperatingPoint]:
-    """Return the best point of each layout, those that keep the limits first, and a disaggregated one second.
+    """Return the best point of each aggregated layout, and as the second the best disaggregated point.
 
-    Layouts with more pipeline stages than needed come last: they shorten no latency.
+    Points that keep the limits come first, and layouts with more pipeline stages than needed last: stages do not
+    shorten latency.
     """
 
     def rank(point: OperatingPoint) -> tuple[bool, float, int]:
         return not point.meets(request), -point.total_tokens_per_s(request.num_devices), point.num_devices
 
     ranked = sorted(points, key=rank)
-    together: dict[ParallelLayout, OperatingPoint] = {}
+    aggregated: dict[ParallelLayout, OperatingPoint] = {}
     for point in ranked:
         if point.mode == "aggregated":
-            together.setdefault(point.layout, point)
-    # Without a number of devices, units that are no larger than what one instance may be.
-    most = max((point.num_devices for point in together.values()), default=1)
-    apart = [
+            aggregated.setdefault(point.layout, point)
+    # Without a number of devices, a unit is at most as large as the largest aggregated instance.
+    most = max((point.num_devices for point in aggregated.values()), default=1)
+    disaggregated = [
         point
         for point in ranked
         if point.mode == "disaggregated" and (request.num_devices or most) >= point.num_devices
     ]
-    fewest = min((layout.pipeline_parallel for layout in together), default=1)
-    listed = sorted(together.values(), key=lambda point: point.layout.pipeline_parallel > fewest)
-    return [*listed[:1], *apart[:1], *listed[1:]]
+    fewest = min((layout.pipeline_parallel for layout in aggregated), default=1)
+    listed = sorted(aggregated.values(), key=lambda point: point.layout.pipeline_parallel > fewest)
+    return [*listed[:1], *disaggregated[:1], *listed[1:]]
 
 
 def make_candidate(
@@ -175,13 +176,13 @@ def make_candidate(
     longest_len: int,
     tables: dict[ParallelLayout, tuple[PricedTable, Limits]],
 ) -> Candidate:
-    """Price the passes of a server.
+    """Return the server of an operating point, with its passes priced.
 
     Args:
         request: Mean lengths, devices, memory and cache blocks.
         point: Its operating point by the closed form.
         longest_len: Tokens of the longest request.
-        tables: Times of passes and limits by layout, which are kept for further points.
+        tables: Times of passes and limits of layouts priced so far; extended.
 
     Raises:
         WorkloadError: the cache of a stream does not hold the longest request.
@@ -219,7 +220,7 @@ def make_candidate(
 def pass_interval(server: Server, priced: PricedTable, *, is_moe: bool) -> tuple[float, float]:
     """Return the ends of the 90 % interval of the times of passes over their middle.
 
-    That of the server's published throughput where it is known, else that of the passes.
+    It is the interval of the server's published throughput if that is known, else that of the passes.
 
     Args:
         is_moe: Whether the model is a mixture of experts.

@@ -1,4 +1,4 @@
-"""Figures of simulated traffic: percentiles, queue, cache use, goodput, capacity and the largest rate within limits."""
+"""Figures of simulated traffic: latency, queue, cache use, goodput, capacity and the largest rate within limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     PerRequest = Float[np.ndarray, " requests"]
 
 WARM_UP_FRACTION = 0.1
-"""Share of requests of drawn traffic that arrive while the server fills, and are left out of the percentiles."""
+"""Share of random requests, the first ones, that percentiles leave out because the server is still filling."""
 QUANTILES = (0.5, 0.9, 0.99)
 _LEAST_SATURATED = 2000
-"""Fewest requests that show the capacity of a unit."""
+"""Fewest requests with which the capacity of a unit is simulated."""
 _SATURATED_BATCHES, _MOST_SATURATED = 4, 200_000
-"""Requests for each sequence that can run, and most requests."""
+"""Requests per sequence that can run, and most requests, with which the capacity is simulated."""
 _BISECTIONS = 6
 
 
@@ -49,9 +49,9 @@ class TrafficFigures:
     """Latency, queue, cache and throughput of a simulation.
 
     Attributes:
-        num_requests: Requests that are counted, without those of the warm-up.
+        num_requests: Requests that percentiles count, without those of the warm-up.
         ttft: Time to the first token, the queue included.
-        tpot: Time per further token of a request; None if all answers have one token.
+        tpot: Time per further token; None if all answers have one token.
         end_to_end: Time from arrival to the last token.
         queue_wait: Time from arrival to the first pass.
         mean_queue: Mean number of requests that wait for their first pass.
@@ -60,7 +60,7 @@ class TrafficFigures:
         cache_use_fraction: Mean share of cache blocks in use, while passes run.
         most_cache_use_fraction: Largest share of any stream.
         busy_fraction: Share of the time in which the decoding streams run a pass.
-        preemptions_per_request: How often a request lost its blocks.
+        preemptions_per_request: Mean number of times that a request was preempted.
         prefix_hit_fraction: Share of prompt tokens that were in the cache.
         requests_per_s: Requests that ended, per second of the simulation.
         tokens_per_s: Answered tokens per second.
@@ -109,8 +109,8 @@ def summarize_outcome(
     """Compute the figures of a simulation.
 
     Args:
-        ttft_p90_s: Limit of the time to the first token that 90 % of the requests are to keep. [s]
-        tpot_p90_s: Limit of the time per further token. [s]
+        ttft_p90_s: Limit of the time to the first token, for goodput. [s]
+        tpot_p90_s: Limit of the time per further token, for goodput. [s]
         warm_up_fraction: Share of requests, the first ones, that percentiles leave out.
     """
     first = int(warm_up_fraction * traffic.num_requests)
@@ -149,11 +149,11 @@ def summarize_outcome(
     )
 
 
-def saturated_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = False) -> float:
-    """Return the requests per second of a unit that never waits for any: its capacity. [1/s]
+def simulate_capacity_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = False) -> float:
+    """Simulate the capacity of a unit: its requests per second when requests always wait. [1/s]
 
-    All requests arrive at once; the rate is that between the first and the last tenth to end, so that filling and
-    draining count little.
+    All requests arrive at once. The first and the last tenth of the requests to end are left out of the rate, so that
+    filling and draining affect it little.
     """
     limits, mean_len = unit.decode.limits, float(np.mean(traffic.prompt_len + traffic.output_len))
     fitting = limits.num_blocks * limits.block_tokens / mean_len
@@ -168,7 +168,7 @@ def saturated_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = F
     return (last - first) / between
 
 
-def largest_rate(
+def find_largest_rate(
     unit: SimulatedUnit,
     traffic: Traffic,
     capacity_per_s: float,
@@ -181,9 +181,9 @@ def largest_rate(
     """Return the largest rate of arrival at which 90 % of the requests keep the limits, within 2 %; 0 if none. [1/s]
 
     Args:
-        capacity_per_s: Rate that the server reaches without limits. [1/s]
-        ttft_p90_s: As for summarize_outcome. [s]
-        tpot_p90_s: As for summarize_outcome. [s]
+        capacity_per_s: Capacity of the unit, the highest rate that is tried. [1/s]
+        ttft_p90_s: Limit of the 90 % quantile of the time to the first token. [s]
+        tpot_p90_s: Limit of the 90 % quantile of the time per further token. [s]
     """
 
     def keeps(rate_per_s: float) -> bool:

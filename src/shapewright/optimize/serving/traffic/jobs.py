@@ -1,4 +1,4 @@
-"""Simulations as jobs: each holds all that a worker needs, here or on a Ray cluster."""
+"""Simulations as independent jobs, which run in this process or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shapewright.optimize.serving.traffic.candidates import DEFAULT_LAYOUTS, MOS
 from shapewright.optimize.serving.traffic.figures import (
     WARM_UP_FRACTION,
     TrafficFigures,
-    largest_rate,
-    saturated_per_s,
+    find_largest_rate,
+    simulate_capacity_per_s,
     summarize_outcome,
 )
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.unit import SimulatedUnit
 
 _MOST_PLAIN_REQUESTS = 300_000
-"""Requests up to which Python alone is used: it takes 35 us for each, compiling 10 s once and loading 2 s."""
+"""Most requests that are simulated without Numba: Python takes 35 us for each, compiling 10 s once and loading 2 s."""
 _LONGEST_LIMIT_S = 3e8
 _LARGEST_RATE_REQUESTS = 5_000
 """Requests of each step of the bisection for the largest rate."""
@@ -43,8 +43,8 @@ class TrafficQuestion:
         source: Distributions of requests, or the requests of a trace.
         rates_per_s: Rates of arrival; empty for those of the trace. [1/s]
         scheduler: Limits of the scheduler.
-        ttft_p90_s: Limit of the time to the first token that 90 % of the requests are to keep; None for none. [s]
-        tpot_p90_s: Limit of the time per further token; None for none. [s]
+        ttft_p90_s: Limit of the 90 % quantile of the time to the first token; None for none. [s]
+        tpot_p90_s: Limit of the 90 % quantile of the time per further token; None for none. [s]
         num_layouts: Most layouts on each device.
         engine: One of ``shapewright.core.ray_cluster.ENGINES``.
         address: Address of a Ray cluster.
@@ -97,7 +97,7 @@ class Job:
         unit: The server.
         question: Requests and limits.
         longest_len: Tokens of the longest sequence of the model.
-        kind: ``capacity``, ``run`` or ``largest``.
+        kind: ``capacity``, ``run`` or ``largest`` (the largest rate within the limits).
         rate_per_s: Rate of arrival, or the capacity for ``largest``; 0 for that of a trace. [1/s]
     """
 
@@ -135,8 +135,8 @@ def draw_requests(source: RandomTraffic | Traffic, context: int) -> tuple[Traffi
 def run_jobs(jobs: Sequence[Job], question: TrafficQuestion) -> list[Any]:
     """Run jobs here or on a Ray cluster, and return their results in order.
 
-    Here, many requests are simulated by compiled code in threads, fewer by Python alone, one job after the other. The
-    results are the same.
+    In this process, many requests are simulated by compiled code in threads, fewer in Python, one job after the other.
+    The results are the same.
     """
     if question.engine == "ray":
         with connect(question.address) as ray:
@@ -174,14 +174,14 @@ def run_job(job: Job, *, compiled: bool = False) -> float | tuple[TrafficFigures
     question, warm_up = job.question, job.question.warm_up_fraction
     traffic, _ = draw_requests(question.source, job.longest_len)
     if job.kind == "capacity":
-        return saturated_per_s(job.unit, traffic, compiled=compiled)
+        return simulate_capacity_per_s(job.unit, traffic, compiled=compiled)
     limits = {"ttft_p90_s": question.ttft_p90_s, "tpot_p90_s": question.tpot_p90_s}
     if job.kind == "largest":
         part = traffic.select(slice(0, _LARGEST_RATE_REQUESTS))
-        return largest_rate(job.unit, part, job.rate_per_s, **limits, warm_up_fraction=warm_up, compiled=compiled)
+        return find_largest_rate(job.unit, part, job.rate_per_s, **limits, warm_up_fraction=warm_up, compiled=compiled)
     if job.rate_per_s:
         traffic = traffic.at_rate(job.rate_per_s)
-    units = [job.unit, *(job.unit.at(factor) for factor in job.unit.interval)]
+    units = [job.unit, *(job.unit.scaled(factor) for factor in job.unit.interval)]
     return tuple(
         summarize_outcome(
             unit, traffic, simulate_unit(unit, traffic, compiled=compiled), **limits, warm_up_fraction=warm_up

@@ -1,9 +1,9 @@
 """Times of the passes of one stream on a grid, priced as every pass of a server is (serving.passes).
 
-All but the attention cores is priced by the tokens of a pass, finely enough for the tiles of its GEMMs; the cores of
-decoding sequences by batch and mean context; those of prompt tokens by number and mean seen tokens. In between, times
-are interpolated linearly; the error of that is measured on passes off the grid that are priced themselves. What the
-host of a server adds is computed pass by pass.
+Operations outside the attention cores are priced by the tokens of a pass, finely enough for the tiles of their GEMMs;
+the cores of decoding sequences by batch and mean context; those of prompt tokens by their number and the mean tokens
+that they attend to. Between grid points, times are interpolated linearly; the error is measured on priced passes off
+the grid. The time of the host is added to each pass.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     Counts = Int[np.ndarray, "points"]
 
 _NUM_CHECKED = 24
-"""Passes off the grid that are priced to state the error of interpolation."""
+"""Passes off the grid on which the error of interpolation is measured."""
 _FIRST_CONTEXT = 16
 _FINE_STEPS = ((256, 16), (1024, 64), (4096, 256), (2**20, 1024))
-"""Steps between the tokens that are priced, up to a number of tokens; each with the next number, where tiles end."""
+"""Pairs of a number of tokens and the step of priced numbers up to it. One token more than each is priced too, because
+a tile ends between them."""
 
 
 class PricedTable(NamedTuple):
@@ -54,7 +55,7 @@ class PricedTable(NamedTuple):
 
 
 def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, longest_len: int) -> PricedTable:
-    """Price the passes of a stream."""
+    """Price the passes of a stream on a grid, and measure the error of interpolation between its points."""
     batches = np.array(batch_sizes(max_sequences))
     contexts = _context_points(longest_len)
     tokens, sequences = _token_points(max_tokens), _token_points(max_sequences)
@@ -78,9 +79,9 @@ def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, long
     context_cell, context_fraction = _cells(contexts, longest_len)
     token_cell, token_fraction = _cells(chunks, max_tokens)
     table = PassTable(
-        decode_s=_filled(sequences, decode_s, max_sequences),
+        decode_s=_interpolate(sequences, decode_s, max_sequences),
         decode_core_s=_padded(decode_core_s),
-        tokens_s=_filled(tokens, tokens_s, max_tokens),
+        tokens_s=_interpolate(tokens, tokens_s, max_tokens),
         prompt_core_s=_padded(prompt_core_s),
         num_contexts=len(contexts) + 1,
         batch_cell=batch_cell,
@@ -91,7 +92,7 @@ def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, long
         token_fraction=token_fraction,
         **_host_times(instance, batches, chunks),
     )
-    errors = _check(instance, table, max_sequences, max_tokens, longest_len)
+    errors = _interpolation_errors(instance, table, max_sequences, max_tokens, longest_len)
     return PricedTable(
         table=table,
         error_median_fraction=float(np.median(errors)),
@@ -102,7 +103,7 @@ def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, long
 
 
 def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, longest_len: int) -> PassTable:
-    """Return a table whose passes all take the same time, for comparisons with queues. [s]
+    """Return a table in which all passes take the same time, for comparisons with queueing formulas. [s]
 
     Args:
         pass_time_s: The time. [s]
@@ -141,7 +142,7 @@ def _context_points(longest_len: int) -> Counts:
 
 
 def _token_points(most: int) -> Counts:
-    """Return the tokens of passes that are priced: finely where a tile of rows more or less counts."""
+    """Return the numbers of tokens that are priced: finely where one tile of rows more changes the time."""
     points, first = {*batch_sizes(most), most}, _FINE_STEPS[0][1]
     for last, step in _FINE_STEPS:
         points |= {one + extra for one in range(first, min(last, most), step) for extra in (0, 1)}
@@ -149,13 +150,13 @@ def _token_points(most: int) -> Counts:
     return np.array(sorted(points))
 
 
-def _filled(points: Counts, times_s: PerPass, most: int) -> Float[np.ndarray, " counts"]:
+def _interpolate(points: Counts, times_s: PerPass, most: int) -> Float[np.ndarray, " counts"]:
     """Return the time for every number of tokens up to the most. [s]"""
     return np.asarray(np.interp(np.arange(most + 1), [0, *points], [0.0, *times_s]))
 
 
 def _cells(points: Counts, most: int) -> tuple[Counts, Float[np.ndarray, " counts"]]:
-    """Return, for every integer up to a limit, the grid point below it and the way to the next."""
+    """Return, for every integer up to a limit, the grid point below it and the fraction of the way to the next."""
     counts = np.arange(most + 2)
     cell = np.clip(np.searchsorted(points, counts, side="right") - 1, 0, len(points) - 1)
     following = points[np.minimum(cell + 1, len(points) - 1)]
@@ -164,7 +165,7 @@ def _cells(points: Counts, most: int) -> tuple[Counts, Float[np.ndarray, " count
 
 
 def _padded(values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, " cells"]:
-    """Return a grid as one row, with the last row and column repeated so that every point has a neighbour."""
+    """Return a flattened grid, with the last row and column repeated so that every point has a neighbor."""
     return np.pad(values, ((0, 1), (0, 1)), mode="edge").ravel()
 
 
@@ -177,7 +178,7 @@ def _is_outside_cores(operation: Operation) -> bool:
 
 
 def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
-    """Return a pass over prompt tokens: one prompt after a context, or several short ones with few attended tokens."""
+    """Return a pass over tokens of one prompt, or of several short ones, that attend to a mean number of tokens."""
     num_prompts = max(1, round(num_tokens / (2 * mean_seen)))
     length = max(1, num_tokens // num_prompts)
     cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))
@@ -186,7 +187,7 @@ def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
 
 
 def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str, Any]:
-    """Return what the host adds to passes, as fields of the table."""
+    """Return the host times of passes, as fields of the table."""
     server, passes = instance.request.server, instance.passes
     decode, prefill = passes.decode(int(batches[-1]), _FIRST_CONTEXT), passes.prefill(1, int(chunks[-1]))
     launches = {"decode": decode, "prefill": prefill, "mixed": passes.mixed(decode, prefill)}
@@ -206,8 +207,10 @@ def _compose(instance: Instance, passes: Sequence[Pass], *, with_host: bool = Fa
     return np.array(low), np.array(middle), np.array(high)
 
 
-def _check(instance: Instance, table: PassTable, max_sequences: int, max_tokens: int, longest_len: int) -> PerPass:
-    """Return the errors of interpolated decode and mixed passes off the grid."""
+def _interpolation_errors(
+    instance: Instance, table: PassTable, max_sequences: int, max_tokens: int, longest_len: int
+) -> PerPass:
+    """Return the relative errors of interpolated decode and mixed passes off the grid."""
     draw = np.random.default_rng(0)
     passes, wanted = [], []
     for place in range(_NUM_CHECKED):

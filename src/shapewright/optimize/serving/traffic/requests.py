@@ -1,7 +1,7 @@
 """Requests to simulate: drawn from distributions at a rate, or read from a trace.
 
-The same seed gives the same lengths and, in units of the mean interval, the same intervals at every rate, so that
-rates and layouts are compared on the same requests.
+For one seed, lengths are equal at every rate, and intervals are in proportion, so rates and layouts are compared on the
+same requests.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _Kind(NamedTuple):
     """A distribution of lengths.
 
     Attributes:
-        parameters: Names of its numbers.
-        mean: Mean, from the numbers.
-        draw: Lengths, from a generator, the numbers and a count; real numbers are rounded.
+        parameters: Names of its parameters.
+        mean: Returns the mean, given the parameters.
+        draw: Returns random lengths, given a generator, a count and the parameters; the lengths may be fractional.
     """
 
     parameters: tuple[str, ...]
@@ -48,10 +48,10 @@ class _Kind(NamedTuple):
     draw: Callable[..., PerRequest]
 
 
-def _log_spread(mean: float, deviation: float) -> tuple[float, float]:
-    """Return location and spread of a lognormal distribution with a mean and a standard deviation."""
-    spread = math.log1p((deviation / mean) ** 2)
-    return math.log(mean) - spread / 2.0, math.sqrt(spread)
+def _lognormal_parameters(mean: float, deviation: float) -> tuple[float, float]:
+    """Return mu and sigma of the lognormal distribution with a mean and a standard deviation."""
+    variance = math.log1p((deviation / mean) ** 2)
+    return math.log(mean) - variance / 2.0, math.sqrt(variance)
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -67,7 +67,7 @@ _KINDS: Mapping[str, _Kind] = {
     "lognormal": _Kind(
         ("mean", "deviation"),
         lambda mean, _: mean,
-        lambda draw, size, *numbers: draw.lognormal(*_log_spread(*numbers), size),
+        lambda draw, size, *numbers: draw.lognormal(*_lognormal_parameters(*numbers), size),
     ),
     "geometric": _Kind(("mean",), lambda mean: mean, lambda draw, size, mean: draw.geometric(1.0 / mean, size)),
     "poisson": _Kind(("mean",), lambda mean: mean, lambda draw, size, mean: draw.poisson(mean, size)),
@@ -132,15 +132,15 @@ def read_lengths(text: str | int, name: str) -> LengthDistribution:
             rest = rest.replace("-", ",")
         numbers = tuple(float(part) for part in rest.split(","))
     except ValueError:
-        raise _unreadable(name, text) from None
+        raise _lengths_error(name, text) from None
     kind = kind or "fixed"
     if kind not in _KINDS or len(numbers) != len(_KINDS[kind].parameters):
-        raise _unreadable(name, text)
+        raise _lengths_error(name, text)
     is_in_range = all(math.isfinite(one) and 0 <= one <= LONGEST_LEN for one in numbers) and numbers[0] >= 1
     is_ordered = kind != "uniform" or numbers[0] <= numbers[1]
     is_whole = kind not in ("fixed", "uniform") or all(one % 1 == 0 for one in numbers)
     if not (is_in_range and is_ordered and is_whole):
-        raise _unreadable(name, text)
+        raise _lengths_error(name, text)
     return LengthDistribution(kind, numbers)
 
 
@@ -153,7 +153,7 @@ def _read_mixed(words: str) -> LengthDistribution:
     return LengthDistribution("mixed", lengths, tuple(float(share) for share in shares / shares.sum()))
 
 
-def _unreadable(name: str, text: object) -> WorkloadError:
+def _lengths_error(name: str, text: object) -> WorkloadError:
     return WorkloadError(
         f"{name}={short_repr(text)} is not a distribution of lengths from 1 to 2**{LONGEST_LEN.bit_length() - 1} "
         f"tokens; give {_FORMS}, {_MIXED}, such as lognormal:800,600",
@@ -198,7 +198,7 @@ class Traffic:
         arrival_s: Times of arrival. [s], [requests]
         prompt_len: Tokens of each prompt. [requests]
         output_len: Tokens of each answer. [requests]
-        prefix: Number of the prefix that a prompt shares with others, -1 for none. [requests]
+        prefix: Index of the prefix that a prompt shares with others, -1 for none. [requests]
         prefix_len: Tokens of the shared prefix. [requests]
     """
 
@@ -235,12 +235,12 @@ class Traffic:
         )
 
     def at_once(self, count: int) -> Traffic:
-        """Return as many requests, repeated or cut, that all arrive at time 0: the load that shows the capacity."""
+        """Return ``count`` requests, repeated or cut off, that all arrive at time 0, to simulate the capacity."""
         chosen = self.select(np.arange(count) % self.num_requests)
         return Traffic(np.zeros(count), chosen.prompt_len, chosen.output_len, chosen.prefix, chosen.prefix_len)
 
     def at_rate(self, rate_per_s: float) -> Traffic:
-        """Return the requests with intervals that give another mean rate. [1/s]"""
+        """Return the requests with intervals scaled to another mean rate. [1/s]"""
         first = self.arrival_s[0]
         scaled = (self.arrival_s - first) * (self.rate_per_s / rate_per_s)
         return Traffic(scaled, self.prompt_len, self.output_len, self.prefix, self.prefix_len)

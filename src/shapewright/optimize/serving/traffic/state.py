@@ -1,4 +1,4 @@
-"""Requests, times, limits and memory of a simulated stream: lists, or arrays where the loop is compiled."""
+"""Requests, times of passes, limits and working memory of a simulated stream: lists, or arrays if it is compiled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Requests(NamedTuple):
         ready_s: Times of arrival. [s], [requests]
         prompt_len: Tokens of each prompt. [requests]
         output_len: Tokens of each answer. [requests]
-        sent_len: Tokens of each that arrive with their cache, from a prefill instance; 0 for none. [requests]
-        prefix: Number of the shared prefix, below 0 for none. [requests]
-        prefix_len: Tokens that it shares. [requests]
+        sent_len: Tokens of each whose cache a prefill instance has sent; 0 for none. [requests]
+        prefix: Index of the shared prefix of each, -1 for none. [requests]
+        prefix_len: Tokens of the shared prefix. [requests]
     """
 
     ready_s: Reals
@@ -32,24 +32,25 @@ class Requests(NamedTuple):
 
 
 class PassTable(NamedTuple):
-    """Times of passes on a grid, see traffic.pass_table.
+    """Times of passes on a grid, see traffic.pass_table; cores are attention cores.
 
     Attributes:
-        decode_s: Pass that decodes, without attention cores. [s], [sequences]
-        decode_core_s: Its cores, by batch and mean context. [s], [batch cells * context cells]
+        decode_s: Decode pass without attention cores. [s], [sequences]
+        decode_core_s: Cores of decoding sequences by batch and mean context. [s], [batch cells * context cells]
         tokens_s: Pass over prompt tokens and decoding sequences, without cores. [s], [tokens of a pass]
-        prompt_core_s: Cores of prompt tokens by number and mean seen tokens. [s], [token cells * context cells]
+        prompt_core_s: Cores of prompt tokens by their number and the mean tokens that they attend to. [s],
+            [token cells * context cells]
         num_contexts: Grid points of contexts.
         batch_cell: Grid point below each number of sequences. [sequences]
-        batch_fraction: Way to the next grid point. [sequences]
+        batch_fraction: Fraction of the distance to the next grid point. [sequences]
         context_cell: Grid point below each context. [contexts]
-        context_fraction: Way to the next grid point. [contexts]
+        context_fraction: Fraction of the distance to the next grid point. [contexts]
         token_cell: Grid point below each number of prompt tokens. [tokens of a pass]
-        token_fraction: Way to the next grid point. [tokens of a pass]
-        most_graph_sequences: Largest decode pass that is a CUDA graph.
-        decode_launch_s: Time that the host needs to launch a decode pass that is none. [s]
-        prefill_launch_s: The same of a pass over prompts. [s]
-        mixed_launch_s: The same of a pass over both. [s]
+        token_fraction: Fraction of the distance to the next grid point. [tokens of a pass]
+        most_graph_sequences: Sequences of the largest decode pass that runs as a CUDA graph.
+        decode_launch_s: Time that the host needs to launch a decode pass without a CUDA graph. [s]
+        prefill_launch_s: The same for a prefill pass. [s]
+        mixed_launch_s: The same for a mixed pass. [s]
         host_s: Time that the host adds to every pass. [s]
         host_per_sequence_s: The same for each decoding sequence. [s]
         prefill_host_s: The same for a pass with prompt tokens, besides host_s. [s]
@@ -83,7 +84,7 @@ class Limits(NamedTuple):
         max_tokens: Tokens of one pass.
         block_tokens: Tokens of a cache block.
         num_blocks: Blocks of the cache.
-        is_chunked: Whether prompts are cut to the tokens of a pass.
+        is_chunked: Whether prompts may be cut into chunks (chunked prefill).
         is_mixed: Whether prompts share passes with decoding sequences.
         reserves_answers: Whether a request starts only if its whole answer fits, so that none is preempted.
         keeps_preempted: Whether the blocks of a preempted sequence stay in the cache until they are needed.
@@ -102,14 +103,14 @@ class Limits(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What happened, by request; -1 or 0 before the simulation.
+    """Times and counts of each request; -1 or 0 before the simulation.
 
     Attributes:
         admitted_s: When each first entered the batch. [s], [requests]
         first_s: When its first token was done. [s], [requests]
         end_s: When its last token was done. [s], [requests]
-        emitted: Tokens that it answered. [requests]
-        preempted: How often it lost its blocks. [requests]
+        emitted: Tokens of its answer so far. [requests]
+        preempted: How often it was preempted. [requests]
         hit_len: Prompt tokens that were in the cache. [requests]
     """
 
@@ -122,10 +123,27 @@ class Log(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Memory of the simulation, zeros before it: lists of (n + 1) entries for n requests or prefixes.
+    """Working memory of the simulation, zeros before it; lists have n + 1 entries for n requests or prefixes.
 
-    The last entry of ``before`` and ``after`` is the end of the list of running sequences; that of ``older`` and
-    ``newer`` the end of the list of unused prefixes.
+    ``before`` and ``after`` are a circular linked list of the running sequences, ``older`` and ``newer`` one of the
+    unused prefixes; the last entry of each is the sentinel.
+
+    Attributes:
+        before: Running sequence that entered before each. [requests + 1]
+        after: Running sequence that entered after each. [requests + 1]
+        start_step: Decode step at which each began to decode. [requests + 1]
+        end_step: Decode step at which each ends; 0 or -1 if it does not decode. [requests + 1]
+        base_len: Tokens of each when it began to decode, or that it prefills. [requests + 1]
+        shared: Blocks of each that belong to its shared prefix. [requests + 1]
+        filled: Sequences whose prompt is completed in this pass, as a list. [requests + 1]
+        kept: Blocks that each preempted sequence still has in the cache. [requests + 1]
+        computed: Tokens computed so far of each prompt that is cut. [requests + 1]
+        older: Unused prefix that was released before each. [prefixes + 1]
+        newer: Unused prefix that was released after each. [prefixes + 1]
+        users: Running sequences that use each prefix. [prefixes + 1]
+        resident: Blocks of each prefix in the cache. [prefixes + 1]
+        growing: Decoding sequences that take a new block, by decode step modulo block size. [block tokens]
+        cut: Sequences whose prompt is only partly computed, as a list. [replicas]
     """
 
     before: Counts
@@ -153,9 +171,9 @@ class Totals(NamedTuple):
         busy_s: Time of all passes. [s]
         cache_block_s: Blocks in use, integrated over time. [block s]
         most_blocks: Most blocks in use.
-        prefill_tokens: Prompt tokens that were computed, again after a preemption too.
+        prefill_tokens: Prompt tokens that were computed, those recomputed after a preemption included.
         decode_tokens: Tokens that decode passes added.
-        free_blocks: Blocks that are free at the end, unused prefixes included.
+        free_blocks: Free blocks at the end, those of unused prefixes included.
     """
 
     num_passes: int

@@ -3,17 +3,17 @@
 A pass decodes one token of every sequence whose prompt is done, and spends the rest of its token budget on prompts:
 first on the one that was cut, then on the queue in order of arrival (chunked prefill, arXiv 2308.16369). A sequence
 enters when the cache has blocks for its tokens so far; it takes further blocks as it grows (arXiv 2309.06180). If no
-block is left, the sequence that entered last gives up its blocks, returns to the head of the queue, and computes its
-tokens again when it enters, except those whose blocks nobody has taken since.
+block is left, the sequence that entered last is preempted: it loses its blocks and returns to the head of the queue.
+When it enters again, it recomputes its tokens, except those whose blocks are still in the cache.
 
-A shared prefix stays in the cache in whole blocks, counted once, when no sequence uses it any more, until its blocks
-are needed: the one that was used longest ago goes first.
+A shared prefix is cached in whole blocks, counted once. When no sequence uses it any more, it stays until its blocks
+are needed; the least recently used prefix is evicted first.
 
 Passes without prompts that lie between two events (a sequence ends, a request arrives, blocks run out) differ in the
 length of the context alone, and are taken in one jump at their mean context.
 
-The same function runs on lists without Numba, and on arrays compiled by it (traffic.compiled): it uses only what both
-allow.
+The same function runs on lists in Python, and on arrays compiled by Numba (traffic.compiled), so it uses only what both
+support.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.state import Counts, Limits, Log, PassTable, Requests, Work
 
 _MOST_STEPS = 256
-"""Passes of one jump: over so many tokens the time of a pass is linear in the context."""
+"""Most passes of one jump: the time of a pass is linear in the context over so many tokens."""
 
 
 def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, num_seen: float) -> float:
-    """Return the time of a pass: all but the cores for its tokens, and cores bilinear between points of the table. [s]
+    """Return the time of a pass: its operations by number of tokens, and its attention cores, from the table. [s]
 
-    X(n + q) + D(n, c) + P(q, s / q), at least the launches of a pass that is no CUDA graph, and what the host adds.
+    X(n + q) + D(n, c) + P(q, s / q), with X the time without attention cores, D that of the cores of decoding sequences
+    and P that of the cores of prompt tokens; D and P are interpolated bilinearly. A pass that is no CUDA graph takes at
+    least the time of its launches. The time of the host is added.
 
     Args:
         num_decoding: Sequences that decode, n.
@@ -67,7 +69,7 @@ def pass_s(table: PassTable, num_decoding: int, context: int, num_tokens: int, n
 def replica_pass_s(
     table: PassTable, replicas: int, num_decoding: int, context: int, num_tokens: int, num_seen: float, longest: int
 ) -> float:
-    """Return the time of a pass of replicas in step, with evenly dealt sequences and whole prompts. [s]
+    """Return the time of a pass of replicas that run in step; sequences and prompts are dealt evenly to them. [s]
 
     Args:
         table: The table, of one replica.
@@ -76,7 +78,7 @@ def replica_pass_s(
         context: Tokens in the cache of all sequences.
         num_tokens: Prompt tokens of all.
         num_seen: Sum of the tokens that each prompt token attends to.
-        longest: Tokens of the longest part of a prompt, which one replica computes.
+        longest: Tokens of the longest chunk of a prompt, which one replica computes.
     """
     if replicas == 1:
         return pass_s(table, num_decoding, context, num_tokens, num_seen)
@@ -88,7 +90,7 @@ def replica_pass_s(
 
 
 def append_item(before: Counts, after: Counts, end: int, item: int) -> None:
-    """Append an item to a linked list whose end is a place of its own."""
+    """Append an item to a circular linked list with a sentinel ``end``."""
     last = before[end]
     after[last] = item
     before[item] = last
@@ -103,7 +105,7 @@ def remove_item(before: Counts, after: Counts, item: int) -> None:
 
 
 def release_prefix(work: Work, prefix: int) -> int:
-    """Decrement the reference count of a prefix; return the blocks that are now unused."""
+    """Decrement the reference count of a prefix, and return the number of blocks that became unused."""
     work.users[prefix] -= 1
     if work.users[prefix] == 0 and work.resident[prefix] > 0:
         append_item(work.older, work.newer, len(work.users) - 1, prefix)
@@ -111,41 +113,47 @@ def release_prefix(work: Work, prefix: int) -> int:
     return 0
 
 
-def evict_blocks(work: Work, again: list[int], num_lost: int, num_blocks: int) -> tuple[int, int]:
-    """Evict unused blocks, oldest first, until enough are free: preempted sequences, then prefixes.
+def evict_blocks(work: Work, requeued: list[int], num_without_blocks: int, num_blocks: int) -> tuple[int, int]:
+    """Evict unused blocks until enough are free: those of preempted sequences, then prefixes, the oldest first.
 
     Args:
-        again: Preempted sequences, in order.
-        num_lost: How many of them, from the first, have no blocks left.
+        requeued: Preempted sequences, in order of preemption.
+        num_without_blocks: How many of them, from the first, have no blocks left.
         num_blocks: Blocks that are needed.
 
     Returns:
-        The new ``num_lost``, and the blocks that are free.
+        The new ``num_without_blocks``, and the number of blocks that were freed.
     """
     freed, end = 0, len(work.users) - 1
-    while freed < num_blocks and num_lost < len(again):
-        taken = min(work.kept[again[num_lost]], num_blocks - freed)
-        work.kept[again[num_lost]] -= taken
+    while freed < num_blocks and num_without_blocks < len(requeued):
+        taken = min(work.kept[requeued[num_without_blocks]], num_blocks - freed)
+        work.kept[requeued[num_without_blocks]] -= taken
         freed += taken
-        if work.kept[again[num_lost]] == 0:
-            num_lost += 1
+        if work.kept[requeued[num_without_blocks]] == 0:
+            num_without_blocks += 1
     while freed < num_blocks:
         oldest = work.newer[end]
         remove_item(work.older, work.newer, oldest)
         freed += work.resident[oldest]
         work.resident[oldest] = 0
-    return num_lost, freed
+    return num_without_blocks, freed
 
 
 def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, work: Work) -> Any:
-    """Simulate one stream until every request ended.
+    """Simulate one stream until every request has ended.
 
     Args:
-        requests: The requests, each of which fits into the cache by itself.
+        requests: The requests; each fits into the cache by itself.
+        table: Times of passes.
+        limits: Limits of the scheduler.
         log: Receives times and counts.
+        work: Zeros, changed in place.
 
     Returns:
-        The Totals, as a tuple. An error would be a mistake of this function: more than the cache was taken.
+        The Totals, as a tuple.
+
+    Raises:
+        ValueError: the simulation does not advance, which is a defect of this function.
     """
     ready_s, prompt_len, output_len, sent_len, prefix, prefix_len = requests
     max_sequences, max_tokens, block, num_blocks = limits[:4]
@@ -155,27 +163,27 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
     no_prefix = len(work.users) - 1
     work.before[end], work.after[end] = end, end
     work.older[no_prefix], work.newer[no_prefix] = no_prefix, no_prefix
-    ends, again = [(0, 0)], [0]  # typed by their first entries
+    ends, requeued = [(0, 0)], [0]  # Numba infers the types of lists from their first entries
     ends.pop()
-    again.pop()
-    free, unused, promised = num_blocks, 0, 0
+    requeued.pop()
+    free, unused, reserved = num_blocks, 0, 0
     now, step, arrived, head, num_done = 0.0, 0, 0, 0, 0
     num_running, num_decoding, context = 0, 0, 0
-    num_cut, num_lost = 0, 0
+    num_cut, num_without_blocks = 0, 0
     num_passes, busy_s, cache_block_s, most_blocks, prefill_tokens, decode_tokens = 0, 0.0, 0.0, 0, 0, 0
 
     while num_done < num:
         while arrived < num and ready_s[arrived] <= now:
             arrived += 1
-        if num_running == 0 and len(again) == 0 and head == arrived:
+        if num_running == 0 and len(requeued) == 0 and head == arrived:
             now = ready_s[arrived]
             continue
 
-        has_lost = False
+        has_preempted = False
         while num_decoding > 0 and work.growing[step % block] > free + unused:
-            has_lost = True
+            has_preempted = True
             victim = work.before[end]
-            if work.end_step[victim] <= 0:  # its prompt is cut
+            if work.end_step[victim] <= 0:  # its prompt is only partly computed
                 length, whole = work.base_len[victim], work.computed[victim] // block
                 num_kept = 0
                 for place in range(num_cut):
@@ -201,103 +209,108 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
             remove_item(work.before, work.after, victim)
             num_running -= 1
             log.preempted[victim] += 1
-            again.append(victim)
+            requeued.append(victim)
 
         num_filled, num_sent, tokens, seen, longest = 0, 0, 0, 0.0, 0
         room = max_tokens + (-num_decoding // replicas) if is_mixed else max_tokens
         budget = room * replicas
         num_kept = 0
         for place in range(num_cut):
-            one = work.cut[place]
-            chunk = min(room, work.base_len[one] - work.computed[one])
+            request = work.cut[place]
+            chunk = min(room, work.base_len[request] - work.computed[request])
             longest = max(longest, chunk)
-            seen += chunk * (work.computed[one] + 0.5 * (chunk + 1))
+            seen += chunk * (work.computed[request] + 0.5 * (chunk + 1))
             tokens += chunk
             budget -= chunk
-            work.computed[one] += chunk
-            if work.computed[one] == work.base_len[one]:
-                work.filled[num_filled] = one
+            work.computed[request] += chunk
+            if work.computed[request] == work.base_len[request]:
+                work.filled[num_filled] = request
                 num_filled += 1
             else:
-                work.cut[num_kept] = one
+                work.cut[num_kept] = request
                 num_kept += 1
         num_cut = num_kept
-        reserve = work.growing[step % block]
-        while not has_lost and num_cut < replicas and num_running < max_running and (len(again) > 0 or head < arrived):
-            one = again[-1] if len(again) > 0 else head
-            is_sent = sent_len[one] > 0
+        next_growth = work.growing[step % block]
+        while (
+            not has_preempted
+            and num_cut < replicas
+            and num_running < max_running
+            and (len(requeued) > 0 or head < arrived)
+        ):
+            request = requeued[-1] if len(requeued) > 0 else head
+            is_sent = sent_len[request] > 0
             if not is_sent and budget <= 0:
                 break
-            length = sent_len[one] if is_sent else prompt_len[one] + log.emitted[one]
-            shared, own = 0, prefix[one]
-            if own >= 0:
-                if work.users[own] == 0 and work.resident[own] > 0:
-                    remove_item(work.older, work.newer, own)
-                    unused -= work.resident[own]
-                work.users[own] += 1
-                shared = min(work.resident[own], min(prefix_len[one], length - 1) // block)
+            length = sent_len[request] if is_sent else prompt_len[request] + log.emitted[request]
+            shared, own_prefix = 0, prefix[request]
+            if own_prefix >= 0:
+                if work.users[own_prefix] == 0 and work.resident[own_prefix] > 0:
+                    remove_item(work.older, work.newer, own_prefix)
+                    unused -= work.resident[own_prefix]
+                work.users[own_prefix] += 1
+                shared = min(work.resident[own_prefix], min(prefix_len[request], length - 1) // block)
             kept, spare = 0, 0
-            if len(again) > 0:
-                spare = work.kept[one]
+            if len(requeued) > 0:
+                spare = work.kept[request]
                 unused -= spare
-                if shared >= work.shared[one]:
-                    kept = max(0, min(spare - (shared - work.shared[one]), (length - 1) // block - shared))
+                if shared >= work.shared[request]:
+                    kept = max(0, min(spare - (shared - work.shared[request]), (length - 1) // block - shared))
                 free += spare - kept
             wanted = -(-length // block) - shared - kept
-            if own >= 0 and work.users[own] == 1 and wanted + reserve > free + unused:
-                free += work.resident[own] - shared  # nobody else uses the rest of the prefix
-                work.resident[own] = shared
-            further = promised + -(-(prompt_len[one] + output_len[one] - 1) // block) - shared - kept - wanted
+            if own_prefix >= 0 and work.users[own_prefix] == 1 and wanted + next_growth > free + unused:
+                free += work.resident[own_prefix] - shared  # nobody else uses the rest of the prefix
+                work.resident[own_prefix] = shared
+            further = reserved + -(-(prompt_len[request] + output_len[request] - 1) // block) - shared - kept - wanted
             start = (shared + kept) * block
             is_long = not is_chunked and not is_sent and tokens > 0 and length - start > budget
-            if is_long or wanted + (further if reserves_answers else reserve) > free + unused:
-                if own >= 0:
-                    unused += release_prefix(work, own)
+            if is_long or wanted + (further if reserves_answers else next_growth) > free + unused:
+                if own_prefix >= 0:
+                    unused += release_prefix(work, own_prefix)
                 unused += spare
                 free -= spare - kept
                 break
-            if len(again) > 0:
-                again.pop()
-                num_lost = min(num_lost, len(again))
+            if len(requeued) > 0:
+                requeued.pop()
+                num_without_blocks = min(num_without_blocks, len(requeued))
             else:
                 head += 1
             if wanted > free:
-                num_lost, freed = evict_blocks(work, again, num_lost, wanted - free)
+                num_without_blocks, freed = evict_blocks(work, requeued, num_without_blocks, wanted - free)
                 free += freed
                 unused -= freed
             free -= wanted
-            work.kept[one] = 0
-            promised = further
-            work.shared[one] = shared
-            append_item(work.before, work.after, end, one)
+            work.kept[request] = 0
+            reserved = further
+            work.shared[request] = shared
+            append_item(work.before, work.after, end, request)
             num_running += 1
-            if log.admitted_s[one] < 0.0:
-                log.admitted_s[one] = now
-            work.base_len[one] = length
+            if log.admitted_s[request] < 0.0:
+                log.admitted_s[request] = now
+            work.base_len[request] = length
             if is_sent:
                 num_sent += 1
             else:
-                log.hit_len[one] += shared * block
+                log.hit_len[request] += shared * block
                 chunk = min(budget, room, length - start)
                 longest = max(longest, chunk)
                 seen += chunk * (start + 0.5 * (chunk + 1))
                 tokens += chunk
                 budget -= chunk
                 if chunk < length - start:
-                    work.computed[one] = start + chunk
-                    work.cut[num_cut] = one
+                    work.computed[request] = start + chunk
+                    work.cut[num_cut] = request
                     num_cut += 1
                     continue
-            work.filled[num_filled] = one
+            work.filled[num_filled] = request
             num_filled += 1
 
         steps = 1 if num_decoding > 0 and (is_mixed or tokens == 0) else 0
         if num_decoding > 0 and tokens == 0:
             while work.end_step[ends[0][1]] != ends[0][0]:
                 heappop(ends)
-            if num_filled == 0 and not has_lost:
+            if num_filled == 0 and not has_preempted:
                 steps = min(ends[0][0] - step, _MOST_STEPS)
-            can_enter = num_running < max_running and len(again) == 0 and head == arrived
+            can_enter = num_running < max_running and len(requeued) == 0 and head == arrived
             if can_enter and arrived < num:
                 wait = (ready_s[arrived] - now) / replica_pass_s(table, replicas, num_decoding, context, 0, 0.0, 0)
                 if wait < steps:
@@ -315,11 +328,11 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
                 for extra in range(steps % block):
                     grown += work.growing[(step + extra) % block]
         if grown > free:
-            num_lost, freed = evict_blocks(work, again, num_lost, grown - free)
+            num_without_blocks, freed = evict_blocks(work, requeued, num_without_blocks, grown - free)
             free += freed
             unused -= freed
         free -= grown
-        promised -= grown
+        reserved -= grown
 
         if tokens > 0:
             pass_time_s = replica_pass_s(table, replicas, num_decoding * steps, context, tokens, seen, longest)
@@ -340,50 +353,50 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
         step += steps
 
         while len(ends) > 0 and ends[0][0] <= step:
-            last_step, one = heappop(ends)
-            if work.end_step[one] != last_step:
+            last_step, request = heappop(ends)
+            if work.end_step[request] != last_step:
                 continue
-            length = work.base_len[one] + step - work.start_step[one]
-            log.emitted[one] += step - work.start_step[one]
-            work.growing[(work.start_step[one] - work.base_len[one]) % block] -= 1
-            work.end_step[one] = -1
+            length = work.base_len[request] + step - work.start_step[request]
+            log.emitted[request] += step - work.start_step[request]
+            work.growing[(work.start_step[request] - work.base_len[request]) % block] -= 1
+            work.end_step[request] = -1
             num_decoding -= 1
             context -= length
-            free += -(-length // block) - work.shared[one]
-            if prefix[one] >= 0:
-                unused += release_prefix(work, prefix[one])
-            remove_item(work.before, work.after, one)
+            free += -(-length // block) - work.shared[request]
+            if prefix[request] >= 0:
+                unused += release_prefix(work, prefix[request])
+            remove_item(work.before, work.after, request)
             num_running -= 1
-            log.end_s[one] = now
+            log.end_s[request] = now
             num_done += 1
         for place in range(num_filled):
-            one = work.filled[place]
-            length, own = work.base_len[one], prefix[one]
-            if sent_len[one] == 0:
-                log.emitted[one] += 1
-                if log.first_s[one] < 0.0:
-                    log.first_s[one] = now
-            if own >= 0:
-                whole = min(prefix_len[one], length) // block
-                if whole > work.resident[own]:
-                    work.shared[one] += whole - work.resident[own]
-                    work.resident[own] = whole
-            left = output_len[one] - log.emitted[one]
+            request = work.filled[place]
+            length, own_prefix = work.base_len[request], prefix[request]
+            if sent_len[request] == 0:
+                log.emitted[request] += 1
+                if log.first_s[request] < 0.0:
+                    log.first_s[request] = now
+            if own_prefix >= 0:
+                whole = min(prefix_len[request], length) // block
+                if whole > work.resident[own_prefix]:
+                    work.shared[request] += whole - work.resident[own_prefix]
+                    work.resident[own_prefix] = whole
+            left = output_len[request] - log.emitted[request]
             if left > 0:
-                work.start_step[one] = step
-                work.end_step[one] = step + left
-                heappush(ends, (step + left, one))
+                work.start_step[request] = step
+                work.end_step[request] = step + left
+                heappush(ends, (step + left, request))
                 work.growing[(step - length) % block] += 1
                 num_decoding += 1
                 context += length
             else:
-                free += -(-length // block) - work.shared[one]
-                if own >= 0:
-                    unused += release_prefix(work, own)
-                remove_item(work.before, work.after, one)
+                free += -(-length // block) - work.shared[request]
+                if own_prefix >= 0:
+                    unused += release_prefix(work, own_prefix)
+                remove_item(work.before, work.after, request)
                 num_running -= 1
-                log.end_s[one] = now
+                log.end_s[request] = now
                 num_done += 1
-        if tokens == 0 and steps == 0 and num_sent == 0 and not has_lost:
+        if tokens == 0 and steps == 0 and num_sent == 0 and not has_preempted:
             raise ValueError("the simulation does not advance")
     return num_passes, busy_s, cache_block_s, most_blocks, prefill_tokens, decode_tokens, free + unused

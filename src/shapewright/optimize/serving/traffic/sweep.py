@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedServer:
-    """A simulated server and what it can hold.
+    """A simulated server with its capacity.
 
     Attributes:
         candidate: Instances, streams and times of passes.
@@ -46,12 +46,12 @@ class TrafficRun:
     """One simulation.
 
     Attributes:
-        server: Place of its server in the plan.
+        server: Index of its server in the plan.
         rate_per_s: Mean rate of arrival. [1/s]
-        figures: Its figures; None if the server cannot hold the rate.
+        figures: Its figures; None if the rate exceeds the capacity of the server.
         low: Figures at the lower end of the 90 % interval of the times of passes.
         high: Figures at the upper end.
-        keeps_limits: Whether it holds the rate and keeps the limits.
+        keeps_limits: Whether the server sustains the rate and keeps the limits.
     """
 
     server: int
@@ -95,7 +95,7 @@ class TrafficPlan(NotebookDisplay):
 
     @property
     def best(self) -> TrafficRun | None:
-        """The run that keeps the limits at the highest rate, with fewest devices, then shortest time per token."""
+        """The run within the limits at the highest rate, then of fewest devices, then of least end-to-end time."""
         kept = [run for run in self.runs if run.keeps_limits and run.figures]
 
         def rank(run: TrafficRun) -> tuple[float, int, float]:
@@ -121,7 +121,7 @@ def plan_traffic(
         request: Mean lengths, devices, memory and cache blocks.
 
     Raises:
-        WorkloadError: no server holds a rate, or a request is longer than model or cache allow.
+        WorkloadError: no server sustains a rate, or a request is longer than model or cache allow.
         ShapewrightError: nothing can be priced.
     """
     config = scenarios[0].config
@@ -129,8 +129,8 @@ def plan_traffic(
     found_notes = list(notes)
     traffic, num_cut = draw_requests(question.source, context)
     if num_cut:
-        words = f"{num_cut} of {traffic.num_requests} requests were cut to the model's {context} tokens"
-        found_notes.append(Note(words, "cut", "prompt_len"))
+        text = f"{num_cut} of {traffic.num_requests} requests were cut to the model's {context} tokens"
+        found_notes.append(Note(text, "cut", "prompt_len"))
     server = request.server
     if server.interval_of:
         found_notes.append(
@@ -166,7 +166,7 @@ def plan_traffic(
     rates = question.rates_per_s or (traffic.rate_per_s,)
     wanted = [(place, rate) for place in places for rate in rates if question.is_trace or rate <= capacities[place]]
     if not wanted:
-        raise _overloaded(candidates, capacities, min(rates))
+        raise _overload_error(candidates, capacities, min(rates))
     found_notes += _overload_notes(question, capacities, traffic)
     jobs = [
         job(place, "run", 0.0 if question.is_trace and not question.rates_per_s else rate) for place, rate in wanted
@@ -234,8 +234,8 @@ def _make_run(
     return TrafficRun(server=place, rate_per_s=rate, figures=found[0], low=found[1], high=found[2], keeps_limits=keeps)
 
 
-def _overloaded(candidates: Sequence[Candidate], capacities: Sequence[float], rate: float) -> WorkloadError:
-    """Return the error for a rate that no server holds."""
+def _overload_error(candidates: Sequence[Candidate], capacities: Sequence[float], rate: float) -> WorkloadError:
+    """Return the error for a rate that exceeds the capacity of all servers."""
     place = max(range(len(candidates)), key=lambda one: capacities[one])
     best, capacity = candidates[place], capacities[place]
     device = best.scenario.device.name
@@ -249,30 +249,30 @@ def _overloaded(candidates: Sequence[Candidate], capacities: Sequence[float], ra
 
 
 def _overload_notes(question: TrafficQuestion, capacities: Sequence[float], traffic: Traffic) -> list[str]:
-    """Return a note on servers that a load exceeds."""
+    """Return a note on rates that exceed the capacity of all servers."""
     rates = question.rates_per_s or (traffic.rate_per_s,)
     best = max(capacities)
     if question.is_trace and not question.rates_per_s:
         if traffic.rate_per_s <= best or traffic.num_requests < 2:
             return []
-        words = (
+        text = (
             f"the trace arrives at {traffic.rate_per_s:.3g}/s and the largest load that a layout holds is "
             f"{_rounded_down(best)}/s: the queue grows until the last arrival; "
             + with_fields("give more {num_devices}")
         )
-        return [Note(words, "overload", "num_devices")]
+        return [Note(text, "overload", "num_devices")]
     beyond = [rate for rate in rates if rate > best]
     if not beyond:
         return []
-    words = (
+    text = (
         f"arrivals of {', '.join(f'{rate:g}/s' for rate in beyond)} are more than any layout holds: the largest load "
         f"is {_rounded_down(best)}/s; " + with_fields("give more {num_devices}")
     )
-    return [Note(words, "overload", "num_devices")]
+    return [Note(text, "overload", "num_devices")]
 
 
 def _rounded_down(rate_per_s: float) -> str:
-    """Return a rate with three digits, not above its value.
+    """Return a rate rounded down to three significant digits, as text.
 
     >>> _rounded_down(12.39), _rounded_down(0.0123456)
     ('12.3', '0.0123')

@@ -1,4 +1,4 @@
-"""Traces of requests: csv or jsonl with times of arrival, prompt and answer lengths, and shared prefixes."""
+"""Read traces of requests: csv or jsonl with times of arrival, prompt and answer lengths, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shapewright.optimize.serving.traffic.requests import MOST_REQUESTS, Traffic
 MOST_FILE_BYTES = 512 * 2**20
 _LATEST_S = 1e10
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "arrival_s": ("arrival", "arrived_at", "arrival_time_s", "timestamp_s", "timestamp"),  # the last has dates
+    "arrival_s": ("arrival", "arrived_at", "arrival_time_s", "timestamp_s", "timestamp"),  # timestamps are dates
     "prompt_len": ("input_len", "input_length", "num_prefill_tokens", "isl", "contexttokens"),
     "output_len": ("output_length", "num_decode_tokens", "osl", "generatedtokens"),
     "prefix_id": ("prefix", "session_id"),
@@ -45,19 +45,21 @@ def read_trace(path: str | Path) -> Traffic:
     try:
         num_bytes = file.stat().st_size
         if num_bytes > MOST_FILE_BYTES:
-            raise _refuse(
+            raise _trace_error(
                 f"trace {shown} has {num_bytes} bytes, more than {MOST_FILE_BYTES}; give a part of it, such as an hour"
             )
         with TextIOWrapper(open_file(file), encoding="utf-8", newline="") as lines:
             rows = _read_json(lines, shown) if file.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(lines, shown)
             return _collect(rows, shown)
     except OSError as error:
-        raise _refuse(f"trace {shown} cannot be read ({error.strerror or error}); give a csv or jsonl file") from None
+        raise _trace_error(
+            f"trace {shown} cannot be read ({error.strerror or error}); give a csv or jsonl file"
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise _refuse(f"trace {shown} is not csv or jsonl in UTF-8 ({first_line(error)}); convert it") from None
+        raise _trace_error(f"trace {shown} is not csv or jsonl in UTF-8 ({first_line(error)}); convert it") from None
 
 
-def _refuse(words: str) -> WorkloadError:
+def _trace_error(words: str) -> WorkloadError:
     return WorkloadError(words, field="trace")
 
 
@@ -70,7 +72,7 @@ def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]
         if cells:
             _refuse_unit(columns["arrival_s"], cells[places["arrival_s"] : places["arrival_s"] + 1], shown)
             if len(cells) != len(header):
-                raise _refuse(
+                raise _trace_error(
                     f"trace {shown}, line {reader.line_num}: {len(cells)} cells, the header has {len(header)}"
                 )
             yield reader.line_num, {field: cells[place] for field, place in places.items()}
@@ -86,11 +88,11 @@ def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise _refuse(f"trace {shown}, line {number} is not a JSON object; give one object per line")
+            raise _trace_error(f"trace {shown}, line {number} is not a JSON object; give one object per line")
         columns = columns or _columns(list(row), shown)
         missing = [name for field, name in columns.items() if name not in row and field not in _OPTIONAL]
         if missing:
-            raise _refuse(f"trace {shown}, line {number} lacks {missing[0]!r}; give it in every line")
+            raise _trace_error(f"trace {shown}, line {number} lacks {missing[0]!r}; give it in every line")
         _refuse_unit(columns["arrival_s"], [row[columns["arrival_s"]]], shown)
         yield number, {field: row.get(name) for field, name in columns.items()}
 
@@ -98,7 +100,7 @@ def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]
 def _refuse_unit(name: str, cells: list[Any], shown: str) -> None:
     """Refuse numbers in a column named timestamp: some traces have seconds there, others milliseconds."""
     if name.strip().lower() == "timestamp" and cells and re.fullmatch(r"[0-9.eE+-]+", str(cells[0]).strip()):
-        raise _refuse(
+        raise _trace_error(
             f"trace {shown}: the numbers of column {name} have no unit; name it arrival_s if they are seconds, else "
             f"convert them"
         )
@@ -114,12 +116,12 @@ def _columns(header: list[str], shown: str) -> dict[str, str]:
             found[field] = name
         elif field not in _OPTIONAL:
             listed = ", ".join(name[:50] for name in header[:12]) or "none"
-            raise _refuse(
+            raise _trace_error(
                 f"trace {shown} has no column {field!r} (its columns: {listed}); give {', '.join(map(repr, _NAMES))}, "
                 f"the last two only where prompts share a prefix"
             )
     if ("prefix_id" in found) != ("prefix_len" in found):
-        raise _refuse(f"trace {shown} has one of prefix_id and prefix_len; give both or neither")
+        raise _trace_error(f"trace {shown} has one of prefix_id and prefix_len; give both or neither")
     return found
 
 
@@ -130,10 +132,10 @@ def _collect(rows: Iterator[tuple[int, Mapping[str, Any]]], shown: str) -> Traff
     for line, row in rows:
         where = f"trace {shown}, line {line}"
         if len(arrival) == MOST_REQUESTS:
-            raise _refuse(f"trace {shown} has more than {MOST_REQUESTS} requests; give a part of it")
+            raise _trace_error(f"trace {shown} has more than {MOST_REQUESTS} requests; give a part of it")
         time_s = _read_time(row["arrival_s"], where)
         if arrival and time_s < arrival[-1]:
-            raise _refuse(
+            raise _trace_error(
                 f"{where}: arrival_s={time_s:g} is before the {arrival[-1]:g} of the request above; sort the trace"
             )
         arrival.append(time_s)
@@ -143,12 +145,12 @@ def _collect(rows: Iterator[tuple[int, Mapping[str, Any]]], shown: str) -> Traff
         name = row.get("prefix_id")
         if name not in (None, ""):
             if isinstance(name, list | dict):
-                raise _refuse(f"{where}: prefix_id={short_repr(name)} must be a number or a word")
+                raise _trace_error(f"{where}: prefix_id={short_repr(name)} must be a number or a word")
             prefix = prefixes.setdefault(name, len(prefixes))
             prefix_len = _read_length("prefix_len", row["prefix_len"], 0, prompt_len, where)
         lengths.append((prompt_len, output_len, prefix, prefix_len))
     if not arrival:
-        raise _refuse(f"trace {shown} holds no requests; give at least one")
+        raise _trace_error(f"trace {shown} holds no requests; give at least one")
     columns = np.array(lengths, np.int64)
     times = np.array(arrival)
     return Traffic(times - times[0], columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
@@ -164,7 +166,7 @@ def _read_time(value: Any, where: str) -> float:
         except (TypeError, ValueError, OverflowError, OSError):
             time_s = math.nan
     if not 0.0 <= time_s <= _LATEST_S:
-        raise _refuse(
+        raise _trace_error(
             f"{where}: arrival_s={short_repr(value)} must be seconds from 0 to {_LATEST_S:g}, or a date and time"
         )
     return time_s
@@ -178,5 +180,5 @@ def _read_length(name: str, value: Any, least: int, most: int, where: str) -> in
         number = math.nan
     if not least <= number <= most or number != int(number):
         allowed = f"a whole number of tokens from {least} to {most}"
-        raise _refuse(f"{where}: {name}={short_repr(value)} must be {allowed}")
+        raise _trace_error(f"{where}: {name}={short_repr(value)} must be {allowed}")
     return int(number)

@@ -1,7 +1,7 @@
-"""Simulate a unit of instances: requests are dealt to its streams in turn, prefilled here or on instances of their own.
+"""Simulate a unit of instances: requests are dealt to its streams in turn, and prefilled there or on other instances.
 
-A stream is a batch: each pipeline stage of an instance has one, with an equal part of the cache, and streams do not
-wait for each other. Replicas of the attention that share experts do, pass by pass: they are one stream, in which
+A stream is a batch: each pipeline stage of an instance has one, with an equal part of the cache, and streams run
+independently. Replicas of the attention that share experts run their passes in step: they are one stream, in which
 sequences are dealt evenly, and a pass takes as long as that of the replica with most prompt tokens.
 """
 
@@ -45,7 +45,7 @@ class SimulatedUnit:
     """The streams of a server.
 
     Attributes:
-        decode: Streams that decode, and prefill if there are no others.
+        decode: Streams that decode; they also prefill if ``prefill`` is None.
         prefill: Streams that only prefill; None if aggregated.
         transfer_len: Prompt lengths whose transfer was priced. [token], [points]
         transfer_s: Time to send the cache of a prompt of each length. [s], [points]
@@ -58,7 +58,7 @@ class SimulatedUnit:
     transfer_s: tuple[float, ...] = (0.0,)
     interval: tuple[float, float] = (1.0, 1.0)
 
-    def at(self, factor: float) -> SimulatedUnit:
+    def scaled(self, factor: float) -> SimulatedUnit:
         """Return the unit with all times of passes multiplied by a factor."""
         parts = [part and part._replace(table=scaled_table(part.table, factor)) for part in (self.decode, self.prefill)]
         assert parts[0] is not None
@@ -73,7 +73,7 @@ class SimulatedUnit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened to every request, in order of arrival.
+    """Times and counts of every request, in order of arrival.
 
     Attributes:
         arrival_s: Times of arrival. [s], [requests]
@@ -81,7 +81,7 @@ class Outcome:
         first_s: Times of the first token, with the transfer of the cache. [s], [requests]
         end_s: Times of the last token. [s], [requests]
         emitted: Tokens of the answers. [requests]
-        preempted: How often each lost its blocks. [requests]
+        preempted: How often each was preempted. [requests]
         hit_len: Prompt tokens that were in the cache. [requests]
         totals: Sums of each decoding stream.
         prefill_totals: Sums of each prefilling stream; empty if aggregated.
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = False) -> Outcome:
-    """Simulate requests until all of them ended.
+    """Simulate requests until all of them have ended.
 
     Args:
         compiled: Use Numba, which must be installed; the result is the same.
@@ -129,7 +129,7 @@ def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = Fal
     sent_s = before.end_s + np.interp(traffic.prompt_len, unit.transfer_len, unit.transfer_s)
     order = np.argsort(sent_s, kind="stable")
     arriving = traffic.select(order)
-    # Prefixes are looked up where prompts are computed.
+    # Only prefill instances share prefixes.
     none = np.full_like(arriving.prefix, -1)
     sent = Traffic(sent_s[order], arriving.prompt_len, arriving.output_len, none, arriving.prefix_len)
     after, totals = _run_streams(unit.decode, sent, arriving.prompt_len, compiled=compiled)
@@ -179,7 +179,7 @@ def _run_streams(
 
 
 def _run_one(streams: Streams, traffic: Traffic, sent_len: Counts, *, compiled: bool) -> tuple[Log, Totals]:
-    """Run one stream on arrays if compiled, on lists otherwise, which Python reads faster."""
+    """Run one stream, on arrays if compiled; otherwise on lists, whose items Python reads faster."""
     num, num_prefixes = traffic.num_requests, max(0, int(traffic.prefix.max()) + 1)
     requests = Requests(
         traffic.arrival_s,

@@ -112,7 +112,7 @@ def best_load(
     for layout in _layouts(model, devices, server):
         try:
             instance = make_instance(model, device, layout, formats, server, task.prompt_len, answer)
-            validate_layout(instance.config, instance.base, layout)
+            validate_layout(instance.config, instance.workload, layout)
             load = _load_of(instance, devices // layout.num_devices, task.limits_s.get(scenario))
             found.append((load.predict(instance)[0].output_tokens_per_s, instance, load))
         except ShapewrightError:

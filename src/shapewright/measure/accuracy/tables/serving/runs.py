@@ -162,7 +162,7 @@ def _simulate(instance: Instance, numbers: Mapping[str, float], traffic: Traffic
     unit = SimulatedUnit(Streams(priced.table, limits, num_streams))
     found = []
     for factor in (1.0, *pass_interval(server, priced, is_moe=instance.scenario.config.is_moe)):
-        outcome = simulate_unit(unit.at(factor), traffic)
+        outcome = simulate_unit(unit.scaled(factor), traffic)
         times_s = (outcome.first_s - traffic.arrival_s, outcome.end_s - traffic.arrival_s)
         found.append(_quantities(traffic, *times_s, outcome.makespan_s))
     return found
