@@ -168,7 +168,7 @@ class DesignResult(NotebookDisplay):
         baseline: The shape of the family on its best plan.
         designs: The answer first, then the runners-up; the baseline is among them.
         front: Runs of the family: loss against time, by size and tokens.
-        num_shapes: Shapes that the searches looked at.
+        num_shapes: Shapes that the searches evaluated.
         num_planned: Shapes whose plans were searched.
         num_plans: Plans of all of them.
         elapsed_s: Wall time of the search. [s]

@@ -52,7 +52,7 @@ def explore(job: PlanJob, *, memory_only: bool = False, progress: Progress | Non
         UnknownRateError: the device's data sheet lacks a number that is needed.
         WorkloadError: the device has no kernel for this attention.
     """
-    job = job.settled()
+    job = job.resolved()
     tight_above_bytes = job.scenario.device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION)
     findings = Findings(job.request, tight_above_bytes=tight_above_bytes)
     evaluation = _Evaluation(job, findings)

@@ -138,8 +138,8 @@ def sort_plans(table: Table, objective: str, tight_above_bytes: float = inf) -> 
         keys = (needed, sharding, is_tight, step)
     else:
         cost = np.log(step_s * table["devices"])
-        place = np.floor((cost - cost.min(initial=inf)) / COST_RESOLUTION + 1e-6)
-        keys = (needed, sharding, is_tight, step, -table["devices"], place)
+        cost_step = np.floor((cost - cost.min(initial=inf)) / COST_RESOLUTION + 1e-6)
+        keys = (needed, sharding, is_tight, step, -table["devices"], cost_step)
     return np.lexsort((table["schedule"], table["policy"], *keys))
 
 

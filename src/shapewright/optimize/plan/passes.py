@@ -107,7 +107,7 @@ class _PriceTable:
 
     def add(self, operations: Sequence[Operation], row: int) -> None:
         """Add operations to one row."""
-        self.entries += [(len(self.operations) + place, row) for place in range(len(operations))]
+        self.entries += [(len(self.operations) + index, row) for index in range(len(operations))]
         self.operations += operations
 
     def add_layer(self, parts: StepParts, row: int, ends_row: int | None) -> int:
@@ -120,10 +120,10 @@ class _PriceTable:
         """
         first = len(self.operations)
         for pass_row, operations in ((row, parts.body), (row + 1, parts.backward_of_layers())):
-            for place, operation in enumerate(operations, start=len(self.operations)):
+            for index, operation in enumerate(operations, start=len(self.operations)):
                 own_row = pass_row if operation.stage == "every" else ends_row
                 if own_row is not None:
-                    self.entries.append((place, own_row))
+                    self.entries.append((index, own_row))
             self.operations += operations
         return first
 
@@ -133,8 +133,8 @@ class _PriceTable:
         Args:
             times_s: Time of all executions of each operation. [s]
         """
-        columns = [columns_of(self.operations[place]) for place, _ in self.entries]
-        columns += [columns_of(self.operations[place], "recompute") for place, _ in self.recomputed]
+        columns = [columns_of(self.operations[index]) for index, _ in self.entries]
+        columns += [columns_of(self.operations[index], "recompute") for index, _ in self.recomputed]
         places, rows = np.array([*self.entries, *self.recomputed]).T
         return sum_by_row(columns, times_s[places], rows, num_rows)
 
@@ -225,14 +225,14 @@ class LayerPassPricer:
             else None,
         }
         tokens = np.broadcast_to(shard.num_residual_tokens, sums.shape[0]).tolist()
-        for place, key in enumerate(members):
-            kinds = sums[place, 1:].reshape(len(lowered), _PASS_ROWS + len(self._policies), len(COLUMNS))
+        for index, key in enumerate(members):
+            kinds = sums[index, 1:].reshape(len(lowered), _PASS_ROWS + len(self._policies), len(COLUMNS))
             self._passes[key] = LayerPass(
-                ends=sums[place, 0],
+                ends=sums[index, 0],
                 forward=kinds[:, 0],
                 backward=kinds[:, 1],
                 recompute=kinds[:, _PASS_ROWS:],
-                residual_tokens=tokens[place],
+                residual_tokens=tokens[index],
                 **common,
             )
 

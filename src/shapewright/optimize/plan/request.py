@@ -238,7 +238,7 @@ class PlanJob:
         scenario = self.scenario.replace(images=0, image_size=None, vision=None)
         return PlanJob(scenario=scenario, request=self.request)
 
-    def settled(self) -> PlanJob:
+    def resolved(self) -> PlanJob:
         """Return the job with workload fields set as its software does, and with the workload's offload kept."""
         scenario = self.scenario
         offloaded = {name: (True,) for name in OFFLOADS if getattr(scenario.workload, name)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shapewright.models import TransformerConfig
 
-_UNSCALED_WITHIN = 0.01  # of the parameters wanted: a model this near is not scaled
+_UNSCALED_WITHIN = 0.01  # relative deviation of the parameters below which a model is not scaled
 _UNIT = 128  # elements; widths of public models are multiples of it
 # Accepted deviation of a scaled model: embeddings keep their rows, so a small model with a large vocabulary could be
 # several times as large as wanted.

@@ -246,8 +246,8 @@ def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario, ffn_spaci
         "micro_batch": shapes["micro_batch_size"] != scenario.workload.micro_batch_size,
     }
     code: Any = np.zeros(len(width), dtype=np.int64)
-    for place, change in enumerate(bits):
-        code = code | (bits[change].astype(np.int64) << place)
+    for bit, change in enumerate(bits):
+        code = code | (bits[change].astype(np.int64) << bit)
     return np.asarray(code)
 
 
@@ -266,4 +266,4 @@ def decode_changes(code: int) -> tuple[str, ...]:
     >>> decode_changes(0b100100)
     ('heads', 'vocab')
     """
-    return tuple(change for place, change in enumerate(CHANGES) if code >> place & 1)
+    return tuple(change for bit, change in enumerate(CHANGES) if code >> bit & 1)

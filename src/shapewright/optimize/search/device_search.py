@@ -349,14 +349,14 @@ def _choose_rows(table: Table, top: int, baseline: TransformerConfig) -> list[in
     by_count: dict[int, list[int]] = {}
     for row in sorted(first_of_kind.values()):
         by_count.setdefault(codes[row].bit_count(), []).append(row)
-    wanted = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
-    wanted += _loss_free_rows(table, baseline)
-    wanted += by_count.get(1, [])
-    wanted += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
+    rows_to_list = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
+    rows_to_list += _loss_free_rows(table, baseline)
+    rows_to_list += by_count.get(1, [])
+    rows_to_list += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
     # Then the best of each combination of distinguishing fields: the others differ only slightly in ffn or vocabulary.
     combinations = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
     _, different = np.unique(combinations, axis=0, return_index=True)
-    return list(dict.fromkeys([*wanted, *sorted(different.tolist())]))[:top]
+    return list(dict.fromkeys([*rows_to_list, *sorted(different.tolist())]))[:top]
 
 
 def _loss_free_rows(table: Table, baseline: TransformerConfig) -> list[int]:

@@ -155,11 +155,11 @@ def _refuse_overflow(grid: Grid, varied: VariedScenario) -> None:
 
 
 def _is_within(
-    sizes: OnGrid, wanted: int, tolerance_fraction: float
+    sizes: OnGrid, target: int, tolerance_fraction: float
 ) -> Bool[np.ndarray, "heads ffn depth vocab batch"]:
     """Return which sizes are within a tolerance."""
-    reach = floor(tolerance_fraction * wanted)
-    within: Bool[np.ndarray, "heads ffn depth vocab batch"] = (sizes >= wanted - reach) & (sizes <= wanted + reach)
+    reach = floor(tolerance_fraction * target)
+    within: Bool[np.ndarray, "heads ffn depth vocab batch"] = (sizes >= target - reach) & (sizes <= target + reach)
     return within
 
 

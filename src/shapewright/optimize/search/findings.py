@@ -40,8 +40,8 @@ def best_of_each_kind(table: Table, count: int) -> Table:
     order = np.lexsort((table["cost"], table["changes"]))
     kinds = table["changes"][order]
     starts = np.flatnonzero(np.r_[True, kinds[1:] != kinds[:-1]])
-    place = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.r_[starts, len(kinds)]))
-    return take(table, order[place < count])
+    rank_in_kind = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.r_[starts, len(kinds)]))
+    return take(table, order[rank_in_kind < count])
 
 
 def pareto_front(table: Table) -> Table:
@@ -98,7 +98,7 @@ class Tally:
         priced: Shapes whose step was predicted.
         too_large: Faster shapes that do not fit the device.
         faster: Faster shapes that fit.
-        nearest_parameters: Parameters closest to the wanted number, of shapes inside the guard.
+        nearest_parameters: Parameters closest to the target number, of shapes inside the guard.
         least_memory_bytes: Lowest memory of a faster shape. [byte]
     """
 
@@ -112,13 +112,13 @@ class Tally:
     nearest_parameters: int | None = None
     least_memory_bytes: float | None = None
 
-    def add(self, other: Tally, wanted: int) -> None:
+    def add(self, other: Tally, target_parameters: int) -> None:
         """Add the counts of other shapes."""
         for name in ("num_shapes", "outside_guard", "outside_budget", "priced", "too_large", "faster"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refused.update(other.refused)
         sizes = [size for size in (self.nearest_parameters, other.nearest_parameters) if size is not None]
-        self.nearest_parameters = min(sizes, key=lambda size: abs(size - wanted), default=None)
+        self.nearest_parameters = min(sizes, key=lambda size: abs(size - target_parameters), default=None)
         least = [each for each in (self.least_memory_bytes, other.least_memory_bytes) if each is not None]
         self.least_memory_bytes = min(least, default=None)
 
@@ -151,9 +151,9 @@ class Findings:
         if sum(len(table["cost"]) for table in self._collected) > _MERGED_AT:
             self.merge_collected()
 
-    def merge(self, other: Findings, wanted: int) -> None:
+    def merge(self, other: Findings, target_parameters: int) -> None:
         """Add the merged findings of another job."""
-        self.tally.add(other.tally, wanted)
+        self.tally.add(other.tally, target_parameters)
         self.is_complete &= other.is_complete
         if other.best is not None:
             self.best = (

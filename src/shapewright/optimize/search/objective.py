@@ -280,8 +280,8 @@ class Limits:
     """Limits that a shape must keep.
 
     Attributes:
-        num_parameters: Parameters wanted.
-        num_active: Parameters that a token uses, wanted; None if only the total counts.
+        num_parameters: Target number of parameters.
+        num_active: Target number of parameters that a token uses; None if only the total counts.
         tolerance_fraction: Accepted deviation of both.
         memory_bytes: Most memory of one device. [byte]
         token_s: Most time per token (or per step); slower shapes are dropped. [s]

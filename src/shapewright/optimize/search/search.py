@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.space.space import Space
     from shapewright.prediction.scenario import Scenario
 
-# The verdict is made from at least so many shapes, however few are shown.
+# Fewest shapes from which the verdict is made, even if fewer are listed.
 _FEWEST_JUDGED = 20
 # flash-attn has kernels for multiples of this head dimension. [element]
 _COMPILED_HEAD_UNIT = 32

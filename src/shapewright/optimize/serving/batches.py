@@ -224,7 +224,7 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
     _lower_batches(candidates)
     known: dict[object, int] = {}
     distinct: list[Pass] = []
-    wanted: list[list[int]] = []
+    rows: list[list[int]] = []
     for candidate in candidates:
         row = []
         for one in candidate.passes():
@@ -233,9 +233,9 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
             if index == len(distinct):
                 distinct.append(one)
             row.append(index)
-        wanted.append(row)
+        rows.append(row)
     times = time_passes(distinct, scenario, candidates[0].instance.request.server)
-    return [[times[index] for index in row] for row in wanted]
+    return [[times[index] for index in row] for row in rows]
 
 
 def _lower_batches(candidates: Sequence[Candidate]) -> None:

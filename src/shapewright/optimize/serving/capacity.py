@@ -73,12 +73,12 @@ class InstanceSearch:
         If no number of devices is given and a format does not fit on a node, the number is doubled until it does.
 
         Args:
-            formats: Element formats; the first is the wanted one.
+            formats: Element formats; the first is the requested one.
             notes: Receives notes on formats that do not fit, and on layouts that are left out.
 
         Raises:
             LayoutError: no layout divides the model.
-            WorkloadError: no instance holds a sequence in the wanted format.
+            WorkloadError: no instance holds a sequence in the requested format.
         """
         # A node, or as many devices as the fixed degrees need.
         most = self.request.num_devices or max(self.scenario.device.node_size, _fewest_devices(self.given))
@@ -269,11 +269,11 @@ def _limit_per_size(
     """Return up to ``most`` instances in their order, evenly from the first ones of each number of devices."""
     ranks: dict[int, int] = {}
     ranked = []
-    for place, (instance, _) in enumerate(fitting):
+    for index, (instance, _) in enumerate(fitting):
         size = instance.layout.num_devices
         ranks[size] = ranks.get(size, -1) + 1
-        ranked.append((ranks[size], place))
-    return [fitting[place] for place in sorted(place for _, place in sorted(ranked)[:most])]
+        ranked.append((ranks[size], index))
+    return [fitting[index] for index in sorted(index for _, index in sorted(ranked)[:most])]
 
 
 def _capacity_of(instance: Instance) -> InstanceCapacity:

@@ -36,9 +36,9 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
     """Result of plan_serving: capacities of instances, and operating points.
 
     Attributes:
-        scenario: Model and device, and a workload with the wanted formats and kind of attention.
+        scenario: Model and device, and a workload with the requested formats and kind of attention.
         request: Lengths and limits.
-        formats: Element formats that were tried; the first is the wanted one.
+        formats: Element formats that were tried; the first is the requested one.
         capacities: Capacity of an instance of each layout and format.
         points: All operating points that were priced.
         notes: Notes for the reader, one line each.
@@ -58,7 +58,7 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
 
         Args:
             mode: ``aggregated`` or ``disaggregated``; None for either.
-            format_name: Name of a format; None for the wanted one.
+            format_name: Name of a format; None for the requested one.
         """
         return most_tokens(self._points_of(mode, format_name), self.request)
 
@@ -68,12 +68,12 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
         return pareto_front(point for point in self._points_of(mode, format_name) if point.meets(request))
 
     def _points_of(self, mode: str | None, format_name: str | None) -> list[OperatingPoint]:
-        wanted = format_name or self.formats[0].name
-        return [point for point in self.points if point.format.name == wanted and mode in (None, point.mode)]
+        name = format_name or self.formats[0].name
+        return [point for point in self.points if point.format.name == name and mode in (None, point.mode)]
 
     @cached_property
     def recommended(self) -> Recommendation | None:
-        """The recommended operating point in the wanted format; None if no point keeps the limits.
+        """The recommended operating point in the requested format; None if no point keeps the limits.
 
         Without a limit of the first token it keeps a default one, which ``best`` and ``front`` do not.
 
@@ -95,13 +95,13 @@ def plan_serving(
 
     Args:
         scenario: Model, a decoder, and device; of the workload, the kind of attention is used.
-        formats: Element formats to try, the wanted one first.
+        formats: Element formats to try, the requested one first.
         notes: Notes kept with the result, instead of those of the scenario.
 
     Raises:
         WorkloadError: the model is not a decoder, its context is too short, or it does not fit on the devices.
         LayoutError: no layout divides the model.
-        UnknownRateError: the device has no rate for the wanted format.
+        UnknownRateError: the device has no rate for the requested format.
     """
     config, device, workload = scenario.config, scenario.device, scenario.workload
     if config.stack != "decoder":

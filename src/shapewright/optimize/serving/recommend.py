@@ -109,7 +109,7 @@ def recommend(
     """Recommend an operating point within the limits and the default limit of the first token.
 
     Args:
-        points: All points of the wanted format.
+        points: All points of the requested format.
         request: Lengths, limits, devices and load.
         node_size: Devices of a node, see find_knee.
 

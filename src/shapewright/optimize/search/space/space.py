@@ -78,14 +78,14 @@ class FieldValues:
 
     def widths(self) -> list[int]:
         """Return the hidden sizes."""
-        own = self.baseline.hidden_size
+        current = self.baseline.hidden_size
         if "hidden_size" in self.request.keep:
             return [self.request.keep["hidden_size"]]
         if "width" not in self.free:
-            return [own]
-        low, high = (own * factor for factor in _WIDTH_RANGE)
+            return [current]
+        low, high = (current * factor for factor in _WIDTH_RANGE)
         unit = _spacing(high - low, _UNIT * self.layout.tensor_parallel, _MOST_WIDTHS)
-        return _multiples(low, high, unit, own)
+        return _multiples(low, high, unit, current)
 
     def _heads_at(self, width: int) -> Iterator[tuple[int, int]]:
         """Yield numbers of heads with head dimensions at a width."""
@@ -148,7 +148,7 @@ class FieldValues:
             return True
         config = self.baseline
         pairs = ((num_heads, config.num_heads, _HEADS_SPLIT), (num_kv_heads, config.num_kv_heads, _KV_HEADS_SPLIT))
-        return all(own == new or new % gcd(own, most) == 0 for new, own, most in pairs)
+        return all(old == new or new % gcd(old, most) == 0 for new, old, most in pairs)
 
     def ffn_at(self, width: int) -> int:
         """Return the MLP width with the baseline's ratio to the hidden size."""
@@ -164,15 +164,15 @@ class FieldValues:
         config = self.baseline
         if "intermediate_size" in self.request.keep:
             return [self.request.keep["intermediate_size"]]
-        own = getattr(config, ffn_field(config))
+        current = getattr(config, ffn_field(config))
         if "ffn" not in self.free:
-            return [own]
+            return [current]
         low, high = self.ranges["ffn_ratio"]
         own_ratio = measure_shape(config)["ffn_ratio"]
-        smallest = own * max(low / own_ratio, 0.5) * widths[0] / config.hidden_size
-        largest = own * min(high / own_ratio, 2.0) * widths[-1] / config.hidden_size
+        smallest = current * max(low / own_ratio, 0.5) * widths[0] / config.hidden_size
+        largest = current * min(high / own_ratio, 2.0) * widths[-1] / config.hidden_size
         unit = _spacing(largest - smallest, _UNIT * self.layout.tensor_parallel, _MOST_FFN)
-        return _multiples(smallest, largest, unit, own)
+        return _multiples(smallest, largest, unit, current)
 
     def depth(self) -> list[int]:
         """Return the numbers of layers."""
@@ -193,22 +193,24 @@ class FieldValues:
 
     def vocab(self) -> list[int]:
         """Return the vocabulary sizes, which are at least the baseline's."""
-        own = self.baseline.vocab_size
+        current = self.baseline.vocab_size
         if "vocab_size" in self.request.keep:
             return [self.request.keep["vocab_size"]]
         if "vocab" not in self.free:
-            return [own]
-        padded = {-(-own // (unit * t)) * unit * t for unit in _VOCAB_UNITS for t in {1, self.layout.tensor_parallel}}
-        return sorted({own, *(value for value in padded if value <= own * (1.0 + _MOST_PADDING_FRACTION))})
+            return [current]
+        padded = {
+            -(-current // (unit * t)) * unit * t for unit in _VOCAB_UNITS for t in {1, self.layout.tensor_parallel}
+        }
+        return sorted({current, *(value for value in padded if value <= current * (1.0 + _MOST_PADDING_FRACTION))})
 
     def micro_batch(self, workload: Workload) -> list[int]:
         """Return the micro-batch sizes."""
-        own = workload.micro_batch_size
+        current = workload.micro_batch_size
         if "micro_batch_size" in self.request.keep:
             return [self.request.keep["micro_batch_size"]]
         if "micro_batch" not in self.free:
-            return [own]
-        return sorted({own, *(2**power for power in range(_LARGEST_MICRO_BATCH_SIZE.bit_length()))})
+            return [current]
+        return sorted({current, *(2**power for power in range(_LARGEST_MICRO_BATCH_SIZE.bit_length()))})
 
 
 def _spacing(reach: float, unit: int, most: int) -> int:
@@ -220,10 +222,10 @@ def _spacing(reach: float, unit: int, most: int) -> int:
     return unit
 
 
-def _multiples(low: float, high: float, unit: int, own: int) -> list[int]:
-    """Return the multiples of a unit in a range, and the baseline's own value."""
+def _multiples(low: float, high: float, unit: int, current: int) -> list[int]:
+    """Return the multiples of a unit in a range, and the current value of the baseline."""
     first, last = -(-int(low) // unit), int(high // unit)
-    return sorted({own, *(unit * factor for factor in range(max(first, 1), last + 1))})
+    return sorted({current, *(unit * factor for factor in range(max(first, 1), last + 1))})
 
 
 # The product of four such sizes, such as layers times width squared, fits in 63 bits.
@@ -296,12 +298,15 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
     free = set(request.free_fields())
     if not free:
         raise ConfigError("every field is kept, so nothing is left to search; vary more fields or keep fewer")
-    own = measure_shape(baseline)
-    ranges = {measure.name: allowed_range(measure, own[measure.name], request.guard) for measure in MEASURES}
+    baseline_measures = measure_shape(baseline)
+    ranges = {
+        measure.name: allowed_range(measure, baseline_measures[measure.name], request.guard) for measure in MEASURES
+    }
     if request.goal.resolve(scenario.workload.phase).measures_loss and request.guard != "free":
         # More key-value heads lower the loss, but enlarge the cache in serving, which the objective does not count; so
         # groups are at least as large as the baseline's.
-        ranges["kv_group"] = (max(own["kv_group"], ranges["kv_group"][0]), max(own["kv_group"], ranges["kv_group"][1]))
+        (low, high), group = ranges["kv_group"], baseline_measures["kv_group"]
+        ranges["kv_group"] = (max(group, low), max(group, high))
     listed = FieldValues(baseline, scenario.layout, request, free, ranges)
     rows = list(listed.heads())
     if not rows:
@@ -347,12 +352,12 @@ def _describe_nearest(listed: FieldValues) -> str:
     """Return, for each kept field of the heads, the nearest value with which shapes exist."""
     keep, found = listed.request.keep, []
     fields = {name: key for key, name in VARIED.items()} | {"head_dim": "heads"}
-    for place, name in enumerate(HEADS_AXIS):
+    for index, name in enumerate(HEADS_AXIS):
         if name not in keep:
             continue
         request = replace(listed.request, keep={key: value for key, value in keep.items() if key != name})
         relaxed = replace(listed, request=request, free=listed.free | {fields[name]})
-        values = {row[place] for row in relaxed.heads()} - {keep[name]}
+        values = {row[index] for row in relaxed.heads()} - {keep[name]}
         if values:
             found.append(f"{name}={min(values, key=lambda value: (abs(value - keep[name]), value))}")
     return f"the nearest value that does: {' or '.join(found)}; " if found else ""

@@ -121,11 +121,11 @@ def draw_requests(source: RandomTraffic | Traffic, context: int) -> tuple[Traffi
         return source.draw(context)
     if source.longest_len > context:
         lengths = source.prompt_len + source.output_len
-        place = int(lengths.argmax())
+        index = int(lengths.argmax())
         num_longer = int((lengths > context).sum())
         longer = "the request that is" if num_longer == 1 else f"the {num_longer} requests that are"
         raise WorkloadError(
-            f"request {place + 1} of the trace has {lengths[place]} tokens of prompt and answer, the model has "
+            f"request {index + 1} of the trace has {lengths[index]} tokens of prompt and answer, the model has "
             f"max_position_embeddings={context}; leave out or shorten {longer} longer",
             field="trace",
         )

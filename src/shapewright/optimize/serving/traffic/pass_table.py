@@ -212,20 +212,20 @@ def _interpolation_errors(
 ) -> PerPass:
     """Return the relative errors of interpolated decode and mixed passes off the grid."""
     draw = np.random.default_rng(0)
-    passes, wanted = [], []
-    for place in range(_NUM_CHECKED):
+    passes, interpolated_s = [], []
+    for index in range(_NUM_CHECKED):
         batch = round(max_sequences ** draw.random())
         context = round(_FIRST_CONTEXT * max(1.0, longest_len / _FIRST_CONTEXT) ** draw.random())
         context = min(context, longest_len)
         decode = instance.passes.decode(batch, context, answer_len=min(instance.request.output_len, 2 * context))
-        if place % 2 or max_tokens <= batch:
+        if index % 2 or max_tokens <= batch:
             passes.append(decode)
-            wanted.append(pass_s(table, batch, batch * context, 0, 0.0))
+            interpolated_s.append(pass_s(table, batch, batch * context, 0, 0.0))
             continue
         chunk = round((max_tokens - batch) ** draw.random())
         chunk = min(chunk, longest_len)
         before = round((longest_len - chunk) * draw.random())
         passes.append(instance.passes.mixed(decode, instance.passes.prefill(1, chunk, before)))
-        wanted.append(pass_s(table, batch, batch * context, chunk, chunk * (before + 0.5 * (chunk + 1))))
+        interpolated_s.append(pass_s(table, batch, batch * context, chunk, chunk * (before + 0.5 * (chunk + 1))))
     _, exact, _ = _compose(instance, passes, with_host=True)
-    return np.asarray(np.abs(np.array(wanted) / exact - 1.0))
+    return np.asarray(np.abs(np.array(interpolated_s) / exact - 1.0))

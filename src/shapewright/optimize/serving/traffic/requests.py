@@ -304,7 +304,7 @@ class RandomTraffic:
                 advice="give the tokens that all prompts share",
                 field="cached_len",
             )
-        streams = [np.random.default_rng([self.seed, place]) for place in range(3)]
+        streams = [np.random.default_rng([self.seed, index]) for index in range(3)]
         prompt_len = self.prompts.draw(streams[0], self.num_requests)
         output_len = self.answers.draw(streams[1], self.num_requests)
         intervals = streams[2].gamma(self.burstiness, 1.0 / self.burstiness, self.num_requests)

@@ -186,9 +186,9 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
             if work.end_step[victim] <= 0:  # its prompt is only partly computed
                 length, whole = work.base_len[victim], work.computed[victim] // block
                 num_kept = 0
-                for place in range(num_cut):
-                    if work.cut[place] != victim:
-                        work.cut[num_kept] = work.cut[place]
+                for index in range(num_cut):
+                    if work.cut[index] != victim:
+                        work.cut[num_kept] = work.cut[index]
                         num_kept += 1
                 num_cut = num_kept
             else:
@@ -215,8 +215,8 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
         room = max_tokens + (-num_decoding // replicas) if is_mixed else max_tokens
         budget = room * replicas
         num_kept = 0
-        for place in range(num_cut):
-            request = work.cut[place]
+        for index in range(num_cut):
+            request = work.cut[index]
             chunk = min(room, work.base_len[request] - work.computed[request])
             longest = max(longest, chunk)
             seen += chunk * (work.computed[request] + 0.5 * (chunk + 1))
@@ -369,8 +369,8 @@ def run_stream(requests: Requests, table: PassTable, limits: Limits, log: Log, w
             num_running -= 1
             log.end_s[request] = now
             num_done += 1
-        for place in range(num_filled):
-            request = work.filled[place]
+        for index in range(num_filled):
+            request = work.filled[index]
             length, own_prefix = work.base_len[request], prefix[request]
             if sent_len[request] == 0:
                 log.emitted[request] += 1

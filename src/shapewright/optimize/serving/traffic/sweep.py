@@ -158,24 +158,25 @@ def plan_traffic(
     if not candidates:
         raise refusals[0]
 
-    def job(place: int, kind: str, rate_per_s: float = 0.0) -> Job:
-        return Job(candidates[place].unit, question, context, kind, rate_per_s)
+    def make_job(index: int, kind: str, rate_per_s: float = 0.0) -> Job:
+        return Job(candidates[index].unit, question, context, kind, rate_per_s)
 
-    places = range(len(candidates))
-    capacities = [float(one) for one in run_jobs([job(place, "capacity") for place in places], question)]
+    indices = range(len(candidates))
+    capacities = [float(one) for one in run_jobs([make_job(index, "capacity") for index in indices], question)]
     rates = question.rates_per_s or (traffic.rate_per_s,)
-    wanted = [(place, rate) for place in places for rate in rates if question.is_trace or rate <= capacities[place]]
-    if not wanted:
+    simulated = [(index, rate) for index in indices for rate in rates if question.is_trace or rate <= capacities[index]]
+    if not simulated:
         raise _overload_error(candidates, capacities, min(rates))
     found_notes += _overload_notes(question, capacities, traffic)
     jobs = [
-        job(place, "run", 0.0 if question.is_trace and not question.rates_per_s else rate) for place, rate in wanted
+        make_job(index, "run", 0.0 if question.is_trace and not question.rates_per_s else rate)
+        for index, rate in simulated
     ]
     if question.has_limits:
-        jobs += [job(place, "largest", capacities[place]) for place in places]
+        jobs += [make_job(index, "largest", capacities[index]) for index in indices]
     results = run_jobs(jobs, question)
-    figures = dict(zip(wanted, results, strict=False))
-    largest: list[float | None] = [float(one) for one in results[len(wanted) :]] or [None] * len(candidates)
+    figures = dict(zip(simulated, results, strict=False))
+    largest: list[float | None] = [float(one) for one in results[len(simulated) :]] or [None] * len(candidates)
     return TrafficPlan(
         request=request,
         format=format_,
@@ -187,7 +188,7 @@ def plan_traffic(
             SimulatedServer(candidate=one, capacity_per_s=capacity, largest_rate_per_s=rate)
             for one, capacity, rate in zip(candidates, capacities, largest, strict=True)
         ),
-        runs=tuple(_make_run(place, rate, figures.get((place, rate)), question) for place in places for rate in rates),
+        runs=tuple(_make_run(index, rate, figures.get((index, rate)), question) for index in indices for rate in rates),
         notes=tuple(found_notes),
     )
 
@@ -226,18 +227,18 @@ def simulate_loads(
 
 
 def _make_run(
-    place: int, rate: float, found: tuple[TrafficFigures, ...] | None, question: TrafficQuestion
+    index: int, rate: float, found: tuple[TrafficFigures, ...] | None, question: TrafficQuestion
 ) -> TrafficRun:
     if found is None:
-        return TrafficRun(server=place, rate_per_s=rate, figures=None, low=None, high=None, keeps_limits=False)
+        return TrafficRun(server=index, rate_per_s=rate, figures=None, low=None, high=None, keeps_limits=False)
     keeps = found[0].keeps(question.ttft_p90_s, question.tpot_p90_s)
-    return TrafficRun(server=place, rate_per_s=rate, figures=found[0], low=found[1], high=found[2], keeps_limits=keeps)
+    return TrafficRun(server=index, rate_per_s=rate, figures=found[0], low=found[1], high=found[2], keeps_limits=keeps)
 
 
 def _overload_error(candidates: Sequence[Candidate], capacities: Sequence[float], rate: float) -> WorkloadError:
     """Return the error for a rate that exceeds the capacity of all servers."""
-    place = max(range(len(candidates)), key=lambda one: capacities[one])
-    best, capacity = candidates[place], capacities[place]
+    index = max(range(len(candidates)), key=lambda one: capacities[one])
+    best, capacity = candidates[index], capacities[index]
     device = best.scenario.device.name
     needed = math.ceil(rate / capacity) * best.num_devices
     return WorkloadError(

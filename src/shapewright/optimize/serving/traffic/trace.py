@@ -67,15 +67,15 @@ def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]
     reader = csv.reader(lines)
     header = next(reader, [])
     columns = _columns(header, shown)
-    places = {field: header.index(name) for field, name in columns.items()}
+    indices = {field: header.index(name) for field, name in columns.items()}
     for cells in reader:
         if cells:
-            _refuse_unit(columns["arrival_s"], cells[places["arrival_s"] : places["arrival_s"] + 1], shown)
+            _refuse_unit(columns["arrival_s"], cells[indices["arrival_s"] : indices["arrival_s"] + 1], shown)
             if len(cells) != len(header):
                 raise _trace_error(
                     f"trace {shown}, line {reader.line_num}: {len(cells)} cells, the header has {len(header)}"
                 )
-            yield reader.line_num, {field: cells[place] for field, place in places.items()}
+            yield reader.line_num, {field: cells[index] for field, index in indices.items()}
 
 
 def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -133,14 +133,14 @@ def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = Fal
     none = np.full_like(arriving.prefix, -1)
     sent = Traffic(sent_s[order], arriving.prompt_len, arriving.output_len, none, arriving.prefix_len)
     after, totals = _run_streams(unit.decode, sent, arriving.prompt_len, compiled=compiled)
-    place = np.argsort(order, kind="stable")
+    inverse = np.argsort(order, kind="stable")
     return Outcome(
         arrival_s=traffic.arrival_s,
         admitted_s=before.admitted_s,
         first_s=sent_s,
-        end_s=after.end_s[place],
-        emitted=after.emitted[place],
-        preempted=before.preempted + after.preempted[place],
+        end_s=after.end_s[inverse],
+        emitted=after.emitted[inverse],
+        preempted=before.preempted + after.preempted[inverse],
         hit_len=before.hit_len,
         totals=totals,
         prefill_totals=prefill_totals,
@@ -165,8 +165,8 @@ def _run_streams(
     num = traffic.num_requests
     logs = _Logs(*(np.zeros(num) for _ in range(3)), *(np.zeros(num, np.int64) for _ in range(3)))
     totals = []
-    for place in range(streams.num_streams):
-        part = slice(place, num, streams.num_streams)
+    for index in range(streams.num_streams):
+        part = slice(index, num, streams.num_streams)
         own = traffic.select(part)
         if not own.num_requests:
             totals.append(Totals(0, 0.0, 0.0, 0, 0, 0, streams.limits.num_blocks))
