@@ -120,51 +120,53 @@ def queued(
     """
     request, server, streams = instance.request, instance.request.server, instance.num_streams
     prompt, answer = request.new_len, request.output_len
-    requests = max(num_requests / streams, 1.0)
-    tokens = pass_tokens(instance)
-    batch = min(most_decoding_sequences(instance), requests, (concurrency or num_requests) / streams)
+    stream_requests = max(num_requests / streams, 1.0)
+    budget = pass_tokens(instance)
+    batch = min(most_decoding_sequences(instance), stream_requests, (concurrency or num_requests) / streams)
     if server.mixes_prefill:
-        batch = min(batch, answer * tokens / (prompt + answer))
+        batch = min(batch, answer * budget / (prompt + answer))
     # A closed loop of fewer requests than streams leaves some of them idle.
-    busy = min((concurrency or num_requests) / streams, 1.0)
+    busy_fraction = min((concurrency or num_requests) / streams, 1.0)
     batch = max(batch, 1.0)
-    fill, prefills = batch * prompt / tokens, requests * prompt / tokens
-    full = floor(requests / batch + 1e-9) if longest == 1.0 else requests / batch - 1.0
-    rest = max(requests - full * batch, 0.0) if longest == 1.0 else batch / longest
+    fill_prefills, prefills = batch * prompt / budget, stream_requests * prompt / budget
+    full_rounds = floor(stream_requests / batch + 1e-9) if longest == 1.0 else stream_requests / batch - 1.0
+    last_batch = max(stream_requests - full_rounds * batch, 0.0) if longest == 1.0 else batch / longest
     context = request.prompt_len + answer // 2
-    part = make_prefill_pass(instance, tokens, (concurrency / streams) ** GROUP_POWER if concurrency else requests)
+    prefill = make_prefill_pass(
+        instance, budget, (concurrency / streams) ** GROUP_POWER if concurrency else stream_requests
+    )
     # A pass may hold fewer prompt tokens than its budget, so more passes are needed.
-    scale = tokens / (part.prompts * part.prefill_tokens)
-    whole, half = PassShape(_round(batch), context), PassShape(_round(batch / 2), context)
-    mixed = [mixed_pass(part, shape) if server.mixes_prefill else part for shape in (whole, half)]
-    shapes = (whole, half, *mixed, *([PassShape(_round(rest), context)] if rest else []))
+    scale = budget / (prefill.prompts * prefill.prefill_tokens)
+    full_batch, half_batch = PassShape(_round(batch), context), PassShape(_round(batch / 2), context)
+    mixed = [mixed_pass(prefill, shape) if server.mixes_prefill else prefill for shape in (full_batch, half_batch)]
+    shapes = (full_batch, half_batch, *mixed, *([PassShape(_round(last_batch), context)] if last_batch else []))
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
         # Decode passes of the full and the half batch, both with prefill, and of the sequences left at the end, if any.
-        decode_s, half_s, mixed_s, mixed_half_s, *last_s = times_s
-        extra_s = mixed_s - decode_s if server.mixes_prefill else mixed_s
-        fill_passes, passes = fill * scale, prefills * scale
+        full_s, half_s, mixed_s, mixed_half_s, *last_s = times_s
+        extra_s = mixed_s - full_s if server.mixes_prefill else mixed_s
+        fill_passes, prefill_passes = fill_prefills * scale, prefills * scale
         # Replicas that share experts run their passes in step, so all wait for those that prefill.
-        share = min(passes / (requests / batch * answer), 1.0)
+        share = min(prefill_passes / (stream_requests / batch * answer), 1.0)
         replicas = instance.layout.data_parallel if instance.layout.expert_parallel > 1 else 1
-        passes *= _waiting_factor(share, replicas) if server.mixes_prefill else 1.0
-        decoding = max(full * answer - (fill_passes if server.mixes_prefill else 0.0), 0.0)
-        total_s = decoding * decode_s + fill_passes * mixed_half_s + max(passes - fill_passes, 0.0) * extra_s
+        prefill_passes *= _waiting_factor(share, replicas) if server.mixes_prefill else 1.0
+        decode_passes = max(full_rounds * answer - (fill_passes if server.mixes_prefill else 0.0), 0.0)
+        total_s = decode_passes * full_s + fill_passes * mixed_half_s + max(prefill_passes - fill_passes, 0.0) * extra_s
         total_s += fill_passes * half_s if server.mixes_prefill else 0.0
         total_s += longest * answer * last_s[0] if last_s else 0.0
-        total_s /= busy
+        total_s /= busy_fraction
         rate = num_requests / total_s
-        alone_s = mixed_half_s * ceil(part_passes(instance))
+        alone_s = mixed_half_s * ceil(prefill_passes_per_prompt(instance))
         if concurrency is None:
-            mean_s = decode_s + extra_s * min(passes / (requests / batch * answer), 1.0)
+            mean_s = full_s + extra_s * min(prefill_passes / (stream_requests / batch * answer), 1.0)
             # Little's law: requests that do not decode wait for their first token.
             return LoadTimes(rate * answer, max(num_requests / rate - (answer - 1) * mean_s, alone_s), mean_s)
-        # Passes with prompts from a request to its successor.
-        round_passes = passes / requests * batch
-        wait_s = 0.5 * extra_s * round_passes * max(1.0 - round_passes / answer, 0.0)
+        # Prefill passes between the start of a request and that of its successor.
+        round_prefills = prefill_passes / stream_requests * batch
+        wait_s = 0.5 * extra_s * round_prefills * max(1.0 - round_prefills / answer, 0.0)
         first_s = max(wait_s + 0.5 * alone_s, alone_s)
-        whole_s = concurrency / rate - (1.0 - typical) * extra_s * round_passes
-        return LoadTimes(rate * answer, first_s, max((whole_s - first_s) / (answer - 1), decode_s))
+        request_s = concurrency / rate - (1.0 - typical) * extra_s * round_prefills
+        return LoadTimes(rate * answer, first_s, max((request_s - first_s) / (answer - 1), full_s))
 
     return Load(shapes, combine, batch * streams)
 
@@ -205,7 +207,7 @@ def _waiting_factor(share: float, replicas: int) -> float:
     return (LONE_PREFILL_SHARE * some + (1.0 - LONE_PREFILL_SHARE) * (replicas * share - some) / (replicas - 1)) / share
 
 
-def part_passes(instance: Instance) -> float:
+def prefill_passes_per_prompt(instance: Instance) -> float:
     """Return the number of prefill passes of one prompt; below 1 if several prompts share a pass."""
     return instance.request.new_len / pass_tokens(instance)
 
@@ -221,13 +223,13 @@ def make_prefill_pass(instance: Instance, tokens: int, requests: float) -> PassS
     request = instance.request
     most = ceil(tokens / request.new_len) if request.server.chunked_prefill else tokens // request.new_len
     prompts = max(min(most, int(requests)), 1)
-    piece = min(tokens // prompts, request.new_len)
-    return PassShape(0, 0, piece, request.cached_len + (request.new_len - piece) // 2, prompts)
+    chunk = min(tokens // prompts, request.new_len)
+    return PassShape(0, 0, chunk, request.cached_len + (request.new_len - chunk) // 2, prompts)
 
 
-def mixed_pass(part: PassShape, decode: PassShape) -> PassShape:
+def mixed_pass(prefill: PassShape, decode: PassShape) -> PassShape:
     """Return a prefill pass that also decodes the sequences of a decode pass."""
-    return part._replace(decode_batch=decode.decode_batch, decode_context=decode.decode_context)
+    return prefill._replace(decode_batch=decode.decode_batch, decode_context=decode.decode_context)
 
 
 def _round(count: float) -> int:

@@ -56,33 +56,34 @@ class _BatchPasses(NamedTuple):
         sizes: Sequences of a stream that decode at once.
         shapes: Decode passes by size, then the same with the prefill of one prompt, then those of ``all_queued``.
         all_queued: The load if all requests wait from the start: its passes prefill as many prompts as fit.
-        passes: Prefill passes of one prompt.
-        prompt: Tokens of a prompt that are not in the cache.
-        answer: Tokens of an answer.
-        mixes: Whether passes prefill and decode together.
+        passes_per_prompt: Prefill passes of one prompt.
+        prompt_len: Tokens of a prompt that are not in the cache.
+        output_len: Tokens of an answer.
+        mixes_prefill: Whether passes prefill and decode together.
     """
 
     sizes: Sequence[int]
     shapes: tuple[PassShape, ...]
     all_queued: Load
-    passes: float
-    prompt: int
-    answer: int
-    mixes: bool
+    passes_per_prompt: float
+    prompt_len: int
+    output_len: int
+    mixes_prefill: bool
 
     def times(self, times_s: Sequence[float]) -> _BatchTimes:
         """Return the times by batch size."""
         count = len(self.sizes)
         decode_s, mixed_s = np.array(times_s[:count]), np.array(times_s[count : 2 * count])
-        whole_s, _, full_s = times_s[2 * count : 2 * count + 3]
+        # Of the passes of queued requests, the first decodes the full batch, and the third does so with prefill.
+        full_decode_s, _, full_mixed_s = times_s[2 * count : 2 * count + 3]
         full = self.all_queued.shapes[2]
-        prompt_s = (
-            max(full_s - (whole_s if self.mixes else 0.0), 0.0) / (full.prompts * full.prefill_tokens) * self.prompt
-        )
-        extra_s = mixed_s - decode_s if self.mixes else mixed_s
-        # A request decodes in O passes of B sequences, so each pass also prefills B / O prompts, one or several.
-        share = np.array(self.sizes) * self.passes / self.answer
-        mean_s = decode_s + np.minimum(share, 1.0) * extra_s + np.maximum(share - 1.0, 0.0) * prompt_s / self.passes
+        prefill_s = max(full_mixed_s - (full_decode_s if self.mixes_prefill else 0.0), 0.0)
+        prompt_s = prefill_s / (full.prompts * full.prefill_tokens) * self.prompt_len
+        extra_s = mixed_s - decode_s if self.mixes_prefill else mixed_s
+        # B sequences end in O passes, so each pass prefills B / O prompts: one, and further ones together with it.
+        prefills = np.array(self.sizes) * self.passes_per_prompt / self.output_len
+        more_s = np.maximum(prefills - 1.0, 0.0) * prompt_s / self.passes_per_prompt
+        mean_s = decode_s + np.minimum(prefills, 1.0) * extra_s + more_s
         rate = self.all_queued.combine(times_s[2 * count :]).output_tokens_per_s
         return _BatchTimes(decode_s, mixed_s, mean_s, prompt_s, rate)
 
@@ -109,22 +110,19 @@ def _list_batch_passes(instance: Instance, num_requests: float, longest: float =
     """Return the passes to price for a load, by batch size."""
     request, server, most = instance.request, instance.request.server, most_decoding_sequences(instance)
     sizes = sorted({min(size, most) for size in _OPEN_BATCHES} | {most})
-    context, part = (
-        request.prompt_len + request.output_len // 2,
-        make_prefill_pass(instance, pass_tokens(instance), 1.0),
-    )
+    context = request.prompt_len + request.output_len // 2
+    prefill = make_prefill_pass(instance, pass_tokens(instance), 1.0)
     decodes = [PassShape(size, context) for size in sizes]
-    mixed = [mixed_pass(part, shape) if server.mixes_prefill else part for shape in decodes]
+    mixed = [mixed_pass(prefill, shape) if server.mixes_prefill else prefill for shape in decodes]
     all_queued = queued(instance, num_requests, longest=longest)
-    passes = request.new_len / (part.prompts * part.prefill_tokens)
     return _BatchPasses(
-        sizes,
-        (*decodes, *mixed, *all_queued.shapes),
-        all_queued,
-        passes,
-        request.new_len,
-        request.output_len,
-        server.mixes_prefill,
+        sizes=sizes,
+        shapes=(*decodes, *mixed, *all_queued.shapes),
+        all_queued=all_queued,
+        passes_per_prompt=request.new_len / (prefill.prompts * prefill.prefill_tokens),
+        prompt_len=request.new_len,
+        output_len=request.output_len,
+        mixes_prefill=server.mixes_prefill,
     )
 
 
@@ -140,7 +138,7 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
         WorkloadError: not even one sequence fits.
     """
     answer, streams, server = instance.request.output_len, instance.num_streams, instance.request.server
-    by_batch, half = _list_batch_passes(instance, num_requests, longest), 0.5 * num_requests / streams
+    by_batch, half_requests = _list_batch_passes(instance, num_requests, longest), 0.5 * num_requests / streams
     sizes = by_batch.sizes
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
@@ -148,11 +146,11 @@ def open_loop(instance: Instance, num_requests: float, rate: float, *, longest: 
         busy = _find_steady_batch(sizes, rate / streams * answer * times.mean_s)
         tail_s = longest * answer * float(np.interp(busy / longest, sizes, times.decode_s))
         end_s = max(num_requests / rate + tail_s, num_requests * answer / times.most_tokens_per_s)
-        batch = _find_steady_batch(sizes, 2.0 * half / end_s * answer * times.mean_s)
-        service_s = float(np.interp(batch, sizes, times.mixed_s)) * by_batch.passes
+        batch = _find_steady_batch(sizes, 2.0 * half_requests / end_s * answer * times.mean_s)
+        service_s = float(np.interp(batch, sizes, times.mixed_s)) * by_batch.passes_per_prompt
         # The median request starts when enough others ended and all before it are prefilled.
-        ended_s = max(half - sizes[-1], 0.0) * answer * float(times.mean_s[-1]) / sizes[-1]
-        queue_s = max(ended_s, half * times.prompt_s) - half * streams / rate
+        ended_s = max(half_requests - sizes[-1], 0.0) * answer * float(times.mean_s[-1]) / sizes[-1]
+        queue_s = max(ended_s, half_requests * times.prompt_s) - half_requests * streams / rate
         random_s = waiting_s(times.prompt_s, min(rate / streams * times.prompt_s, _MOST_BUSY))
         token_s = float(np.interp(batch, sizes, times.mean_s))
         # On average, a request arrives in the middle of the passes that the scheduler runs together.
@@ -200,7 +198,7 @@ def within_limits(
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
         times = by_batch.times(times_s)
-        alone_s = float(times.mixed_s[0]) * by_batch.passes
+        alone_s = float(times.mixed_s[0]) * by_batch.passes_per_prompt
         if alone_s >= ttft_limit_s or times.mean_s[0] > tpot_limit_s:
             raise WorkloadError(
                 f"a request alone takes {alone_s:.3g} s to its first token and {times.mean_s[0]:.3g} s per further "
@@ -210,7 +208,10 @@ def within_limits(
         most = float(np.interp(tpot_limit_s, np.maximum.accumulate(times.mean_s), by_batch.sizes))
         for batch in np.geomspace(1.0, most, _LIMITED_BATCHES):
             token_s, mixed_s = (float(np.interp(batch, by_batch.sizes, each)) for each in (times.mean_s, times.mixed_s))
-            rate, service_s = min(batch * streams / token_s, times.most_tokens_per_s), mixed_s * by_batch.passes
+            rate, service_s = (
+                min(batch * streams / token_s, times.most_tokens_per_s),
+                mixed_s * by_batch.passes_per_prompt,
+            )
             between_s = answer / (rate * copies)
             waits = _SHARES * np.exp(-2.0 * (1.0 - _SHARES) * (ttft_limit_s - service_s) / between_s)
             share = float(_SHARES[waits <= _LATE_SHARE].max(initial=0.0)) if service_s < ttft_limit_s else 0.0
@@ -246,11 +247,11 @@ def disaggregated(
     """
     answer, streams = instance.request.output_len, instance.num_streams
     by_batch = _list_batch_passes(instance, concurrency)
-    part = make_prefill_pass(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
+    prefill = make_prefill_pass(instance, pass_tokens(instance), 1.0)._replace(prompts=1)
 
     def combine(times_s: Sequence[float]) -> LoadTimes:
         times = by_batch.times(times_s)
-        service_s = times_s[-1] * by_batch.passes
+        service_s = times_s[-1] * by_batch.passes_per_prompt
         further_s = min(times.prompt_s, service_s)
         waiting, rate, first_s, token_s = 0.0, 0.0, service_s, float(times.decode_s[0])
         for _ in range(_MEAN_VALUE_STEPS):
@@ -264,4 +265,4 @@ def disaggregated(
         drain = (longest - 1.0) * (answer - 1) * token_s * rate / num_requests
         return LoadTimes(rate * answer / (1.0 + drain), first_s, token_s)
 
-    return Load((*by_batch.shapes, part), combine, by_batch.sizes[-1] * decoders * streams)
+    return Load((*by_batch.shapes, prefill), combine, by_batch.sizes[-1] * decoders * streams)
