@@ -22,7 +22,7 @@ from shapewright.core.texts import with_fields
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
 from shapewright.optimize.search.result import SearchResult
 from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
-from shapewright.prediction.loss.effect import as_compared, count_active_parameters, is_free_change
+from shapewright.prediction.loss.effect import count_active_parameters, keeps_loss, scale_to_baseline
 from shapewright.prediction.loss.law import Z_90
 from shapewright.prediction.loss.terms import derivatives, evaluate_terms
 
@@ -132,7 +132,7 @@ def propose_experiments(
         if len(questions) == _MOST_CONTENDERS:
             notes.append(f"the {_MOST_CONTENDERS} best undecided shapes are considered")
             break
-        if is_free_change(baseline, config):
+        if keeps_loss(baseline, config):
             continue
         if config.is_moe or config.is_mla or config.stack != "decoder":
             notes.append("experts, latent attention and encoders are not trained by 'shapewright proxy'")
@@ -228,7 +228,7 @@ class _Planner:
         ratio = count_active_parameters(config, self.baseline.vocab_size) / count_active_parameters(
             self.baseline, self.baseline.vocab_size
         )
-        shape = as_compared(ShapeForLoss.of(config), baseline_shape, ratio)
+        shape = scale_to_baseline(ShapeForLoss.of(config), baseline_shape, ratio)
         needed = law.tokens_ratio(shape, baseline_shape, self.train_tokens)
         step_deviation = speedup.log_standard_deviation
         net = net_speedup(speedup.factor * ratio, needed, step_log_standard_deviation=step_deviation)
@@ -310,7 +310,7 @@ class _Planner:
         for base, other in pairs:
             own = ShapeForLoss.of(base.config)
             ratio = other.num_parameters / base.num_parameters
-            shapes += [own, as_compared(ShapeForLoss.of(other.config), own, ratio)]
+            shapes += [own, scale_to_baseline(ShapeForLoss.of(other.config), own, ratio)]
             slopes += [_slopes(law, each, base.train_tokens) for each in shapes[-2:]]
         matrix = np.array(slopes)
         size_of_run = np.repeat(np.arange(len(pairs)), 2)

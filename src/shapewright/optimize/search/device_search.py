@@ -129,7 +129,9 @@ class DeviceSearch:
         return LossRanking(
             objective=self.objective.name,
             baseline=ShapeForLoss.of(self.baseline_prediction.config),
-            num_compared=count_active_parameters(self.baseline_prediction.config, self.baseline_prediction.config.vocab_size),
+            num_compared=count_active_parameters(
+                self.baseline_prediction.config, self.baseline_prediction.config.vocab_size
+            ),
             train_tokens=self.train_tokens,
             token_s=self._token_s(self.baseline_prediction),
             served_tokens_ratio=share,

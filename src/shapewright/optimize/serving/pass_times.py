@@ -70,9 +70,30 @@ def lower_pass(instance: Instance, shape: PassShape) -> Pass:
 
 def time_passes(passes: Sequence[Pass], scenario: Scenario, server: Server) -> list[StepTimes]:
     """Return the times of many passes of one model as a server runs them; all operations are priced in one call."""
-    adjust = server.adjust if server.changes_prices(scenario.device) else None
-    times = compose_passes(passes, scenario.config, scenario.device, adjust=adjust)
+    times = time_on_device(passes, scenario, server)
     return [_add_host(one, alone, server) for one, alone in zip(passes, times, strict=True)]
+
+
+def time_on_device(passes: Sequence[Pass], scenario: Scenario, server: Server) -> list[StepTimes]:
+    """Return the times of many passes of one model without the host, their shares of the vision tower included."""
+    adjust = server.adjust if server.changes_prices(scenario.device) else None
+    towers = {id(one.tower): one.tower for one in passes if one.tower}  # layouts and formats have towers of their own
+    times = compose_passes([*passes, *towers.values()], scenario.config, scenario.device, adjust=adjust)
+    tower_times = dict(zip(towers, times[len(passes) :], strict=True))
+    return [
+        _add(alone, tower_times[id(one.tower)], one.tower_share) if one.tower else alone
+        for one, alone in zip(passes, times, strict=False)
+    ]
+
+
+def _add(times: StepTimes, more: StepTimes, share: float) -> StepTimes:
+    """Add a share of another time, with fully correlated errors."""
+    return replace(
+        times,
+        step_s=times.step_s + share * more.step_s,
+        step_low_s=times.step_low_s + share * more.step_low_s,
+        step_high_s=times.step_high_s + share * more.step_high_s,
+    )
 
 
 def _add_host(one: Pass, device_times: StepTimes, server: Server) -> StepTimes:

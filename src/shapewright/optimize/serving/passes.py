@@ -3,6 +3,9 @@
 A mixed pass (chunked prefill, arXiv 2308.16369) multiplies the tokens of decode and prefill with the weights together;
 only the attention core runs for each separately.
 
+Images of prompts run through the vision tower before their tokens. A pass with a part of a prompt takes that part of
+the time of its images, though an engine runs an image as a whole: the mean over the passes of a prompt is the same.
+
 Attention windows: the sequences of a batch are at different positions of their answers, so each layer is priced with
 the mean number of tokens that they attend to. With chunked attention, a batch whose sequences are all in the middle of
 their answers would attend to a whole chunk or to almost nothing, depending on a few tokens of the prompt.
@@ -12,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.lowering.images import of_tower
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations import Attention, CausalConv, Collective, Scan, SparseAttention
 from shapewright.lowering.operations.rows import OperationRows
+from shapewright.workload.images import tower_job
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -122,6 +128,8 @@ class Pass(NamedTuple):
         layout: Layout of the model.
         key: Kind and sizes; passes of one instance with equal keys are equal.
         num_decoding: Sequences that decode in it.
+        tower: Pass of the vision tower over some images; None without images.
+        tower_share: Part of that pass that belongs to this one.
     """
 
     parts: tuple[Part, ...]
@@ -129,6 +137,8 @@ class Pass(NamedTuple):
     layout: ParallelLayout
     key: tuple[object, ...]
     num_decoding: int = 0
+    tower: Pass | None = None
+    tower_share: float = 0.0
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -152,12 +162,23 @@ class Passes:
         scenario: Model, device and layout, and a workload with formats and kind of attention.
         adapters: LoRA adapters; None without.
         gathers_experts: Whether devices that share experts gather each other's tokens, see gather_experts.
+        images_per_token: Images of a prompt over its new tokens.
     """
 
-    def __init__(self, scenario: Scenario, adapters: Adapters | None = None, *, gathers_experts: bool = False) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        adapters: Adapters | None = None,
+        *,
+        gathers_experts: bool = False,
+        images_per_token: float = 0.0,
+    ) -> None:
         self._adapters, self._gathers_experts = adapters, gathers_experts
         self._config, self._node_size = scenario.config, scenario.device.node_size
-        self._workload, self._layout = scenario.workload, scenario.layout
+        self._layout, self._images_per_token = scenario.layout, images_per_token
+        # To the language model, tokens of images are tokens of the prompt like others.
+        self._text_config = replace(scenario.config, vision=None)
+        self._workload = replace(scenario.workload, images=0)
         self._lowered: dict[tuple[object, ...], Pass] = {}
         self._token_operations: dict[int, Part] = {}
         self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
@@ -252,8 +273,22 @@ class Passes:
                 context_len=context_len,
             )
             part = self._add_adapters((OperationRows(self._lower(workload)), 0), sequences)
-            self._lowered[key] = Pass((part,), workload, self._layout, key)
+            tower, share = self._tower(self._images_per_token * batch_size * num_tokens)
+            self._lowered[key] = Pass((part,), workload, self._layout, key, tower=tower, tower_share=share)
         return self._lowered[key]
+
+    def _tower(self, num_images: float) -> tuple[Pass | None, float]:
+        """Return a pass of the vision tower over as many images or the next whole number, and the share of it."""
+        if not num_images:
+            return None, 0.0
+        whole = ceil(num_images)
+        key = ("tower", whole)
+        if key not in self._lowered:
+            workload = replace(self._workload, phase="prefill", micro_batch_size=1, images=whole)
+            operations = lower(*tower_job(self._config, workload, self._layout), node_size=self._node_size)
+            rows = OperationRows(tuple(of_tower(operations)))
+            self._lowered[key] = Pass(((rows, 0),), workload, self._layout, key)
+        return self._lowered[key], num_images / whole
 
     def mixed(self, decode: Pass, prefill: Pass) -> Pass:
         """Return a decode and a prefill pass in one: weights are read once, attention cores run one after the other.
@@ -271,12 +306,13 @@ class Passes:
         parts = (*token_parts, *(part for each in (decode, prefill) for part in each.parts_where(is_core)))
         key = ("mixed", decode.key, prefill.key)
         logits = decode.parts_where(_is_logits)
-        return Pass((*parts, *logits), prefill.workload, self._layout, key, decode.num_decoding)
+        both = Pass((*parts, *logits), prefill.workload, self._layout, key, decode.num_decoding)
+        return both._replace(tower=prefill.tower, tower_share=prefill.tower_share)
 
     def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
         key = (context_len, num_contexts)
         if key not in self._spread_configs:
-            self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
+            self._spread_configs[key] = spread_windows(self._text_config, context_len, num_contexts)
         return self._spread_configs[key]
 
     def _add_adapters(self, part: Part, num_sequences: int) -> Part:
@@ -286,7 +322,7 @@ class Passes:
         return OperationRows(self._adapters.add_to(rows.row(row), num_sequences, self._config, self._layout)), 0
 
     def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
-        operations = lower(config or self._config, workload, self._layout, node_size=self._node_size)
+        operations = lower(config or self._text_config, workload, self._layout, node_size=self._node_size)
         return gather_experts(operations, self._config) if self._gathers_experts else operations
 
 

@@ -264,7 +264,7 @@ class Instance:
             self.scenario.replace(model=model, workload=self.workload),
             self.request.adapters,
             gathers_experts=self._gathers_experts,
-            images_per_token=self.base.images / self.request.new_len,
+            images_per_token=self.workload.images / self.request.new_len,
         )
 
     @property
