@@ -411,7 +411,11 @@ def test_command_line_takes_them(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("--num-layers $LAYERS --hidden-size 8", "not a number"),
+        ("--num-layers $LAYERS --hidden-size 8", r"\$LAYERS' has no value"),
+        ("if [ $1 ]; then N=2; fi\nrun --num-layers $N", r"\$N' has no value .* conditions"),
+        ("run --num-layers $(cat n)", "commands are not run"),
+        ("A=(--num-layers 2", "bracket"),
+        ("A=aaaaaaaaaaaaaaaa\n" + "A=$A$A\n" * 60 + "run --num-layers $A", "without end"),
         ("--num-layers '4", "quotes"),
         ("a: &x 1\nn_layer: *x", "aliases"),
         ("[model]\nname = ", "TOML"),

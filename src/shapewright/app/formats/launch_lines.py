@@ -5,12 +5,10 @@ Sources: the engine arguments of vLLM (vllm/engine/arg_utils.py) and SGLang (srt
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
-from shapewright.app.formats.megatron_reader import parse_arguments
 from shapewright.app.formats.reading import Reading, Values, given
-from shapewright.core.errors import ConfigError
+from shapewright.app.formats.shell import arguments_of, read_script
 
 _AUTO = "auto"  # left to the engine
 _VLLM = {
@@ -55,14 +53,12 @@ def read_sglang(text: str) -> Reading:
 
 def _launch(text: str, program: str) -> tuple[Values, str]:
     """Arguments of the first command with a program, and the word after it."""
-    lines = text.replace("\\\n", " ").splitlines()
-    line = next((line for line in lines if program in line and not line.lstrip().startswith("#")), "")
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError as error:
-        raise ConfigError(f"the launch line cannot be read: {error}; check its quotes") from None
-    after = words[words.index(program) + 1] if program in words and words[-1] != program else ""
-    return Values(parse_arguments(line.partition(program)[2])), "" if after.startswith("-") else after
+    commands = [words for words in read_script(text).commands if program in words or f"vllm.{program}" in words]
+    words = commands[0] if commands else []
+    place = words.index(program) if program in words else len(words)
+    after = words[place + 1 : place + 2]
+    values = Values(arguments_of(words[place:]))
+    return values, "" if not after or after[0].startswith("-") else after[0]
 
 
 def _served(values: Values, length: int | None, sequences: int | None) -> dict[str, Any]:

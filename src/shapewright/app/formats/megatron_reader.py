@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
+from shapewright.app.formats.shell import Script, arguments_of, read_script
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
 from shapewright.models.validate import MAX_NUM_LAYERS
@@ -35,9 +35,8 @@ _LAYOUT = {
 _BATCH = {"seq_length": "seq_len", "micro_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
 _FROM_LOG = re.compile(r"^[ \t]*(?:\[[^\]\n]*\]:[ \t]*)?([a-z]\w+) \.{3,} (.*\S)[ \t]*$", re.MULTILINE)
-_FLAG = re.compile(r"--?[A-Za-z]")
-_ASSIGNMENT = re.compile(r"^[ \t]*(?:export +)?(\w{1,100})=([\w.,+-]{1,100})[ \t]*$", re.MULTILINE)
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+# Any of them is in the command that starts a training.
+_SIGNS = ("num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size")
 # Written for the tools of the trainer; no field depends on them.
 _WITHOUT_EFFECT = (
     "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm", "recompute_method",
@@ -49,7 +48,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """Arguments of a list, of a shell script that holds one, of a checkpoint's JSON, or of a log.
 
     Raises:
-        ConfigError: quotes of the text do not match.
+        ConfigError: quotes or brackets of the text do not match.
     """
     if text.lstrip().startswith("{"):
         found = parse_yaml(text)
@@ -57,24 +56,22 @@ def parse_arguments(text: str) -> dict[str, Any]:
     logged = {name: _value(words) for name, words in _FROM_LOG.findall(text)}
     if logged:
         return {name: value for name, value in logged.items() if value is not None}
-    variables = dict(_ASSIGNMENT.findall(text))
-    text = _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), text)
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise ConfigError(f"the arguments cannot be read: {error}; check the quotes of the file") from None
-    arguments: dict[str, Any] = {}
-    name = ""
-    for word in words:
-        if _FLAG.match(word):
-            name, equals, value = word.lstrip("-").partition("=")
-            name = name.replace("-", "_")
-            arguments[name] = value if equals else True
-        elif word == ")":
-            name = ""
-        elif name:
-            arguments[name] = word if arguments[name] is True else f"{arguments[name]} {word}"
-    return arguments
+    return _of_script(read_script(text))
+
+
+def _of_script(script: Script) -> dict[str, Any]:
+    """Arguments of the command of a script that starts a training; of all commands and variables if none does."""
+    found = [arguments_of(words) for words in script.commands]
+    trainings = [arguments for arguments in found if any(sign in arguments for sign in _SIGNS)]
+    if not trainings:
+        texts = script.unused.values()
+        parts = [*found, *(arguments_of(text.split()) for text in texts)]
+        return {name: value for part in parts for name, value in part.items()}
+    chosen = max(trainings, key=len)
+    questions = list(script.open_questions())
+    if any(not other.items() <= chosen.items() for other in trainings):
+        questions.append("(another training command)")
+    return {**chosen, **dict.fromkeys(questions, True)}
 
 
 def _value(words: str) -> Any:

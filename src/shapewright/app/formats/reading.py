@@ -64,15 +64,26 @@ class Values:
         self._read: set[str] = set()
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """Value of the first key that is there and not null."""
+        """Value of the first key that is there and not null.
+
+        Raises:
+            ConfigError: it has a variable or a command of a shell script whose value the script does not say.
+        """
         self._read.update(keys)
-        return next((self._values[key] for key in keys if self._values.get(key) is not None), default)
+        key = next((key for key in keys if self._values.get(key) is not None), "")
+        value = self._values[key] if key else default
+        if _is_open(value):
+            raise ConfigError(
+                f"{key}={short_repr(value)} has no value in the file, where conditions are not evaluated and commands "
+                f"are not run; write its value into the file"
+            )
+        return value
 
     def number(self, *keys: str, default: Any = None) -> Any:
         """The same as a number, also where the file has it as text.
 
         Raises:
-            ConfigError: it is none, such as a variable of a shell script.
+            ConfigError: it is none.
         """
         value = self.get(*keys, default=default)
         if value is None or isinstance(value, int | float):
@@ -86,9 +97,10 @@ class Values:
         return int(found) if found.is_integer() and "." not in str(value) and "e" not in str(value) else found
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """The same as a truth value."""
-        value = self.get(*keys, default=default)
-        return value.strip().lower() in ("true", "1", "yes") if isinstance(value, str) else bool(value)
+        """Whether any of the keys is true; a switch of a list of arguments is, also before a variable."""
+        self._read.update(keys)
+        found = [self._values[key] for key in keys if self._values.get(key) is not None]
+        return any(map(_is_true, found)) if found else default
 
     def pick(self, names: Mapping[str, str]) -> dict[str, Any]:
         """Numbers by our names, of the keys that are there."""
@@ -100,8 +112,23 @@ class Values:
         self._read.update(keys)
 
     def unread(self) -> tuple[str, ...]:
-        """Keys that are there and were not read."""
-        return tuple(sorted(key for key, value in self._values.items() if key not in self._read and value is not None))
+        """Keys that are there and were not read, and what may hold more of them."""
+        unread = {key: value for key, value in self._values.items() if key not in self._read and value is not None}
+        texts = [f"{key}={value}" if _is_open(value) else key for key, value in unread.items()]
+        # A switch has no value: the word after it is an argument of its own.
+        after = [value for key, value in self._values.items() if key in self._read and _is_open(value)]
+        return tuple(sorted((*texts, *after)))
+
+
+def _is_open(value: object) -> bool:
+    """Whether a value has a variable or a command of a shell script."""
+    return isinstance(value, str) and "$" in value
+
+
+def _is_true(value: object) -> bool:
+    if not isinstance(value, str):
+        return bool(value)
+    return _is_open(value) or value.strip().lower() in ("true", "1", "yes")
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
