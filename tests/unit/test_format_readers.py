@@ -24,12 +24,12 @@ IMPLEMENTATION = {"name", "model_type", "fused_qkv", "fused_gate_up"}
 # Fields that a file of the format does not say, so that reading it back loses them.
 LOST: dict[str, set[str]] = {
     "megatron-args": {"data_parallel"},
-    "neox-yaml": {"data_parallel", "global_batch_size"},
+    "neox-yaml": set(),
     "torchtitan-toml": set(),
     "nanogpt": {"data_parallel"},
     "litgpt-yaml": {"zero_stage"},
     "deepspeed-json": {"seq_len"},
-    "accelerate-yaml": {"global_batch_size"},
+    "accelerate-yaml": set(),
 }
 # Forms of GELU that trainers run as one, at the same cost.
 GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_tanh", "gelu_pytorch_tanh")
@@ -157,8 +157,9 @@ def test_runs_are_read_back(name: str) -> None:
             except ShapewrightError:
                 continue
             assert found.format == name
-            lost = {**differences(workload, dict(found.workload), set())}
-            lost |= differences(layout, dict(found.layout), set())
+            parts = found.parts()
+            lost = {**differences(workload, parts["workload"], set())}
+            lost |= differences(layout, parts["layout"], set())
             assert set(lost) <= LOST[name], (recompute, layout, lost)
             seen |= set(lost)
             num_read += 1
@@ -312,6 +313,31 @@ def test_unread_keys_are_named() -> None:
     assert {"out_dir", "wandb_log"} <= set(parse_job(NANOGPT).unread)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": '
+            '{"device": "nvme"}}}',
+            {"zero_optimization.offload_param", "zero_optimization.offload_optimizer"},
+        ),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n", {"fsdp_config.fsdp_offload_params"}),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: false, fsdp_sharding_strategy: 1}\n", set()),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
+            {"fsdp_config.fsdp_sharding_strategy"},
+        ),
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_param_device: cpu, zero_stage: 3}\n",
+            {"deepspeed_config.offload_param_device"},
+        ),
+    ],
+)
+def test_what_is_not_priced_is_named(text: str, named: set[str]) -> None:
+    """Settings that cost time or save memory and that no prediction has are named."""
+    assert set(parse_job(text).unread) == named
+
+
 def test_flavors_are_data(tmp_path: Path) -> None:
     """A flavor of torchtitan is found in its file, which is never run; a missing one is an error with those there."""
     (tmp_path / "flavors.py").write_text(TITAN_FLAVORS, encoding="utf-8")
@@ -381,6 +407,31 @@ def test_launch_lines_are_read_back(engine: str, spare: int, capsys: pytest.Capt
     assert {"tensor_parallel": 2, "pipeline_parallel": 1}.items() <= found.layout.items()
     assert (found.workload["context_len"], found.workload["dtype"]) == (1200 + spare, "bf16")
     assert "port" in found.unread
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.json", '{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "zero_optimization": {}}'),
+        ("neox.yml", NEOX.replace('"bf16"', '"gradient_accumulation_steps": 4, "bf16"')),
+        (
+            "accelerate.yaml",
+            "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {gradient_accumulation_steps: 4}\n",
+        ),
+    ],
+)
+def test_the_batch_follows_from_the_degrees(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Micro-batches per replica and step give the global batch of as many replicas as the command line says."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    question = ["predict", "llama-3-8b", "--device", "h100-sxm-80gb", "--layout-from", name, "--dp", "8", "--json"]
+    code, out, _ = run([*question, "--micro-batch-size", "2"], capsys)
+
+    assert code == 0
+    assert json.loads(out)["workload"]["global_batch_size"] == 2 * 4 * 8
+    assert read_job(name).parts(data_parallel=8)["workload"].get("global_batch_size", 4 * 4 * 8) == 4 * 4 * 8
 
 
 def test_command_line_takes_them(

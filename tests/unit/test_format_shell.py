@@ -66,6 +66,7 @@ def test_what_is_not_known_is_named(text: str, named: set[str]) -> None:
         ("case $1 in\n  a) A=1 ;;\nesac\nrun --a $A", {"a": "$A"}),
         ("A=\nrun $A --a 1", {"a": "1"}),
         ("A=$((7 / 2))\nB=$((X * 2))\nrun --a $A --b $B", {"a": "3", "b": "$(($X*2))"}),
+        ("A=$((((9 ** 64) ** 64) ** 64))\nrun --a $A", {"a": "$((((9**64)**64)**64))"}),
         ("f() {\n  A=1\n  run --a $A\n}\n(cd x; f)", {}),
         ("run --a='x y' --b \"it's\"", {"a": "x y", "b": "it's"}),
         ('D="$(cd "$(dirname "$0")" && pwd)"\nrun --a $D/x', {"a": "$(cd)/x"}),

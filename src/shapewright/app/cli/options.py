@@ -58,6 +58,7 @@ class _FileFields:
     model: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
+    passes: int = 0
     run_path: str = ""
 
 
@@ -128,6 +129,7 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     found = context.meta.setdefault(_KEY, _FileFields())
     found.workload |= reading.workload
     found.layout |= reading.layout
+    found.passes = reading.passes or found.passes
     if with_model and reading.fields:
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
     if reading.unread:
@@ -296,8 +298,15 @@ def group_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         group, separator, field_name = key.partition("__")
         if separator and value is not None:
             groups[group][field_name] = value
-    of_files = fields_of_files(click.get_current_context(silent=True))
-    return {group: of_files.get(group, {}) | fields for group, fields in groups.items()}
+    context = click.get_current_context(silent=True)
+    of_files = fields_of_files(context)
+    groups = {group: of_files.get(group, {}) | fields for group, fields in groups.items()}
+    if of_files and context is not None and context.info_name not in _CHOOSE:
+        from shapewright.app.formats.reading import with_global_batch
+
+        layout = {**read_settings().layout, **groups["layout"]}
+        groups["workload"] = with_global_batch(groups["workload"], layout, context.meta[_KEY].passes)
+    return groups
 
 
 def other_options(given: Mapping[str, Any]) -> dict[str, Any]:

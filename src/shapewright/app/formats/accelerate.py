@@ -97,8 +97,8 @@ def read_accelerate(text: str) -> Reading:
     sharding, deepspeed = Values(values.get("fsdp_config") or {}), Values(values.get("deepspeed_config") or {})
     layout: dict[str, Any] = {"data_parallel": values.number("num_processes", default=1)}
     workload: dict[str, Any] = {"phase": "train"}
+    old = str(sharding.get("fsdp_sharding_strategy", default="")).upper()
     if kind == "FSDP":
-        old = str(sharding.get("fsdp_sharding_strategy", default="")).upper()
         reshards = sharding.get("fsdp_reshard_after_forward", default=True)
         keeps = old in ("2", "SHARD_GRAD_OP") or str(reshards).lower() in ("false", "shard_grad_op")
         layout["zero_stage"] = 0 if old in ("3", "NO_SHARD") else 2 if keeps else 3
@@ -107,20 +107,38 @@ def read_accelerate(text: str) -> Reading:
         layout["zero_stage"] = deepspeed.number("zero_stage", default=2)
         if deepspeed.get("offload_optimizer_device") == "cpu":
             workload["offload_optimizer"] = True
+    stated = _commented(text)
+    passes = stated.pop("passes", 0) or deepspeed.get("gradient_accumulation_steps")
     precision = str(values.get("mixed_precision", default="no"))
     workload["dtype"] = precision if precision in ("bf16", "fp16", "fp8") else "fp32"
-    workload |= _commented(text)
+    workload |= stated
     values.skip("compute_environment", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
-    sharding.skip("fsdp_version", "fsdp_auto_wrap_policy", "fsdp_state_dict_type", "fsdp_offload_params")
-    inner = [f"fsdp_config.{key}" for key in sharding.unread()] + [
-        f"deepspeed_config.{key}" for key in deepspeed.unread()
-    ]
-    return Reading(format="accelerate-yaml", workload=workload, layout=layout, unread=(*values.unread(), *inner))
+    sharding.skip("fsdp_version", "fsdp_auto_wrap_policy", "fsdp_state_dict_type")
+    not_priced = {
+        "fsdp_config.fsdp_offload_params": sharding.flag("fsdp_offload_params"),
+        "fsdp_config.fsdp_sharding_strategy": "HYBRID" in old or old in ("4", "5"),  # within a node alone
+        "deepspeed_config.offload_param_device": deepspeed.get("offload_param_device", default="none") != "none",
+        "deepspeed_config.offload_optimizer_device": deepspeed.get("offload_optimizer_device") == "nvme",
+    }
+    inner = [name for name, is_set in not_priced.items() if is_set]
+    inner += [f"fsdp_config.{key}" for key in sharding.unread()]
+    inner += [f"deepspeed_config.{key}" for key in deepspeed.unread()]
+    return Reading(
+        format="accelerate-yaml",
+        workload=workload,
+        layout=layout,
+        passes=passes if isinstance(passes, int) else 1,  # "auto" is that of the trainer
+        unread=(*values.unread(), *inner),
+    )
 
 
 def _commented(text: str) -> dict[str, int]:
     """Batch that our own files state in comments, since the training script sets it."""
-    names = {"per_device_train_batch_size": "micro_batch_size", "tokens per sequence": "seq_len"}
+    names = {
+        "per_device_train_batch_size": "micro_batch_size",
+        "gradient_accumulation_steps": "passes",
+        "tokens per sequence": "seq_len",
+    }
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.lstrip("# ").partition(": ")

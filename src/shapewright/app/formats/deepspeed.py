@@ -22,7 +22,7 @@ from shapewright.app.formats.output_format import (
     num_replicas,
     workload_error,
 )
-from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, read_zero
+from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, read_replicas, read_zero
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
@@ -118,21 +118,33 @@ def read_deepspeed(text: str) -> Reading:
     passes = values.number("gradient_accumulation_steps", default=1)
     batch = values.number("train_batch_size")
     zero = values.get("zero_optimization") or {}
-    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+    places = {name: _offload_place(zero, name) for name in ("offload_optimizer", "offload_param")}
+    priced = {"offload_optimizer": ("none", "cpu"), "offload_param": ("none",)}
+    not_priced = [f"zero_optimization.{name}" for name, place in places.items() if place not in priced[name]]
     is_enabled = {name: bool((values.get(name) or {}).get("enabled")) for name in ("bf16", "fp16")}
-    layout: dict[str, Any] = read_zero(zero)
     values.skip("bf16", "fp16")
-    if batch and micro_batch:
-        layout["data_parallel"] = max(1, batch // (micro_batch * passes))
     workload = {
         "phase": "train",
         "micro_batch_size": micro_batch,
         "global_batch_size": batch,
         "dtype": "bf16" if is_enabled["bf16"] else "fp16" if is_enabled["fp16"] else "fp32",
         "recompute": "full" if values.get("activation_checkpointing") else None,
-        "offload_optimizer": True if offload and offload.get("device") == "cpu" else None,
+        "offload_optimizer": True if places["offload_optimizer"] == "cpu" else None,
     }
-    return Reading(format="deepspeed-json", workload=given(workload), layout=layout, unread=values.unread())
+    layout = read_zero(zero) | read_replicas(given(workload), passes)
+    return Reading(
+        format="deepspeed-json",
+        workload=given(workload),
+        layout=layout,
+        passes=passes,
+        unread=(*values.unread(), *not_priced),
+    )
+
+
+def _offload_place(zero: object, name: str) -> str:
+    """Where a section of ``zero_optimization`` offloads to: ``cpu``, ``nvme`` or ``none``."""
+    section = zero.get(name) if isinstance(zero, Mapping) else None
+    return str(section.get("device", "none")) if isinstance(section, Mapping) else "none"
 
 
 FORM = OutputFormat(

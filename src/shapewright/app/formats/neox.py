@@ -23,7 +23,16 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     vocab_padding,
 )
-from shapewright.app.formats.reading import DTYPES, Reading, Values, given, parse_yaml, read_zero, round_up
+from shapewright.app.formats.reading import (
+    DTYPES,
+    Reading,
+    Values,
+    given,
+    parse_yaml,
+    read_replicas,
+    read_zero,
+    round_up,
+)
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
 
@@ -160,10 +169,12 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> dic
     check_training_workload(FORM.name, workload, _PRECISIONS)
     per_pass = workload.micro_batch_size * num_replicas(layout)
     stages = layout.pipeline_parallel if layout else 1
+    global_batch_size = workload.global_batch_size or per_pass * stages
     return {
         "seq_length": workload.seq_len,
+        "train_batch_size": global_batch_size,
         "train_micro_batch_size_per_gpu": workload.micro_batch_size,
-        "gradient_accumulation_steps": (workload.global_batch_size or per_pass * stages) // per_pass,
+        "gradient_accumulation_steps": global_batch_size // per_pass,
         "precision": _PRECISIONS[workload.dtype],
         "checkpoint_activations": workload.recompute == "full",
         **({"checkpoint_num_layers": 1} if workload.recompute == "full" else {}),
@@ -230,11 +241,15 @@ def read_neox(text: str) -> Reading:
     if layout.get("tensor_parallel", 1) > 1:
         layout["sequence_parallel"] = sequence_parallel
     values.skip("mlp_multiple_of")
+    workload = _read_workload(values)
+    passes = values.number("gradient_accumulation_steps", default=1)
+    layout |= read_zero(values.get("zero_optimization")) | read_replicas(workload, passes)
     return Reading(
         format="neox-yaml",
         fields=given(fields),
-        workload=_read_workload(values),
-        layout=layout | read_zero(values.get("zero_optimization")),
+        workload=workload,
+        layout=layout,
+        passes=passes,
         untimed=given({"rotary_base": values.number("rotary_emb_base"), "norm_epsilon": epsilon}),
         unread=values.unread(),
     )

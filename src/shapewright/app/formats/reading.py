@@ -13,6 +13,7 @@ from shapewright.core.errors import ConfigError, MissingExtraError, short_repr
 from shapewright.core.records import dataclass
 
 _MAX_EXPONENT = 64
+_MAX_BASE = 2**32
 _MAX_NESTING = 50
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -30,6 +31,7 @@ class Reading:
         model: Name or path of the model that the file starts; empty without one.
         workload: Fields of Workload.
         layout: Fields of ParallelLayout.
+        passes: Micro-batches of each replica per step, where the file says them and not the global batch; 0 otherwise.
         untimed: ``rotary_base`` and ``norm_epsilon``, which no prediction depends on.
         unread: Keys of the file that were not read, by name.
     """
@@ -39,12 +41,34 @@ class Reading:
     model: str = ""
     workload: Mapping[str, Any] = field(default_factory=dict)
     layout: Mapping[str, Any] = field(default_factory=dict)
+    passes: int = 0
     untimed: Mapping[str, float] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
-    def parts(self) -> dict[str, Any]:
-        """Keywords of ``shapewright.predict`` and the other functions: ``overrides``, ``workload`` and ``layout``."""
-        return {"overrides": dict(self.fields), "workload": dict(self.workload), "layout": dict(self.layout)}
+    def parts(self, **layout: Any) -> dict[str, Any]:
+        """Keywords of ``shapewright.predict`` and the other functions: ``overrides``, ``workload`` and ``layout``.
+
+        Args:
+            layout: Fields of the layout that come on top of the file's, such as ``data_parallel``.
+        """
+        whole = {**self.layout, **layout}
+        workload = with_global_batch(self.workload, whole, self.passes)
+        return {"overrides": dict(self.fields), "workload": workload, "layout": whole}
+
+
+def with_global_batch(workload: Mapping[str, Any], layout: Mapping[str, Any], passes: int) -> dict[str, Any]:
+    """Fields of a workload with the global batch that follows from its micro-batches, unless it is given.
+
+    Args:
+        passes: Micro-batches of each replica per step; 0 where they are not known.
+
+    >>> with_global_batch({"micro_batch_size": 4}, {"data_parallel": 8}, 4)
+    {'micro_batch_size': 4, 'global_batch_size': 128}
+    """
+    micro_batch = workload.get("micro_batch_size")
+    if not passes or not micro_batch or workload.get("global_batch_size") is not None:
+        return dict(workload)
+    return {**workload, "global_batch_size": micro_batch * passes * layout.get("data_parallel", 1)}
 
 
 class Values:
@@ -164,7 +188,8 @@ def literal(node: ast.expr, depth: int = 0) -> Any:
         left, right = literal(node.left, depth + 1), literal(node.right, depth + 1)
         if not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise ValueError("arithmetic on something else than numbers")
-        if isinstance(node.op, ast.Pow) and abs(right) > _MAX_EXPONENT:
+        # Powers of powers would have numbers without end.
+        if isinstance(node.op, ast.Pow) and (abs(right) > _MAX_EXPONENT or abs(left) > _MAX_BASE):
             raise ValueError("a power that is too large")
         try:
             return _OPERATORS[type(node.op)](left, right)
@@ -176,6 +201,12 @@ def literal(node: ast.expr, depth: int = 0) -> Any:
 def read_zero(zero: object) -> dict[str, int]:
     """ZeRO stage of a ``zero_optimization`` section."""
     return {"zero_stage": Values(zero).number("stage", default=0)} if isinstance(zero, Mapping) else {}
+
+
+def read_replicas(workload: Mapping[str, Any], passes: int) -> dict[str, int]:
+    """Data-parallel degree that follows from the global batch and the micro-batches of each replica."""
+    batch, micro_batch = workload.get("global_batch_size"), workload.get("micro_batch_size")
+    return {"data_parallel": max(1, batch // (micro_batch * passes))} if batch and micro_batch else {}
 
 
 def parse_python(text: str) -> ast.Module:

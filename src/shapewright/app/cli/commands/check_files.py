@@ -84,17 +84,19 @@ def command(
 def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str, Any]) -> Scenario:
     """Scenario of a config.json, or of a file of a trainer, whose batch and layout come below the given ones."""
     from shapewright.app.formats import is_job_file, read_job
+    from shapewright.app.formats.reading import with_global_batch
     from shapewright.prediction.build import build_scenario
 
     if not is_job_file(path):
         return build_scenario(path, device, workload=workload, layout=layout)
     job = read_job(path)
+    whole = {**job.layout, **layout}
     return build_scenario(
         job.model or None,
         device,
         overrides=job.fields,
-        workload={**job.workload, **workload},
-        layout={**job.layout, **layout},
+        workload=with_global_batch({**job.workload, **workload}, whole, job.passes),
+        layout=whole,
     )
 
 
