@@ -434,6 +434,30 @@ def test_the_batch_follows_from_the_degrees(
     assert read_job(name).parts(data_parallel=8)["workload"].get("global_batch_size", 4 * 4 * 8) == 4 * 4 * 8
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("neox.yml", NEOX.replace('"bf16"', '"make_vocab_size_divisible_by": 64, "bf16"')),
+        ("args.sh", MEGATRON_SCRIPT.replace("--vocab-size 128256 --make-vocab-size-divisible-by 128",
+                                            "--make-vocab-size-divisible-by 64")),
+    ],
+)  # fmt: skip
+def test_the_vocabulary_is_padded_as_the_trainer_does(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vocabulary of the command line is padded to the file's multiple per tensor-parallel device, with a note."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    question = [name, "--device", "h100-sxm-80gb", "--vocab-size", "50257", "--json"]
+    facts = json.loads(run(["predict", *question, "--tp", "4"], capsys)[1])
+    checked = json.loads(run(["check", *question], capsys)[1])
+
+    assert facts["config"]["vocab_size"] == 50432  # 197 * 64 * 4
+    assert "vocab_size=50257 is padded to 50432" in " ".join(facts["notes"])
+    assert "TC101" not in [finding["code"] for finding in checked["findings"]]
+    assert read_job(name).vocab_multiple == 64
+
+
 def test_command_line_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

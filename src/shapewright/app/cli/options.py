@@ -59,6 +59,7 @@ class _FileFields:
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
     passes: int = 0
+    vocab_multiple: int = 0
     run_path: str = ""
 
 
@@ -131,6 +132,7 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     found.layout |= reading.layout
     found.passes = reading.passes or found.passes
     if with_model and reading.fields:
+        found.vocab_multiple = reading.vocab_multiple
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
     if reading.unread:
         shown = ", ".join(reading.unread[:_MOST_NAMED])
@@ -301,12 +303,25 @@ def group_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     context = click.get_current_context(silent=True)
     of_files = fields_of_files(context)
     groups = {group: of_files.get(group, {}) | fields for group, fields in groups.items()}
-    if of_files and context is not None and context.info_name not in _CHOOSE:
-        from shapewright.app.formats.reading import with_global_batch
+    return groups if context is None or not of_files else _completed(context, groups)
 
-        layout = {**read_settings().layout, **groups["layout"]}
-        groups["workload"] = with_global_batch(groups["workload"], layout, context.meta[_KEY].passes)
-    return groups
+
+def _completed(context: click.Context, groups: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Groups with what follows from the fields of a file and of the command line together."""
+    from shapewright.app.formats.reading import with_global_batch, with_padded_vocabulary
+
+    found: _FileFields = context.meta[_KEY]
+    layout = {**read_settings().layout, **groups["layout"]}
+    model = with_padded_vocabulary(groups["model"], layout, found.vocab_multiple)
+    if model != groups["model"]:
+        add_note(
+            f"vocab_size={groups['model']['vocab_size']} is padded to {model['vocab_size']}, as the trainer of the "
+            f"file does",
+            "model",
+        )
+    chooses = context.info_name in _CHOOSE
+    workload = with_global_batch(groups["workload"], layout, 0 if chooses else found.passes)
+    return {**groups, "model": model, "workload": workload}
 
 
 def other_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def read_arguments(text: str) -> Reading:
     """Read the arguments of a training."""
     values = Values(parse_arguments(text))
     layout = values.pick(_LAYOUT)
-    fields = _model(values, layout.get("tensor_parallel", 1))
+    multiple = values.number("make_vocab_size_divisible_by", default=128)
+    fields = _model(values, multiple * layout.get("tensor_parallel", 1))
     layout |= _more_layout(values, fields)
     values.skip(*_WITHOUT_EFFECT)
     return Reading(
@@ -93,6 +94,7 @@ def read_arguments(text: str) -> Reading:
         fields=fields,
         layout=layout,
         workload=_workload(values),
+        vocab_multiple=0 if values.number("padded_vocab_size") else multiple,
         untimed=values.pick({name: name for name in _untimed_names(values)}),
         unread=values.unread(),
     )
@@ -103,7 +105,7 @@ def _untimed_names(values: Values) -> tuple[str, ...]:
     return (*names, "rope_scaling_factor") if values.flag("use_rope_scaling") else names
 
 
-def _model(values: Values, tensor_parallel: int) -> dict[str, Any]:
+def _model(values: Values, vocab_multiple: int) -> dict[str, Any]:
     fields = values.pick(_SIZES)
     is_gated, heads = values.flag("swiglu"), fields.get("num_heads")
     if "intermediate_size" not in fields and "hidden_size" in fields:
@@ -132,9 +134,8 @@ def _model(values: Values, tensor_parallel: int) -> dict[str, Any]:
     fields |= _attention(values) | _layers(values, fields.get("num_layers", 0))
     padded = values.number("padded_vocab_size")
     tokens = values.number("vocab_size")
-    multiple = values.number("make_vocab_size_divisible_by", default=128)
     if padded or tokens:
-        fields["vocab_size"] = padded or round_up(tokens, multiple * tensor_parallel)
+        fields["vocab_size"] = padded or round_up(tokens, vocab_multiple)
     top = values.number("moe_router_topk", default=2)
     if fields.get("num_experts"):
         fields["num_experts_per_token"] = top

@@ -230,9 +230,7 @@ def read_neox(text: str) -> Reading:
         "fused_gate_up": is_gated,
     }
     stated = _VOCABULARY.search(text)
-    if stated:
-        fields["vocab_size"] = int(stated[1])
-        values.skip("make_vocab_size_divisible_by")
+    fields["vocab_size"] = int(stated[1]) if stated else values.number("padded_vocab_size")
     epsilon = values.number("rms_norm_epsilon" if is_rmsnorm else "layernorm_epsilon")
     layout = values.pick({"model_parallel_size": "tensor_parallel"})
     stages = values.number("pipe_parallel_size", default=1)
@@ -250,6 +248,7 @@ def read_neox(text: str) -> Reading:
         workload=workload,
         layout=layout,
         passes=passes,
+        vocab_multiple=values.number("make_vocab_size_divisible_by", default=128),
         untimed=given({"rotary_base": values.number("rotary_emb_base"), "norm_epsilon": epsilon}),
         unread=values.unread(),
     )

@@ -32,6 +32,7 @@ class Reading:
         workload: Fields of Workload.
         layout: Fields of ParallelLayout.
         passes: Micro-batches of each replica per step, where the file says them and not the global batch; 0 otherwise.
+        vocab_multiple: What the trainer pads the vocabulary to, per tensor-parallel device; 0 for none.
         untimed: ``rotary_base`` and ``norm_epsilon``, which no prediction depends on.
         unread: Keys of the file that were not read, by name.
     """
@@ -42,6 +43,7 @@ class Reading:
     workload: Mapping[str, Any] = field(default_factory=dict)
     layout: Mapping[str, Any] = field(default_factory=dict)
     passes: int = 0
+    vocab_multiple: int = 0
     untimed: Mapping[str, float] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
@@ -53,7 +55,8 @@ class Reading:
         """
         whole = {**self.layout, **layout}
         workload = with_global_batch(self.workload, whole, self.passes)
-        return {"overrides": dict(self.fields), "workload": workload, "layout": whole}
+        fields = with_padded_vocabulary(self.fields, whole, self.vocab_multiple)
+        return {"overrides": fields, "workload": workload, "layout": whole}
 
 
 def with_global_batch(workload: Mapping[str, Any], layout: Mapping[str, Any], passes: int) -> dict[str, Any]:
@@ -69,6 +72,20 @@ def with_global_batch(workload: Mapping[str, Any], layout: Mapping[str, Any], pa
     if not passes or not micro_batch or workload.get("global_batch_size") is not None:
         return dict(workload)
     return {**workload, "global_batch_size": micro_batch * passes * layout.get("data_parallel", 1)}
+
+
+def with_padded_vocabulary(fields: Mapping[str, Any], layout: Mapping[str, Any], multiple: int) -> dict[str, Any]:
+    """Fields of a model with the vocabulary that a trainer runs.
+
+    Args:
+        multiple: What it pads the vocabulary to, per tensor-parallel device; 0 for none.
+
+    >>> with_padded_vocabulary({"vocab_size": 50257}, {"tensor_parallel": 2}, 128)
+    {'vocab_size': 50432}
+    """
+    if not multiple or not fields.get("vocab_size"):
+        return dict(fields)
+    return {**fields, "vocab_size": round_up(fields["vocab_size"], multiple * layout.get("tensor_parallel", 1))}
 
 
 class Values:

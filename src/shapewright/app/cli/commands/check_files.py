@@ -90,14 +90,9 @@ def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str
     if not is_job_file(path):
         return build_scenario(path, device, workload=workload, layout=layout)
     job = read_job(path)
-    whole = {**job.layout, **layout}
-    return build_scenario(
-        job.model or None,
-        device,
-        overrides=job.fields,
-        workload=with_global_batch({**job.workload, **workload}, whole, job.passes),
-        layout=whole,
-    )
+    parts = job.parts(**layout)
+    parts["workload"] = with_global_batch({**job.workload, **workload}, parts["layout"], job.passes)
+    return build_scenario(job.model or None, device, **parts)
 
 
 def _split(settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
