@@ -306,6 +306,51 @@ def test_files_that_people_have(
     assert {key: found.layout[key] for key in layout} == layout
 
 
+LITGPT_RUN = """\
+model_name: tiny-llama-1.1b
+model_config:
+precision: bf16-mixed
+devices: 8
+train:
+  global_batch_size: 512
+  micro_batch_size: 4
+  max_seq_length: 1024
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("tiny-llama-1.1b", "tinyllama-1.1b"), ("Llama-3-8B", "llama-3-8b"), ("pythia-1b-deduped", "pythia-1b"),
+        ("Llama-2-7b-chat-hf", "llama-2-7b"), ("Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"), ("phi-1_5", "phi-1.5"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"), ("Gemma-3-4b-it", "gemma-3-4b-text"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("without", ["model_config:\n", ""])
+def test_models_that_litgpt_names(name: str, preset: str, without: str) -> None:
+    """A training that names its model has the preset's shape and the batch of the file, with or without the key."""
+    found = parse_job(LITGPT_RUN.replace("tiny-llama-1.1b", name).replace(without, ""))
+
+    assert (found.format, found.model) == ("litgpt-yaml", preset)
+    assert found.workload == {
+        "phase": "train", "dtype": "bf16", "global_batch_size": 512, "micro_batch_size": 4, "seq_len": 1024,
+    }  # fmt: skip
+    assert (found.layout, found.unread) == ({"data_parallel": 8}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "width"),
+    [("gpt2", 12, 12, 768), ("gpt2-medium", 24, 16, 1024), ("gpt2-large", 36, 20, 1280), ("gpt2-xl", 48, 25, 1600)],
+)
+def test_weights_that_nanogpt_starts_from(name: str, layers: int, heads: int, width: int) -> None:
+    """``init_from`` sets the sizes, whatever else the file says of them; its context may be cut."""
+    found = parse_job(f"init_from = '{name}'\nn_layer = 2\nblock_size = 256\nbatch_size = 1\n").fields
+
+    assert (found["num_layers"], found["num_heads"], found["hidden_size"]) == (layers, heads, width)
+    assert (found["vocab_size"], found["qkv_bias"], found["max_position_embeddings"]) == (50257, True, 256)
+    assert "init_from" in parse_job("init_from = 'resume'\nn_layer = 2\n").unread
+
+
 def test_unread_keys_are_named() -> None:
     """Keys that predictions do not use are listed, not dropped silently."""
     assert "lr" in parse_job(MEGATRON_SCRIPT).unread
@@ -496,6 +541,9 @@ def test_command_line_takes_them(
         ("[model]\nname = ", "TOML"),
         ("n_layer = (", "Python"),
         ("hello", "not known"),
+        ("model_name: vicuna-7b-v1.3\nmodel_config:\n", "model_name='vicuna-7b-v1.3' is no preset"),
+        ("model_config:\ntrain:\n  micro_batch_size: 4\n", "neither a model_config"),
+        ("init_from = 'gpt3'", "gpt2-xl"),
     ],
 )
 def test_broken_files_are_one_line(text: str, words: str) -> None:

@@ -6,6 +6,7 @@ Source: litgpt/config.py, litgpt/args.py and litgpt/pretrain.py of Lightning-AI/
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
+from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
+from shapewright.models import list_presets, load_preset
 
 if TYPE_CHECKING:
     from shapewright.models import TransformerConfig
@@ -144,14 +147,67 @@ _DEFAULTS = {"n_layer": 16, "n_embd": 4096, "n_head": 32, "block_size": 4096, "v
 _MLP_CLASSES = {
     "GptNeoxMLP": ("gelu", False), "LLaMAMLP": ("silu", True), "GemmaMLP": ("gelu", True), "LLaMAMoE": ("silu", True),
 }  # fmt: skip
+_OF_TRAINING = frozenset(("model_config", "model_name", "model", "train"))
+_TUNING = re.compile(r"-(instruct|chat|it|hf|base|pt|deduped|v0\.1)(?![^-])")
 _WORDS_OF_PRECISION = {"bf16": "bf16", "16": "fp16", "32": "fp32"}
 
 
 def read_litgpt(text: str) -> Reading:
-    """Read a model_config.yaml of litgpt, or the config of a training with ``model_config`` and ``train``."""
+    """Read a model_config.yaml of litgpt, or the config of a training with its model's name or sizes."""
     file = parse_yaml(text)
-    inner = file.get("model_config")
-    model = inner if isinstance(inner, Mapping) else file
+    if not _OF_TRAINING.intersection(file):
+        fields, untimed, unread = _read_model(file)
+        return Reading(format="litgpt-yaml", fields=fields, untimed=untimed, unread=unread)
+    workload, layout, not_run = _read_run(file)
+    sizes = file.get("model_config") or file.get("model")
+    name = file.get("model_name")
+    preset = "" if sizes else _preset_of(name)
+    fields, untimed, unread = ({"fused_qkv": True}, {}, ()) if preset else _read_model(sizes)
+    fields["tied_embeddings"] = Values(file.get("train") or {}).flag("tie_embeddings")
+    return Reading(
+        format="litgpt-yaml",
+        fields=fields,
+        model=preset,
+        workload=workload,
+        layout=layout,
+        untimed=untimed,
+        unread=(*unread, *not_run),
+    )
+
+
+def _preset_of(name: object) -> str:
+    """Preset of a model by the name that litgpt or Hugging Face gives it; tuned models have the shape of their base.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not isinstance(name, str):
+        raise ConfigError("the file has neither a model_config with sizes nor a model_name; write one of them into it")
+    wanted = _base_name(name)
+    presets = {preset: load_preset(preset).hub_id or preset for preset in list_presets()}
+    found = [preset for preset, hub_id in presets.items() if wanted in (_base_name(preset), _base_name(hub_id))]
+    if not found:
+        raise ConfigError(
+            f"model_name={short_repr(name)} is no preset, and the file has no sizes of it; write them below "
+            f"model_config, as in the model_config.yaml of its checkpoint"
+        )
+    return next((preset for preset in found if preset.endswith("-text")), found[0])
+
+
+def _base_name(name: str) -> str:
+    """Name without its organization and the words for tuning.
+
+    >>> _base_name("mistralai/Mixtral-8x7B-Instruct-v0.1"), _base_name("tiny-llama-1.1b-chat")
+    ('mixtral-8x7b', 'tinyllama-1.1b')
+    """
+    plain = _TUNING.sub("", name.rpartition("/")[2].lower().replace("_", "."))
+    return plain.replace("tiny-llama", "tinyllama").replace("meta-llama", "llama")
+
+
+def _read_model(model: object) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Fields of a model, values that no prediction depends on, and the keys that are not read."""
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"model_config is {short_repr(model)}; write the sizes of the model below it")
     values = Values({**_DEFAULTS, **given(model)})
     fields = values.pick(_SIZES | _EXPERT_SIZES)
     kind = values.get("mlp_class_name", default="GptNeoxMLP")
@@ -184,23 +240,17 @@ def read_litgpt(text: str) -> Reading:
         "fused_qkv": True,
     }
     values.skip("name", "hf_config", "rotary_percentage", "vocab_size")
-    workload, layout, unread = _read_run(file) if model is not file else ({}, {}, ())
-    return Reading(
-        format="litgpt-yaml",
-        fields={name: value for name, value in given(fields).items() if value != 0 or name.endswith("bias")},
-        workload=workload,
-        layout=layout,
-        untimed=values.pick(_UNTIMED),
-        unread=(*values.unread(), *unread),
-    )
+    kept = {name: value for name, value in given(fields).items() if value != 0 or name.endswith("bias")}
+    return kept, values.pick(_UNTIMED), values.unread()
 
 
 def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Workload and layout of a training, and the keys that are not read."""
-    values = Values({name: value for name, value in file.items() if name not in ("model_config", "train")})
+    values = Values({name: value for name, value in file.items() if name not in _OF_TRAINING})
     train = Values(file.get("train") or {})
     names = {"global_batch_size": "global_batch_size", "micro_batch_size": "micro_batch_size"}
     workload = train.pick({**names, "max_seq_length": "seq_len"}) | {"phase": "train"}
+    train.skip("tie_embeddings")
     precision = str(values.get("precision", default=""))
     workload |= given({"dtype": next((ours for word, ours in _WORDS_OF_PRECISION.items() if word in precision), None)})
     devices, nodes = values.get("devices"), values.number("num_nodes", default=1)

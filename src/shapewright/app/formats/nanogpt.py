@@ -19,6 +19,7 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.app.formats.reading import DTYPES, Reading, Values, literal, parse_python
+from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ _RUN = {
 }
 _SIZES = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
 _DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768}
+# Weights that init_from names; they set all sizes but the context, which may be cut.
+_PRETRAINED = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+}
+_OF_PRETRAINED = {"vocab_size": 50257, "bias": True}
+_PRETRAINED_BLOCK = 1024
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -125,7 +135,7 @@ def read_nanogpt(text: str) -> Reading:
                 assignments[name] = literal(statement.value)
             except (ValueError, TypeError, RecursionError):
                 unread.append(name)
-    values = Values(assignments)
+    values = Values(_with_pretrained(assignments))
     has_bias = values.flag("bias")
     dropout = values.number("dropout", default=0.0)
     block = values.number("block_size", default=1024)
@@ -159,6 +169,21 @@ def read_nanogpt(text: str) -> Reading:
         },
         unread=tuple(sorted((*unread, *values.unread()))),
     )
+
+
+def _with_pretrained(assignments: dict[str, Any]) -> dict[str, Any]:
+    """Assignments with the sizes of the weights that ``init_from`` names; those of a checkpoint are not known."""
+    start = assignments.get("init_from", "scratch")
+    if start == "resume":
+        return assignments
+    others = {name: value for name, value in assignments.items() if name != "init_from"}
+    if start == "scratch":
+        return others
+    if start not in _PRETRAINED:
+        known = ", ".join(("scratch", "resume", *_PRETRAINED))
+        raise ConfigError(f"init_from={short_repr(start)} is not known; choose one of {known}")
+    block = min(others.get("block_size", _PRETRAINED_BLOCK), _PRETRAINED_BLOCK)
+    return {**others, **_PRETRAINED[start], **_OF_PRETRAINED, "block_size": block}
 
 
 FORM = OutputFormat(

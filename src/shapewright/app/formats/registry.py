@@ -131,11 +131,11 @@ READERS: dict[str, Callable[[str], Reading]] = {
 _SIGNS: tuple[tuple[str, str], ...] = (
     ("vllm", r"\bvllm serve\b|vllm\.entrypoints"),
     ("sglang", r"sglang\.launch_server"),
-    ("nanogpt", r"^(n_embd|n_layer|block_size|gradient_accumulation_steps) *="),
+    ("nanogpt", r"^(n_embd|n_layer|block_size|gradient_accumulation_steps|init_from) *="),
     ("torchtitan-toml", r"^\[(model|parallelism|training)\]"),
     ("megatron-args", r"--num-layers|--tensor-model-parallel-size|\bnum_layers \.{3,}|\"ffn_hidden_size\""),
     ("accelerate-yaml", r"^(distributed_type|compute_environment):"),
-    ("litgpt-yaml", r"^[ \t]*(n_embd|n_layer|mlp_class_name|padded_vocab_size|model_config):"),
+    ("litgpt-yaml", r"^[ \t]*(n_embd|n_layer|mlp_class_name|padded_vocab_size|model_config|model_name):"),
     ("neox-yaml", r"\b(num[-_]layers|pipe[-_]parallel[-_]size|gpt[-_]j[-_]residual)[\"']?\s*:"),
     ("deepspeed-json", r"\"(zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\""),
 )
