@@ -168,6 +168,26 @@ def test_runs_are_read_back(name: str) -> None:
     assert seen == LOST[name]
 
 
+@pytest.mark.parametrize(("layers", "chunks", "argument"), [(4, 1, 4), (4, 2, 2), (None, 2, 1)])
+def test_layers_that_megatron_recomputes(layers: int | None, chunks: int, argument: int) -> None:
+    """The block method counts the layers of a chunk, a workload those of a stage; others are an error or named."""
+    workload = Workload(recompute="full", recompute_layers=layers)
+    layout = ParallelLayout(pipeline_parallel=2, virtual_pipeline=chunks)
+    text = write_format("megatron-args", read_model("llama-2-7b").config, workload=workload, layout=layout)
+
+    assert f"--recompute-num-layers {argument}" in text
+    assert parse_job(text).workload.get("recompute_layers") == layers
+    uniform = text.replace("block", "uniform").replace(f"num-layers {argument}\n", "num-layers 8\n")
+    assert "recompute_num_layers" in parse_job(uniform).unread
+    with pytest.raises(ShapewrightError, match="recompute_layers=5"):
+        write_format(
+            "megatron-args",
+            read_model("llama-2-7b").config,
+            workload=Workload(recompute="full", recompute_layers=5),
+            layout=ParallelLayout(pipeline_parallel=2, virtual_pipeline=2),
+        )
+
+
 MEGATRON_SCRIPT = """\
 #!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -501,6 +521,29 @@ def test_the_vocabulary_is_padded_as_the_trainer_does(
     assert "vocab_size=50257 is padded to 50432" in " ".join(facts["notes"])
     assert "TC101" not in [finding["code"] for finding in checked["findings"]]
     assert read_job(name).vocab_multiple == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("megatron-args", "llama-3-8b"), ("neox-yaml", "llama-2-7b"), ("torchtitan-toml", "llama-3-8b"),
+        ("torchtitan-toml", "phi-4"), ("litgpt-yaml", "llama-2-7b"), ("megatron-args", "gpt3-1.3b"),
+    ],
+)  # fmt: skip
+def test_plans_have_the_time_of_their_file(
+    name: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan has the step and the memory that a prediction of the file it writes has, to the last digit."""
+    monkeypatch.chdir(tmp_path)
+    device = ["--device", "h100-sxm-80gb", "--json", "--vocab-size", "32768"]
+    question = ["plan", preset, *device, "--gpus", "16", "--global-batch", "64", "--keep", "pp=1,2"]
+    (best, *_) = json.loads(run([*question, "--format", name, "-o", "job"], capsys)[1])["plans"]
+    replicas = [] if name in ("neox-yaml", "torchtitan-toml") else ["--dp", str(best["layout"]["data_parallel"])]
+    zero = ["--zero-stage", str(best["layout"]["zero_stage"])] if name == "litgpt-yaml" else []
+    facts = json.loads(run(["predict", "job", *device, *replicas, *zero], capsys)[1])
+
+    assert facts["step_time_s"] == best["step_time_s"]
+    assert facts["memory"]["total_bytes"] == best["total_bytes"]
 
 
 def test_command_line_takes_them(

@@ -6,6 +6,7 @@ Face's config.json is written by ``models.to_config_json``.
 """
 
 from shapewright.app.formats.output_format import OutputFormat as OutputFormat
+from shapewright.app.formats.output_format import fused_as_trained as fused_as_trained
 from shapewright.app.formats.output_format import keep_expressible as keep_expressible
 from shapewright.app.formats.output_format import note_on_limits as note_on_limits
 from shapewright.app.formats.reading import Reading as Reading

@@ -278,5 +278,6 @@ FORM = OutputFormat(
     },
     write=write_yaml,
     suffix=".yaml",
+    fused={"fused_qkv": True, "fused_gate_up": False},
     run_values={**DATA_PARALLEL_ONLY, "zero_stage": (0, 3), "recompute": ("none",)},
 )

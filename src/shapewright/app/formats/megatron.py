@@ -51,7 +51,7 @@ _RUN = {
 _RECOMPUTE = {
     "none": list[str](),
     "selective": ["--recompute-granularity selective"],
-    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+    "full": ["--recompute-granularity full"],
 }
 
 
@@ -239,10 +239,24 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> Ite
     yield from _PRECISIONS[workload.dtype]
     yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
     yield from _RECOMPUTE[workload.recompute]
+    if workload.recompute == "full":
+        yield from _recomputed_layers(workload, layout)
     if workload.recompute == "selective" and workload.recompute_modules != CORE:
         yield f"--recompute-modules {workload.recompute_modules.replace(',', ' ')}"
     if not workload.fused_activation:
         yield "--no-bias-swiglu-fusion"
+
+
+def _recomputed_layers(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
+    """Layers that full recomputation repeats: all one by one, or the first of each chunk of a stage."""
+    chunks = layout.virtual_pipeline if layout else 1
+    layers = workload.recompute_layers
+    if layers is not None and layers % chunks:
+        raise workload_error(
+            FORM.name, f"recompute_layers={layers} in {chunks} chunks of a stage", "each chunk has the same number"
+        )
+    yield f"--recompute-method {'uniform' if layers is None else 'block'}"
+    yield f"--recompute-num-layers {1 if layers is None else layers // chunks}"
 
 
 def _offload(layout: ParallelLayout | None) -> list[str]:
@@ -305,6 +319,7 @@ FORM = OutputFormat(
     },
     write=write_arguments,
     suffix=".args",
+    fused={"fused_qkv": True, "fused_gate_up": True},
     run_values={"zero_stage": (0, 1), "pipeline_schedule": ("1f1b",)},
     offloads=frozenset(("offload_optimizer",)),
     supports_end_layers=True,

@@ -39,8 +39,8 @@ _FROM_LOG = re.compile(r"^[ \t]*(?:\[[^\]\n]*\]:[ \t]*)?([a-z]\w+) \.{3,} (.*\S)
 _SIGNS = ("num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size")
 # Written for the tools of the trainer; no field depends on them.
 _WITHOUT_EFFECT = (
-    "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm", "recompute_method",
-    "recompute_num_layers", "optimizer_offload_fraction", "use_precision_aware_optimizer", "multi_latent_attention",
+    "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm",
+    "optimizer_offload_fraction", "use_precision_aware_optimizer", "multi_latent_attention",
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def read_arguments(text: str) -> Reading:
         format="megatron-args",
         fields=fields,
         layout=layout,
-        workload=_workload(values),
+        workload=_workload(values, layout.get("virtual_pipeline", 1)),
         vocab_multiple=0 if values.number("padded_vocab_size") else multiple,
         untimed=values.pick({name: name for name in _untimed_names(values)}),
         unread=values.unread(),
@@ -225,7 +225,7 @@ def _more_layout(values: Values, fields: dict[str, Any]) -> dict[str, Any]:
     return layout
 
 
-def _workload(values: Values) -> dict[str, Any]:
+def _workload(values: Values, chunks: int) -> dict[str, Any]:
     has_fp8 = values.get("fp8_format", "fp8") is not None
     dtype = "fp8" if has_fp8 else "bf16" if values.flag("bf16") else "fp16" if values.flag("fp16") else "fp32"
     values.skip("bf16", "fp16")
@@ -234,6 +234,9 @@ def _workload(values: Values) -> dict[str, Any]:
     if backend is not None:
         workload["attention"] = "unfused" if "unfused" in str(backend) else "flash"
     workload["recompute"] = values.get("recompute_granularity", default="none")
+    values.skip("recompute_method")
+    if workload["recompute"] == "full":
+        workload |= _recomputed_layers(values, chunks)
     modules = values.get("recompute_modules")
     if workload["recompute"] == "selective":
         words = modules if isinstance(modules, list) else str(modules or "").split()
@@ -243,3 +246,11 @@ def _workload(values: Values) -> dict[str, Any]:
     if values.flag("optimizer_cpu_offload"):
         workload["offload_optimizer"] = True
     return workload
+
+
+def _recomputed_layers(values: Values, chunks: int) -> dict[str, Any]:
+    """Layers of a stage that the block method repeats; the uniform method, of one layer at a time, repeats all."""
+    if values.get("recompute_method", default="uniform") == "block":
+        return {"recompute_layers": values.number("recompute_num_layers", default=1) * chunks}
+    values.skip_if("recompute_num_layers", 1, "1")
+    return {}

@@ -205,6 +205,7 @@ FORM = OutputFormat(
     },
     write=write_python,
     suffix=".py",
+    fused={"fused_qkv": True},
     run_values={
         "tensor_parallel": (1,),
         "pipeline_parallel": (1,),

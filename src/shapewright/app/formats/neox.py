@@ -288,6 +288,7 @@ FORM = OutputFormat(
     fixed_values={},
     write=write_yaml,
     suffix=".yml",
+    fused={"fused_qkv": True, "fused_gate_up": True},
     run_values={
         "context_parallel": (1,),
         "expert_parallel": (1,),

@@ -14,6 +14,7 @@ from shapewright.workload import ParallelLayout, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
 _IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")
+_FUSED_WORDS = {"fused_qkv": "queries, keys and values", "fused_gate_up": "gate and up projection"}
 _MAX_PADDING = 512  # of the vocabulary, per tensor-parallel device; Megatron-LM's default is 128
 DATA_PARALLEL_ONLY = dict.fromkeys(
     ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), (1,)
@@ -53,6 +54,7 @@ class OutputFormat:
         run_values: Supported values of fields of Workload and ParallelLayout; fields that are missing support any
             value. A plan can be restricted to them.
         offloads: Supported fields of Workload that move data to host memory.
+        fused: Which GEMMs the framework fuses, by field of TransformerConfig; empty where the training script decides.
         supports_end_layers: Whether embedding and loss can count as layers when layers are assigned to stages.
     """
 
@@ -64,6 +66,7 @@ class OutputFormat:
     suffix: str
     run_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     offloads: frozenset[str] = frozenset()
+    fused: Mapping[str, bool] = field(default_factory=dict)
     supports_end_layers: bool = False
 
     @property
@@ -105,6 +108,17 @@ def note_on_limits(
         return ()
     text = f"{' and '.join(names)} can express only {', '.join(limited)}; other plans are not tried"
     return (Note(text, "formats"),)
+
+
+def fused_as_trained(target: OutputFormat, config: TransformerConfig) -> tuple[dict[str, bool], tuple[Note, ...]]:
+    """Fields of a model that the framework runs with other fused GEMMs than the model, with a note that says so."""
+    changed = {name: value for name, value in target.fused.items() if getattr(config, name) != value}
+    if not config.gated_mlp:
+        changed.pop("fused_gate_up", None)
+    if not changed:
+        return {}, ()
+    words = [f"{_FUSED_WORDS[name]} are {'one GEMM' if is_one else 'GEMMs apart'}" for name, is_one in changed.items()]
+    return changed, (Note(f"{' and '.join(words)} in {target.project}, as in the plans", "formats"),)
 
 
 def check_pipeline_schedule(target: OutputFormat, layout: ParallelLayout) -> None:

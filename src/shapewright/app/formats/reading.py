@@ -152,6 +152,11 @@ class Values:
         """Count keys as read whose values have no effect."""
         self._read.update(keys)
 
+    def skip_if(self, key: str, *values: object) -> None:
+        """Count a key as read if it has one of some values, which have no effect."""
+        if self._values.get(key) in values:
+            self._read.add(key)
+
     def unread(self) -> tuple[str, ...]:
         """Keys that are there and were not read, and what may hold more of them."""
         unread = {key: value for key, value in self._values.items() if key not in self._read and value is not None}

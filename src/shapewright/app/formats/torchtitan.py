@@ -356,6 +356,7 @@ FORM = OutputFormat(
     },
     write=write_toml,
     suffix=".toml",
+    fused={"fused_qkv": False, "fused_gate_up": False},
     run_values={
         "expert_parallel": (1,),
         "zero_stage": (0, 2, 3),

@@ -122,11 +122,15 @@ def command(
     keywords = api_keywords(given)
     kept = _read_keep(keep)
     limits: tuple[Note, ...] = ()
+    fused: dict[str, bool] = {}
     if form is not None:
-        from shapewright.app.formats import keep_expressible, note_on_limits
+        from shapewright.app.formats import fused_as_trained, keep_expressible, note_on_limits
 
         expressible = keep_expressible(form, kept)
         limits, kept = note_on_limits([form.name], kept, expressible), expressible
+        fused, as_trained = fused_as_trained(form, read_model(config, keywords["overrides"]).config)
+        keywords["overrides"] |= fused
+        limits += as_trained
     result = plan(
         config,
         device=named_device(device),
@@ -145,7 +149,7 @@ def command(
         click.echo(text, nl=False)
     else:
         following = "check" if any(getattr(note, "code", "") == "shape" for note in result.notes) else "predict"
-        set_next(f"{following} {{job}}", _chosen_fields(_ranked(result, pick)))
+        set_next(f"{following} {{job}}", _chosen_fields(_ranked(result, pick)) | fused)
         print_output(plans_output(result), print_plan, as_json=as_json)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
