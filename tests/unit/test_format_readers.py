@@ -546,6 +546,22 @@ def test_plans_have_the_time_of_their_file(
     assert facts["memory"]["total_bytes"] == best["total_bytes"]
 
 
+def test_a_file_without_a_model_says_where_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layout as CONFIG needs a model: the error names the option, and flags of a model are enough."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    Path("job.toml").write_text('[model]\nname = "llama3"\nflavor = "8B"\n', encoding="utf-8")
+    question = ["--device", "h100-sxm-80gb", "--json"]
+    for name in ("ds.json", "job.toml"):
+        code, _, err = run(["predict", name, *question], capsys)
+        assert code == 2
+        assert f"'shapewright predict llama-3-8b --layout-from {name}'" in err
+    sizes = ["--hidden-size", "512", "--num-layers", "2", "--num-heads", "8", "--vocab-size", "1024"]
+    assert json.loads(run(["predict", "ds.json", *question, *sizes], capsys)[1])["layout"]["zero_stage"] == 3
+
+
 def test_command_line_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

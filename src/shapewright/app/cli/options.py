@@ -60,6 +60,7 @@ class _FileFields:
     layout: dict[str, Any] = field(default_factory=dict)
     passes: int = 0
     vocab_multiple: int = 0
+    without_model: str = ""  # CONFIG, where it describes no model
     run_path: str = ""
 
 
@@ -115,6 +116,8 @@ def _read_config(context: click.Context, _: click.Parameter, value: str | None) 
         return value
     reading = _keep(context, value, with_model=True)
     context.meta[CONFIG_FILE] = value
+    if not reading.model and not reading.fields:
+        context.meta[_KEY].without_model = value
     return reading.model or None
 
 
@@ -311,6 +314,11 @@ def _completed(context: click.Context, groups: dict[str, dict[str, Any]]) -> dic
     from shapewright.app.formats.reading import with_global_batch, with_padded_vocabulary
 
     found: _FileFields = context.meta[_KEY]
+    if found.without_model and not groups["model"]:
+        raise click.UsageError(
+            f"{found.without_model} describes batch and layout, and no model; give it as --layout-from beside a model, "
+            f"such as 'shapewright {context.info_name} llama-3-8b --layout-from {found.without_model}'"
+        )
     layout = {**read_settings().layout, **groups["layout"]}
     model = with_padded_vocabulary(groups["model"], layout, found.vocab_multiple)
     if model != groups["model"]:
