@@ -5,11 +5,17 @@ Sources: the engine arguments of vLLM (vllm/engine/arg_utils.py) and SGLang (srt
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given
 from shapewright.app.formats.shell import arguments_of, read_script
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.records import dataclass
 
+# Heading of an instance in a script of serve-plan.
+_ROLES = re.compile(r"^# (?:\d+ )?(?:(prefill|decode) )?instances?\b", re.MULTILINE)
 _AUTO = "auto"  # left to the engine
 _VLLM = {
     "tensor_parallel_size": "tensor_parallel", "pipeline_parallel_size": "pipeline_parallel",
@@ -29,41 +35,110 @@ _QUANTIZED: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def read_vllm(text: str) -> Reading:
-    """Read a launch line of vLLM."""
-    values, model = _launch(text, "serve")
+def read_vllm(text: str, part: str = "") -> Reading:
+    """Read a launch line of vLLM.
+
+    Args:
+        part: Which of several instances: prefill, decode or its number; by default the one that decodes.
+    """
+    instance = _instance(text, ("serve", "vllm.entrypoints.openai.api_server"), part)
+    values = instance.values
     layout: dict[str, Any] = values.pick(_VLLM)
-    model = str(values.get("model", default=model))
+    model = str(values.get("model", default=instance.word))
     if values.flag("enable_expert_parallel"):
         layout["expert_parallel"] = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
-    workload = _served(values, values.number("max_model_len"), values.number("max_num_seqs"))
-    return Reading(format="vllm", model=model, workload=workload, layout=layout, unread=values.unread())
+    sequences = _per_pass(values.number("max_num_seqs"), layout.get("pipeline_parallel", 1))
+    workload = _served(values, instance.role, values.number("max_model_len"), sequences)
+    unread = (*instance.others, *values.unread())
+    return Reading(format="vllm", model=model, workload=workload, layout=layout, unread=unread)
 
 
-def read_sglang(text: str) -> Reading:
-    """Read a launch line of SGLang; its tensor degree is that of the whole instance."""
-    values, _ = _launch(text, "sglang.launch_server")
+def read_sglang(text: str, part: str = "") -> Reading:
+    """Read a launch line of SGLang; its tensor degree and its sequences are those of the whole instance.
+
+    Args:
+        part: As in ``read_vllm``.
+    """
+    instance = _instance(text, ("sglang.launch_server",), part)
+    values = instance.values
     layout: dict[str, Any] = values.pick(_SGLANG)
+    groups = layout.get("pipeline_parallel", 1)
     if values.flag("enable_dp_attention") and layout.get("data_parallel"):
         layout["tensor_parallel"] = max(1, layout.get("tensor_parallel", 1) // layout["data_parallel"])
-    workload = _served(values, values.number("context_length"), values.number("max_running_requests"))
+        groups *= layout["data_parallel"]
+    sequences = _per_pass(values.number("max_running_requests"), groups)
+    workload = _served(values, instance.role, values.number("context_length"), sequences)
     model = str(values.get("model_path", "model", default=""))
-    return Reading(format="sglang", model=model, workload=workload, layout=layout, unread=values.unread())
+    unread = (*instance.others, *values.unread())
+    return Reading(format="sglang", model=model, workload=workload, layout=layout, unread=unread)
 
 
-def _launch(text: str, program: str) -> tuple[Values, str]:
-    """Arguments of the first command with a program, and the word after it."""
-    commands = [words for words in read_script(text).commands if program in words or f"vllm.{program}" in words]
-    words = commands[0] if commands else []
-    place = words.index(program) if program in words else len(words)
-    after = words[place + 1 : place + 2]
-    values = Values(arguments_of(words[place:]))
-    return values, "" if not after or after[0].startswith("-") else after[0]
+@dataclass(frozen=True)
+class _Instance:
+    """One command of a launch script.
+
+    Attributes:
+        values: Its arguments.
+        word: The word after the program.
+        role: prefill, decode or empty.
+        others: What to say of the other instances.
+    """
+
+    values: Values
+    word: str
+    role: str
+    others: tuple[str, ...] = ()
 
 
-def _served(values: Values, length: int | None, sequences: int | None) -> dict[str, Any]:
-    """Workload of decoding at the limits of the server."""
+def _instance(text: str, programs: tuple[str, ...], part: str) -> _Instance:
+    """Command of a launch script that starts one of some programs.
+
+    Raises:
+        ConfigError: the script has no such instance.
+    """
+    found = []
+    for words in read_script(text).commands:
+        program = next((program for program in programs if program in words), "")
+        if program:
+            rest = words[words.index(program) + 1 :]
+            word = rest[0] if rest and not rest[0].startswith("-") else ""
+            found.append((arguments_of([program, *rest]), word))
+    commented = _ROLES.findall(text)
+    if len(commented) != len(found):
+        commented = [""] * len(found)
+    roles = [_role(arguments) or role for (arguments, _), role in zip(found, commented, strict=True)]
+    names = [role if role and roles.count(role) == 1 else str(place + 1) for place, role in enumerate(roles)]
+    if part and part not in names:
+        raise ConfigError(f"no instance {short_repr(part)}; the file has {', '.join(names) or 'none'}")
+    if not found:
+        return _Instance(Values({}), "", "")
+    chosen = names.index(part or next((name for name in names if name == "decode"), names[0]))
+    others = tuple(
+        f"instance {name} (FILE::{name}; this is instance {names[chosen]})" for name in names if name != names[chosen]
+    )
+    arguments, word = found[chosen]
+    return _Instance(Values(arguments), word, roles[chosen], others)
+
+
+def _role(arguments: Mapping[str, Any]) -> str:
+    """Whether an instance prefills or decodes alone, as its flags say; empty if they do not."""
+    mode = str(arguments.get("disaggregation_mode", ""))
+    transfer = str(arguments.get("kv_transfer_config", ""))
+    return {"prefill": "prefill", "decode": "decode"}.get(mode) or next(
+        (role for word, role in {"kv_producer": "prefill", "kv_consumer": "decode"}.items() if word in transfer), ""
+    )
+
+
+def _per_pass(sequences: int | None, groups: int) -> int | None:
+    """Sequences of one pass, of those that run at once in groups: pipeline stages and replicas of the attention."""
+    return sequences if sequences is None else max(1, sequences // groups)
+
+
+def _served(values: Values, role: str, length: int | None, sequences: int | None) -> dict[str, Any]:
+    """Workload at the limits of the server: of prompts where it only prefills, of decoding otherwise."""
     workload: dict[str, Any] = {"phase": "decode", "context_len": length, "micro_batch_size": sequences}
+    if role == "prefill":
+        workload = {"phase": "prefill", "seq_len": length, "micro_batch_size": sequences}
     dtype = _DTYPES.get(str(values.get("dtype")))
     workload |= {"dtype": dtype, **_QUANTIZED.get(str(values.get("quantization")), {})}
     cache = str(values.get("kv_cache_dtype", default=_AUTO))

@@ -143,7 +143,9 @@ MAX_JOB_BYTES = 128 * 2**10
 """Largest file of a trainer, which mostly has a few kB; a megabyte of YAML takes 10 s. Logs may be longer, as they
 begin with the arguments."""
 _IS_LOG = re.compile(r"\bnum_layers \.{3,}")
-_FLAVOR = re.compile(r"(.+\.py)::(.+)")
+# A flavor of a Python file, or an instance of a launch script.
+_PART = re.compile(r"(.+?)::(.+)")
+_WITH_PARTS = {"vllm": read_vllm, "sglang": read_sglang}
 
 
 def find_format_of(text: str) -> str:
@@ -157,46 +159,55 @@ def is_job_file(path: str | os.PathLike[str]) -> bool:
     Raises:
         ConfigError: there is a file, but it cannot be read.
     """
-    flavor = _FLAVOR.fullmatch(os.fspath(path))
-    file = Path(flavor[1] if flavor else path)
+    part = _PART.fullmatch(os.fspath(path))
+    file = Path(part[1] if part else path)
     if not file.is_file():
         return False
     text = read_file(file).decode("utf-8", errors="replace")
     if re.search(r"\"(model_type|architectures|_class_name)\"\s*:", text):
         return False
-    return bool(flavor) or (file.suffix == ".py" and "ModelArgs(" in text) or bool(find_format_of(text))
+    return bool(part) or (file.suffix == ".py" and "ModelArgs(" in text) or bool(find_format_of(text))
 
 
 def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
     """Read the model, workload and layout that a file of a trainer or an inference engine describes.
 
     Args:
-        path: The file; ``FILE.py::FLAVOR`` for a flavor of torchtitan.
+        path: The file; ``FILE.py::FLAVOR`` for a flavor of torchtitan, ``FILE::prefill``, ``FILE::decode`` or
+            ``FILE::NUMBER`` for one of several instances of a launch script.
         format_name: A key of READERS; empty to find it out.
 
     Raises:
         ConfigError: the file cannot be read, or is of no known format.
     """
-    flavor = _FLAVOR.fullmatch(os.fspath(path))
-    file = flavor[1] if flavor else os.fspath(path)
+    found = _PART.fullmatch(os.fspath(path))
+    file, part = (found[1], found[2]) if found else (os.fspath(path), "")
     content = read_file(Path(file))
     text = content[:MAX_JOB_BYTES].decode("utf-8", errors="replace")
     if len(content) > MAX_JOB_BYTES and not _IS_LOG.search(text):
         raise ConfigError(f"{short_path(file)} is larger than {MAX_JOB_BYTES // 2**10} KiB; give a config file")
     try:
-        if flavor or (file.endswith(".py") and "ModelArgs(" in text):
-            return _read_with(lambda of: read_flavor(of, flavor[2] if flavor else ""), text)
-        return parse_job(text, format_name=format_name)
+        if file.endswith(".py") and (part or "ModelArgs(" in text):
+            return _read_with(lambda of: read_flavor(of, part), text)
+        return parse_job(text, format_name=format_name, part=part)
     except ConfigError as error:
         raise ConfigError(f"in {short_path(file)}: " + error.text) from None
 
 
-def parse_job(text: str, *, format_name: str = "") -> Reading:
-    """Read a text as read_job does a file."""
+def parse_job(text: str, *, format_name: str = "", part: str = "") -> Reading:
+    """Read a text as read_job does a file.
+
+    Args:
+        part: Which instance of a launch script.
+    """
     name = format_name or find_format_of(text)
     if name not in READERS:
         known = ", ".join(READERS)
         raise ConfigError(f"the format {name or 'of the file'} is not known; known are {known}")
+    if part:
+        if name not in _WITH_PARTS:
+            raise ConfigError(f"a file of {name} has no parts such as {short_repr(part)}; omit it")
+        return _read_with(lambda of: _WITH_PARTS[name](of, part), text)
     return _read_with(READERS[name], text)
 
 
