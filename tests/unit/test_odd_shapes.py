@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.models import read_model
+from shapewright.models import read_model, to_config_json
 
 _ODD = ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"]
 
@@ -76,6 +76,21 @@ _UNALIGNED = {
 def unaligned(**layout: int) -> shapewright.CheckReport:
     """Check h=3000, f=11007, v=32003 with heads of 100 on an H100."""
     return shapewright.check(None, overrides=_UNALIGNED, device="h100-sxm-80gb", layout=layout)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"hidden_size": 769}, {"hidden_size": 1000, "num_heads": 10}, {"num_heads": 8}, {"hidden_size": 1030}]
+)
+def test_shapes_around_an_odd_width_can_be_written(sizes: dict[str, int]) -> None:
+    """The config.json of GPT-2 has no head width, so heads divide every width found, and every field is varied."""
+    result = shapewright.search("gpt2", overrides=sizes, device="h100-sxm-80gb", top=40)
+
+    assert {candidate.config.vocab_size for candidate in result.candidates} & {50304, 50432}
+    assert not any("has no field for it" in note for note in result.notes)
+    for candidate in result.candidates:
+        config = candidate.config
+        assert config.hidden_size == config.num_heads * config.head_dim
+        assert to_config_json(read_model("gpt2"), config)["n_embd"] == config.hidden_size
 
 
 def test_the_right_field_is_blamed() -> None:

@@ -179,14 +179,38 @@ def _why_fixed(model: Model, name: str) -> str:
         for field_name, pattern in lists.items():
             if len(pattern) >= config.num_layers > 1:
                 return with_fields("{name} names every layer", name=FieldName(field_name))
-    changes = _example_change(config, name)
-    if not changes or model.raw is None:
+    if model.raw is None:
         return ""
+    if not _can_write(model, config):
+        config = _with_square_heads(config)
+    changes = _example_change(config, name)
+    if not changes or _can_write(model, replace(config, **changes)):
+        return ""
+    return f"a config.json of model_type {config.model_type!r} has no field for it"
+
+
+def needs_square_heads(model: Model) -> bool:
+    """Return whether the form of the model's config has no head width, so that heads divide the hidden size."""
+    if model.raw is None or model.config.shares_keys:
+        return False
+    config = _with_square_heads(model.config)
+    return not _can_write(model, replace(config, **_example_change(config, "head_dim")))
+
+
+def _with_square_heads(config: TransformerConfig) -> TransformerConfig:
+    """Return the model with the hidden size of its heads, as a form without a head width has it."""
+    width = config.num_heads * config.head_dim
+    embedding_size = width if config.embedding_size == config.hidden_size else config.embedding_size
+    return replace(config, hidden_size=width, embedding_size=embedding_size)
+
+
+def _can_write(model: Model, config: TransformerConfig) -> bool:
+    """Return whether the form of the model's config can hold a changed model."""
     try:
-        to_config_json(model, replace(config, **changes))
+        to_config_json(model, config)
     except ConfigError:
-        return f"a config.json of model_type {config.model_type!r} has no field for it"
-    return ""
+        return False
+    return True
 
 
 def _example_change(config: TransformerConfig, name: str) -> dict[str, Any]:

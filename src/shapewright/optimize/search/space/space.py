@@ -13,7 +13,7 @@ import numpy as np
 from shapewright.core.errors import ConfigError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.optimize.search.request import VARIED, ffn_field
+from shapewright.optimize.search.request import VARIED, ffn_field, needs_square_heads
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, allowed_range, ffn_ratio, measure_shape
 
@@ -55,6 +55,7 @@ class FieldValues:
         request: Kept values and the quality guard.
         free: Fields that vary, as keys of VARIED.
         ranges: Ranges that the quality guard allows, by measure.
+        has_square_heads: Whether heads divide the hidden size, as the form of the config has no head width.
     """
 
     baseline: TransformerConfig
@@ -62,6 +63,7 @@ class FieldValues:
     request: SearchRequest
     free: set[str]
     ranges: dict[str, tuple[float, float]]
+    has_square_heads: bool
 
     def describe_kept(self) -> str:
         """Return the kept fields, for a message."""
@@ -94,6 +96,8 @@ class FieldValues:
             yield config.num_heads, config.head_dim
             return
         attention_width = Fraction(width * config.num_heads * config.head_dim, config.hidden_size)
+        if self.has_square_heads:
+            attention_width = Fraction(width)
         low, high = self.ranges["head_dim"]
         low, high = max(low, _FREE_HEAD_DIMS[0]), min(high, _FREE_HEAD_DIMS[1])
         head_dims = set(_multiples(low, high, _HEAD_UNIT, config.head_dim))
@@ -106,7 +110,7 @@ class FieldValues:
         for head_dim in head_dims if varies_head_dim else {config.head_dim}:
             if attention_width % head_dim == 0:
                 found.add((int(attention_width // head_dim), head_dim))
-            elif is_off_grid:
+            elif is_off_grid and not self.has_square_heads:
                 # No width on the grid has the baseline's ratio of heads to width: take the nearest number of heads.
                 found.add((max(1, round(attention_width / head_dim)), head_dim))
         if "head_dim" in self.free:
@@ -307,7 +311,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
         # groups are at least as large as the baseline's.
         (low, high), group = ranges["kv_group"], baseline_measures["kv_group"]
         ranges["kv_group"] = (max(group, low), max(group, high))
-    listed = FieldValues(baseline, scenario.layout, request, free, ranges)
+    listed = FieldValues(baseline, scenario.layout, request, free, ranges, needs_square_heads(scenario.model))
     rows = list(listed.heads())
     if not rows:
         raise ConfigError(
