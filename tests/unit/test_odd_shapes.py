@@ -192,3 +192,29 @@ def test_plan_of_a_bad_shape_points_to_check(capsys: pytest.CaptureFixture[str])
     assert "hidden_size=4097" in out
     assert "check says what they cost" in out
     assert out.splitlines()[-1].startswith("next: shapewright check llama-3-8b --hidden-size 4097 ")
+
+
+def test_a_shape_that_a_format_cannot_hold_names_one_that_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best shape has an MLP width that nanoGPT's config has no field for; a later one can be written."""
+    output = tmp_path / "model.py"
+    search = ["search", "gpt2", "--device", "h100-sxm-80gb", "--format", "nanogpt", "-o", str(output)]
+    code, _, err = run(search, capsys)
+    assert code == 2
+    assert "shapewright: rank 1: format nanogpt cannot express intermediate_size=" in err
+    rank = err.strip().rpartition("--pick ")[2]
+    assert not output.exists()
+
+    code, _, err = run([*search, "--pick", rank], capsys)
+    assert code == 0
+    assert "n_embd = " in output.read_text(encoding="utf-8")
+
+
+def test_plans_for_a_format_that_cannot_hold_the_model_are_not_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is refused at once, instead of a search that finds no plan to fit."""
+    plan = ["plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--gpus", "8", "--global-batch", "8"]
+    code, _, err = run([*plan, "--format", "nanogpt"], capsys)
+
+    assert code == 2
+    assert "format nanogpt cannot express norm='rmsnorm'" in err

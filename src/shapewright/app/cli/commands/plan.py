@@ -115,7 +115,7 @@ def command(
     from shapewright.app.api.searches import plan
     from shapewright.app.report.optimize.plan import print_plan
     from shapewright.app.report.outputs.plan import plans_output
-    from shapewright.models import read_model, untimed_values
+    from shapewright.models import read_model, untimed_values, with_changes
 
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
@@ -124,11 +124,14 @@ def command(
     limits: tuple[Note, ...] = ()
     fused: dict[str, bool] = {}
     if form is not None:
-        from shapewright.app.formats import fused_as_trained, keep_expressible, note_on_limits
+        from shapewright.app.formats import FORMATS, fused_as_trained, keep_expressible, note_on_limits, write_format
 
+        model = read_model(config, keywords["overrides"]).config
         expressible = keep_expressible(form, kept)
         limits, kept = note_on_limits([form.name], kept, expressible), expressible
-        fused, as_trained = fused_as_trained(form, read_model(config, keywords["overrides"]).config)
+        fused, as_trained = fused_as_trained(form, model)
+        if form.name in FORMATS:  # a model that the format cannot express is refused before the search
+            write_format(form.name, with_changes(model, fused))
         keywords["overrides"] |= fused
         limits += as_trained
     result = plan(

@@ -90,27 +90,42 @@ def show_result(result: SearchResult, found: SearchOutput, *, explain: int | Non
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
     """Write the shape at a rank to a file of a format, and print changes that the format cannot express."""
     candidate = _ranked(result, rank, "--pick")
-    prediction = candidate.prediction
     if format_name == "hf":
         from shapewright.models import to_config_json
 
         write_json_file(output, to_config_json(result.model, candidate.config))
     else:
-        from shapewright.app.formats import write_format
-        from shapewright.models import untimed_values
-
-        text = write_format(
-            format_name,
-            candidate.config,
-            workload=prediction.workload,
-            layout=prediction.layout,
-            untimed=untimed_values(result.model),
-        )
-        write_text_file(output, text)
+        write_text_file(output, _write_as(format_name, candidate, result))
     words = f"wrote {output} (rank {candidate.rank})"
     if format_name == "hf":
         words += _flags_beside(candidate)
     echo(words, err=True)
+
+
+def _write_as(format_name: str, candidate: Candidate, result: SearchResult) -> str:
+    """Write a shape in a format.
+
+    Raises:
+        ConfigError: the format cannot express the shape; the message names the first rank that it can express.
+    """
+    from shapewright.app.formats import write_format
+    from shapewright.models import untimed_values
+
+    def write(one: Candidate) -> str | ConfigError:
+        job = one.prediction
+        try:
+            return write_format(
+                format_name, one.config, workload=job.workload, layout=job.layout, untimed=untimed_values(result.model)
+            )
+        except ConfigError as error:
+            return error
+
+    written = write(candidate)
+    if isinstance(written, str):
+        return written
+    other = next((one.rank for one in result.candidates if isinstance(write(one), str)), None)
+    advice = "vary other fields" if other is None else f"rank {other} can be written: --pick {other}"
+    raise ConfigError(f"rank {candidate.rank}: " + written.text, advice=advice)
 
 
 def _flags_beside(candidate: Candidate) -> str:
@@ -129,8 +144,10 @@ def _flags_beside(candidate: Candidate) -> str:
 
 
 def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
+    if not result.candidates:
+        raise ConfigError("the search found no faster shape to write or to explain; vary more fields")
     if not 1 <= rank <= len(result.candidates):
-        found = f"ranks 1 to {len(result.candidates)}" if result.candidates else "no faster shape"
+        found = f"ranks 1 to {len(result.candidates)}"
         raise ConfigError(f"{option} {rank}: the search found {found}; give one of them, or a higher --top")
     return result.candidates[rank - 1]
 
