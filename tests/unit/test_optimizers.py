@@ -146,3 +146,10 @@ def test_projected_gradients_are_of_whole_matrices() -> None:
         Workload(optimizer="galore", finetune="lora")
     with pytest.raises(WorkloadError, match="galore_rank=8 requires optimizer='galore'"):
         Workload(galore_rank=8)
+
+
+def test_learning_rates_of_adapters_need_adapters() -> None:
+    """LoRA+ without adapters would be AdamW under another name."""
+    assert Workload(optimizer="lora-plus", finetune="qlora").optimizer == "lora-plus"
+    with pytest.raises(WorkloadError, match="optimizer='lora-plus' sets learning rates of LoRA adapters"):
+        Workload(optimizer="lora-plus")

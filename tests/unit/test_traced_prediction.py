@@ -140,6 +140,19 @@ def test_a_measured_step_is_given_as_a_rate(
     assert (refused, "a traced module runs on one device" in err) == (2, True)
 
 
+@pytest.mark.parametrize(("counts_samples", "refused"), [(True, "tokens-per-s"), (False, "images-per-s")])
+def test_a_rate_of_what_a_module_does_not_take_is_refused(
+    counts_samples: bool, refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokens of a module of images, and images of a module of tokens."""
+    job = TracedJob(replace(small_trace(), counts_samples=counts_samples), H100, None)
+    monkeypatch.setattr("shapewright.app.cli.commands.mfu.pop_traced_job", lambda *_, **__: job)
+    code, _, err = run(["mfu", "mlp.py:build", "--device", "h100-sxm-80gb", f"--{refused}=9"], capsys)
+
+    assert code == 2
+    assert f"--{refused} has no effect on a module whose inputs are" in err
+
+
 def test_pages_hold_modules_and_findings() -> None:
     """The pages of memory and of the review name the modules."""
     output = traced_check_output(shapewright.check(small_trace(width=4095), device=H100))

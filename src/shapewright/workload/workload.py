@@ -306,6 +306,12 @@ class Workload:
                 advice=with_fields("set {last_layers}"),
                 field="last_layers",
             )
+        if self.is_training and self.optimizer == "lora-plus" and not self.has_adapters:
+            raise WorkloadError(
+                "optimizer='lora-plus' sets learning rates of LoRA adapters; use it with finetune='lora', 'qlora' or "
+                "'dora', or optimizer='adamw'",
+                field="optimizer",
+            )
         if self.has_adapters and OPTIMIZERS[self.optimizer].projection_bytes:
             raise WorkloadError(
                 f"optimizer={self.optimizer!r} projects gradients of whole matrices and does not combine with "

@@ -89,13 +89,17 @@ def command(
     if num_given > 1 or (num_given == 0 and trace is None):
         others = ", ".join(f"--{name}" for name in rates)
         raise click.UsageError(f"give what was measured as one of --seconds, {others}")
-    job = pop_traced_job(config, device, given, software=software, oneline=oneline, html=html)
+    source = click.get_current_context().get_parameter_source("convention")
+    named = given["convention"] if source is not click.core.ParameterSource.DEFAULT else ""
+    job = pop_traced_job(config, device, given, software=software, oneline=oneline, html=html, convention=named)
     if job is not None:
         if num_devices not in (None, 1):
             raise click.UsageError(f"--gpus {num_devices}: a traced module runs on one device; leave --gpus out")
         tokens_per_s = tokens_per_s_per_device if tokens_per_s is None else tokens_per_s
         if images_per_s is not None and not job.trace.counts_samples:
             raise click.UsageError("--images-per-s has no effect on a module whose inputs are tokens")
+        if tokens_per_s is not None and job.trace.counts_samples:
+            raise click.UsageError("--tokens-per-s has no effect on a module whose inputs are samples: --images-per-s")
         count = job.trace.num_tokens
         for work, rate in ((1, steps_per_s), (count, tokens_per_s), (count, images_per_s)):
             if rate is not None:
