@@ -218,3 +218,15 @@ def test_plans_for_a_format_that_cannot_hold_the_model_are_not_searched(capsys: 
 
     assert code == 2
     assert "format nanogpt cannot express norm='rmsnorm'" in err
+
+
+def test_a_search_keeps_the_shares_of_layer_types_that_do_not_repeat_evenly() -> None:
+    """Nemotron-H names 52 layers whose first 46 repeat: 46 layers would have fewer Mamba layers an attention layer."""
+    kept, free = (
+        shapewright.search("nemotron-h-8b", device="h100-sxm-80gb", guard=guard, top=10)
+        for guard in ("usual", "free")
+    )
+
+    assert {candidate.config.num_layers for candidate in kept.candidates} == {52}
+    assert any("depth is not varied: the pattern of 46 layers" in note for note in kept.notes)
+    assert {candidate.config.num_layers for candidate in free.candidates} != {52}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ConfigError, close_names
@@ -152,6 +153,8 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
     kept, notes = [], []
     for name in request.vary:
         reason = _why_fixed(model, name)
+        if name == "depth" and request.guard != "free":
+            reason = reason or _why_layers_repeat_unevenly(model.config)
         if not reason:
             kept.append(name)
         elif request.vary in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
@@ -187,6 +190,17 @@ def _why_fixed(model: Model, name: str) -> str:
     if not changes or _can_write(model, replace(config, **changes)):
         return ""
     return f"a config.json of model_type {config.model_type!r} has no field for it"
+
+
+def _why_layers_repeat_unevenly(config: TransformerConfig) -> str:
+    """Return why another depth of a hybrid would change the ratio of its kinds of layers, or an empty string."""
+    period = lcm(len(config.layer_types) or 1, len(config.mlp_layers) or 1)
+    if not config.is_hybrid or config.num_layers % period == 0:
+        return ""
+    return (
+        f"the pattern of {period} layers does not divide the {config.num_layers}, so other depths have other shares of "
+        + with_fields("each layer type; vary it with {guard:free}")
+    )
 
 
 def needs_square_heads(model: Model) -> bool:

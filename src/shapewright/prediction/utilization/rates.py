@@ -161,7 +161,7 @@ def rate_by_convention(
     hardware = None if flops.hardware_flops is None else flops.hardware_flops / (seconds * num_devices)
     return ConventionResult(
         name=name,
-        formula=convention.formula,
+        formula=convention.formula + ("" if workload.trains_all else ", less gradients of frozen weights"),
         used_by=convention.used_by,
         flops=flops,
         model_flops_per_s_per_device=model,
