@@ -223,10 +223,19 @@ def test_plans_for_a_format_that_cannot_hold_the_model_are_not_searched(capsys: 
 def test_a_search_keeps_the_shares_of_layer_types_that_do_not_repeat_evenly() -> None:
     """Nemotron-H names 52 layers whose first 46 repeat: 46 layers would have fewer Mamba layers an attention layer."""
     kept, free = (
-        shapewright.search("nemotron-h-8b", device="h100-sxm-80gb", guard=guard, top=10)
-        for guard in ("usual", "free")
+        shapewright.search("nemotron-h-8b", device="h100-sxm-80gb", guard=guard, top=10) for guard in ("usual", "free")
     )
 
     assert {candidate.config.num_layers for candidate in kept.candidates} == {52}
     assert any("depth is not varied: the pattern of 46 layers" in note for note in kept.notes)
     assert {candidate.config.num_layers for candidate in free.candidates} != {52}
+
+
+def test_the_combined_fix_is_of_the_findings_that_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A finding that saves next to nothing is neither listed nor part of the fix: heads of GPT-2 keep their width."""
+    _, out, _ = run(["check", "gpt2", "--tp", "8", "--device", "h100-sxm-80gb", "--json"], capsys)
+    found = json.loads(out)
+    codes = {finding["code"] for finding in found["findings"]}
+
+    assert set(found["combined_fix"]["codes"]) <= codes
+    assert "head_dim" not in found["combined_fix"]["changes"]

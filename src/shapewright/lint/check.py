@@ -187,31 +187,46 @@ def _make_possible(scenario: Scenario, errors: Sequence[Finding]) -> tuple[Scena
 
 
 def _share_gain(
-    scenario: Scenario, findings: list[Finding], ignored: Collection[str]
+    scenario: Scenario,
+    findings: list[Finding],
+    ignored: Collection[str],
+    dropped: frozenset[tuple[str, str]] = frozenset(),
 ) -> tuple[list[Finding], CombinedFix | None]:
-    """Divide the gain of the combined fix among the findings that are not ignored, and drop those without a share.
+    """Divide the gain of the combined fix among the findings that are not ignored, and drop those with next to none.
 
-    Violations that cost time only with the combined fix are added, and the gain is divided again.
+    The combined fix is that of the findings that remain: where one is dropped, the gain of the others is divided again.
+    So it is where violations are added that cost time only with the combined fix.
+
+    Args:
+        dropped: Codes and fields of findings that were dropped before.
     """
     counted = [finding for finding in findings if finding.code not in ignored]
     combined, shares, compared = combine_fixes(scenario, counted)
     if combined is not None:
         known = {(finding.code, finding.field): finding.cost_s is not None for finding in findings}
         hidden = find_hidden_findings(scenario, combined.changes, [key for key, has_cost in known.items() if has_cost])
-        if hidden := [finding for finding in hidden if finding.code not in ignored]:
+        hidden = [one for one in hidden if one.code not in ignored and (one.code, one.field) not in dropped]
+        if hidden:
             replaced = {(finding.code, finding.field) for finding in hidden}
             others = [finding for finding in findings if (finding.code, finding.field) not in replaced]
-            return _share_gain(scenario, [*others, *hidden], ignored)
+            return _share_gain(scenario, [*others, *hidden], ignored, dropped)
     step_s = scenario.predict().step_time_s
     kept = [finding for finding in findings if finding.code in ignored]
+    minor = {
+        (finding.code, finding.field)
+        for index, finding in enumerate(counted)
+        if index in shares and rate_severity(finding.least_severity, shares[index], finding.most_severity) is None
+    }
+    if minor:
+        others = [finding for finding in findings if (finding.code, finding.field) not in minor]
+        return _share_gain(scenario, others, ignored, dropped | minor)
     for index, finding in enumerate(counted):
         share = shares.get(index)
         if share is None:
             kept.append(finding)
             continue
         severity = rate_severity(finding.least_severity, share, finding.most_severity)
-        if severity is None:
-            continue
+        assert severity is not None, "findings of next to no cost are dropped above"
         cost_s, cost_fraction = (share * step_s, share) if share >= INFO_FROM_FRACTION else (None, None)
         slowest = slowest_operation(*compared[index]) if index in compared else finding.slowest
         kept.append(replace(finding, severity=severity, slowest=slowest, cost_s=cost_s, cost_fraction=cost_fraction))
