@@ -25,6 +25,8 @@ _OF_FILE = ("phase", "dtype", "optimizer")
 _OF_CONFIG = (*_OF_FILE, "micro_batch_size", "seq_len")
 _LINE = re.compile(r"(?P<line>[^=]+:\d+)=(?P<value>-?\d+)")
 _DEFAULT_SEQ_LEN, _DEFAULT_BATCH = 2048, 4
+# Keys of configs that limit the sequence length.
+_LONGEST_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _trace_config(config: str, inputs: str | None, chosen: dict[str, Any], optio
             "--seq-len has no effect on a diffusion transformer, traced for 1024 x 1024 pixels; give "
             "the inputs of another size with --inputs"
         )
-    longest = raw.get("max_position_embeddings") or raw.get("n_positions") or _DEFAULT_SEQ_LEN
+    longest = next((raw[key] for key in _LONGEST_KEYS if raw.get(key)), _DEFAULT_SEQ_LEN)
     default = min(_DEFAULT_SEQ_LEN, longest) if isinstance(longest, int) and longest > 0 else _DEFAULT_SEQ_LEN
     return trace_config(
         raw,

@@ -19,6 +19,7 @@ ATTENTIONS = (ATTENTION, "sdpa", "eager")
 _BUILDERS = (
     ("MODEL_FOR_CAUSAL_LM_MAPPING", "AutoModelForCausalLM"),
     ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "AutoModelForSeq2SeqLM"),
+    ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", "AutoModelForSpeechSeq2Seq"),
     ("MODEL_FOR_MASKED_LM_MAPPING", "AutoModelForMaskedLM"),
     ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "AutoModelForImageClassification"),
     ("MODEL_MAPPING", "AutoModel"),
@@ -35,7 +36,7 @@ _DENOISER_INPUTS = {
     "guidance={dtype}[{batch}]",
 }
 # Encoder-decoders that are also in the list of causal models are built whole.
-_WHOLE_FIRST = (_BUILDERS[1], _BUILDERS[0], *_BUILDERS[2:])
+_WHOLE_FIRST = (*_BUILDERS[1:3], _BUILDERS[0], *_BUILDERS[3:])
 
 
 def build_from_config(
@@ -203,6 +204,9 @@ def _find_builder(whole: Any) -> tuple[Any, Any]:
     from transformers.models.auto import modeling_auto
 
     text = whole.get_text_config(decoder=True)
+    if type(text) is type(whole):
+        # Of encoder-decoders without a text part it is a copy, whose fields of the decoder are renamed.
+        text = whole
     for mapping, builder in _WHOLE_FIRST if text.is_encoder_decoder else _BUILDERS:
         for config in (text, whole):
             if type(config) in getattr(modeling_auto, mapping):
@@ -224,7 +228,7 @@ def _register_attention() -> None:
 
 
 def default_inputs(model: Any, batch_size: int, seq_len: int, *, has_labels: bool) -> dict[str, Any]:
-    """Inputs of a model of transformers: token ids and labels, or images.
+    """Inputs of a model of transformers: token ids and labels, images, or spectra of sound with the tokens spoken.
 
     Args:
         has_labels: Whether labels are given, so that the model computes its loss.
@@ -235,6 +239,10 @@ def default_inputs(model: Any, batch_size: int, seq_len: int, *, has_labels: boo
         side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return {"pixel_values": TensorSpec("float32", (batch_size, config.num_channels, side, side))}
     inputs: dict[str, Any] = {"input_ids": ids}
+    if model.config.model_type == "whisper":
+        # Its first convolutions halve the number of frames.
+        frames = (batch_size, model.config.num_mel_bins, 2 * model.config.max_source_positions)
+        inputs = {"input_features": TensorSpec(str(model.dtype).removeprefix("torch."), frames)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
     if has_labels and _takes(model, "labels"):
