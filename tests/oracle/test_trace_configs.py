@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
 transformers = pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
 
+import shapewright
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 
 pytestmark = pytest.mark.oracle
@@ -39,3 +40,40 @@ def test_encoders_and_decoders_have_their_own_sizes(model_type: str) -> None:
     assert found.num_parameters == sum(one.numel() for one in model.parameters())
     assert runs["model.encoder.layers.0-1.fc1"] == (2, 96)
     assert runs["model.decoder.layers.0-2.fc1"] == (3, 160)
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "bart"])
+def test_no_layer_is_dropped(model_type: str) -> None:
+    """Layers that training drops at random all run, and a note says so."""
+    config = {"model_type": model_type, **SIZES, "encoder_layerdrop": 0.2, "decoder_layerdrop": 0.1}
+    found = trace(config)
+
+    assert {"model.encoder.layers.0-1.fc1", "model.decoder.layers.0-2.fc1"} <= {one.path for one in found.linears}
+    assert "with encoder_layerdrop=0 instead of 0.2, so that every layer runs" in found.notes[0]
+    assert "with decoder_layerdrop=0 instead of 0.1, so that every layer runs" in found.notes[0]
+
+
+class Dropping(torch.nn.Module):
+    """Two layers, each of which is left out in a share of the steps."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)])
+        self.rate = rate
+
+    def forward(self, x: Any) -> Any:
+        """Apply the layers that are kept."""
+        for layer in self.layers:
+            if torch.rand([]) < self.rate:
+                continue
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("rate", "is_noted"), [(0.0, False), (0.3, True)])
+def test_comparisons_with_random_numbers_have_their_likelier_outcome(rate: float, is_noted: bool) -> None:
+    """Layers that are seldom dropped run, and a note says so where one outcome is not certain."""
+    found = shapewright.trace(Dropping(rate), "x=float32[8,64]")
+
+    assert [(linear.path, linear.count) for linear in found.linears] == [("layers.0-1", 2)]
+    assert any("likelier outcome" in note for note in found.notes) == is_noted

@@ -80,6 +80,7 @@ def build_from_config(
         raise TraceError(f"transformers cannot read this {model_type} config: {first_line(error)}") from None
     config, builder = _find_builder(whole)
     config.use_cache = False
+    dropped = _keep_all_layers(config)
     _register_attention()
     reasons = []
     for attention in attentions:
@@ -95,7 +96,7 @@ def build_from_config(
                 reasons.append(first_line(error))
                 continue
             note = f"built by transformers {transformers.__version__} as {type(model).__name__} from its config"
-            return model, note if attention == ATTENTION else f"{note}, with its {attention} attention"
+            return model, (note if attention == ATTENTION else f"{note}, with its {attention} attention") + dropped
     raise TraceError(f"transformers cannot build {model_type}: {reasons[-1]}")
 
 
@@ -212,6 +213,16 @@ def _find_builder(whole: Any) -> tuple[Any, Any]:
             if type(config) in getattr(modeling_auto, mapping):
                 return config, getattr(transformers, builder)
     raise TraceError(f"transformers has no model for a {type(whole).__name__}")
+
+
+def _keep_all_layers(config: Any) -> str:
+    """Set the shares of layers that training drops at random to 0, and return words that say so, empty if they were."""
+    rates = {name: value for name, value in vars(config).items() if name.endswith("layerdrop") and value}
+    for name in rates:
+        setattr(config, name, 0.0)
+    words = "".join(f", with {name}=0 instead of {value}, so that every layer runs" for name, value in rates.items())
+    parts = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
+    return words + "".join(map(_keep_all_layers, parts))
 
 
 def _register_attention() -> None:

@@ -2,7 +2,7 @@
 
 A mixture written in plain PyTorch finds the tokens of each expert by comparing the chosen indices with its number, or
 counts them; the meta device has no values to compare. What a tensor holds is known here from the operators that made
-it: indices chosen among N options, masks of which a share is set, counts of a mean, rows in order.
+it: indices chosen among N options, masks of which a share is set, counts of a mean, rows in order, random numbers.
 """
 
 from __future__ import annotations
@@ -25,25 +25,33 @@ SIZED_BY_VALUES = {
     "nonzero", "masked_select", "bincount", "unique", "_unique2", "unique_consecutive", "unique_dim",
 }  # fmt: skip
 
-_NOTE = "experts are taken to get equal numbers of tokens where sizes depend on their choice"
+_CHOICE_NOTE = "experts are taken to get equal numbers of tokens where sizes depend on their choice"
+_RANDOM_NOTE = (
+    "comparisons with random numbers have their likelier outcome, in every step: a layer that is dropped in fewer than "
+    "half of the steps runs"
+)
 
 
 class _Known(NamedTuple):
     """What a tensor holds.
 
     Attributes:
-        kind: ``indices``, ``mask``, ``counts`` or ``rows``.
-        value: Options of indices, share of a mask that is set, mean of counts.
+        kind: ``indices``, ``mask``, ``counts``, ``rows``, or ``random`` for numbers between 0 and 1.
+        value: Options of indices, share of a mask that is set, mean of counts or of random numbers.
         hits: Share of the options in the last dimension that are chosen at all.
+        note: What is assumed where it decides.
     """
 
     kind: str
     value: float = 0.0
     hits: float = 1.0
+    note: str = _CHOICE_NOTE
 
 
 _CHOOSING = {"topk", "sort", "argsort", "argmax", "argmin", "multinomial"}
 _COMPARING = {"eq", "ne", "gt", "ge", "greater", "not_equal"}
+_RANDOM = {"rand", "rand_like"}
+_BELOW, _ABOVE = {"lt", "le"}, {"gt", "ge"}
 _KEEPING = {"_to_copy", "clone", "index", "copy", "index_select", "masked_fill", "where"}
 _NEGATING = {"logical_not", "bitwise_not"}
 
@@ -67,6 +75,9 @@ class _Choices:
                 indices = result[1] if isinstance(result, tuple) else result
                 self._note(indices, _Known("indices", self._num_options(name, args)))
             return
+        if name in _RANDOM:
+            self._note(result, _Known("random", 0.5, note=_RANDOM_NOTE))
+            return
         known = next(filter(None, map(self.of, args[:3])), None) if self._known else None
         if known is None or not hasattr(result, "untyped_storage"):
             return
@@ -87,11 +98,13 @@ class _Choices:
         """Note that a tensor holds the numbers of the first rows in order."""
         self._note(tensor, _Known("rows"))
 
-    def value_of(self, tensor: Any) -> int | bool | None:
+    def value_of(self, tensor: Any) -> float | bool | None:
         """Value of a tensor with one element; None if unknown."""
         known = self.of(tensor)
         if known is None or known.kind == "indices":
             return None
+        if known.kind == "random":
+            return known.value
         if known.kind == "rows":
             return int(tensor.storage_offset())
         return known.value >= 0.5 if known.kind == "mask" else round(known.value)
@@ -123,7 +136,13 @@ class _Choices:
 
     def _follow(self, name: str, known: _Known, args: Sequence[Any], result: Any) -> _Known | None:
         """What the result holds of an operator that reads a known tensor."""
-        kind, value, hits = known
+        kind, value, hits, _ = known
+        if kind == "random":
+            limit = args[1] if len(args) > 1 else None
+            if name in _BELOW | _ABOVE and isinstance(limit, int | float):
+                share = min(max(float(limit), 0.0), 1.0)
+                return known._replace(kind="mask", value=share if name in _BELOW else 1.0 - share)
+            return known if name in _KEEPING else None
         if kind == "indices":
             if name in ("eq", "ne"):
                 classes = args[1].shape[-1] if getattr(args[1], "dim", int)() else 1
@@ -139,14 +158,14 @@ class _Choices:
         if kind == "mask":
             mean = value * args[0].numel() / max(result.numel(), 1)
             if name == "any":
-                return _Known("mask", min(hits, mean))
+                return known._replace(value=min(hits, mean), hits=1.0)
             if name == "sum":
-                return _Known("counts", mean, min(hits, mean))
+                return known._replace(kind="counts", value=mean, hits=min(hits, mean))
             if name in _NEGATING:
-                return _Known("mask", 1.0 - value)
+                return known._replace(value=1.0 - value, hits=1.0)
             return known if name in (*_KEEPING, *_COMPARING) else None
         if kind == "counts" and name in _COMPARING:
-            return _Known("mask", 1.0 - hits if name == "eq" else hits)
+            return known._replace(kind="mask", value=1.0 - hits if name == "eq" else hits, hits=1.0)
         return known if name in _KEEPING else None
 
 
@@ -172,11 +191,15 @@ class Values:
 
     def counts_of(self, tensor: Any) -> Any:
         """Counts as a tensor with values, whose sum is that of the counts; None if unknown."""
-        return self._assumed(self._choices.counts_of(tensor))
+        return self._assumed(tensor, self._choices.counts_of(tensor))
 
-    def _assumed(self, value: Any) -> Any:
-        if value is not None:
-            self._notes[_NOTE] = None
+    def _assumed(self, tensor: Any, value: Any) -> Any:
+        """The value, with a note on what is assumed unless a random comparison has one outcome alone."""
+        known = self._choices.of(tensor)
+        if value is not None and known is not None:
+            is_certain = known.note == _RANDOM_NOTE and known.kind == "mask" and known.value in (0.0, 1.0)
+            if not is_certain:
+                self._notes[known.note] = None
         return value
 
     def value_of(self, tensor: Any) -> Any:
@@ -187,7 +210,7 @@ class Values:
         given = self._values.get(line)
         if given is not None:
             return bool(given) if tensor.dtype == torch.bool else given
-        chosen = self._assumed(self._choices.value_of(tensor))
+        chosen = self._assumed(tensor, self._choices.value_of(tensor))
         if chosen is not None:
             return chosen
         if self._assumes_values:
@@ -207,7 +230,7 @@ class Values:
         given = self._values.get(line)
         if given is not None:
             return given
-        chosen = self._assumed(self._choices.num_rows(name, tensor))
+        chosen = self._assumed(tensor, self._choices.num_rows(name, tensor))
         if chosen is not None:
             return int(chosen)
         raise TraceError(
