@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torc
 transformers = pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
 
 import shapewright
+from shapewright.lowering.torch_trace.child import trace_config
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
+from shapewright.models.config_file import read_json_file
 
 pytestmark = pytest.mark.oracle
 
@@ -51,6 +55,20 @@ def test_no_layer_is_dropped(model_type: str) -> None:
     assert {"model.encoder.layers.0-1.fc1", "model.decoder.layers.0-2.fc1"} <= {one.path for one in found.linears}
     assert "with encoder_layerdrop=0 instead of 0.2, so that every layer runs" in found.notes[0]
     assert "with decoder_layerdrop=0 instead of 0.1, so that every layer runs" in found.notes[0]
+
+
+@pytest.mark.parametrize("limit", ["Infinity", '{"__float__": "Infinity"}'])
+def test_infinite_limits_are_read_as_transformers_writes_them(limit: str, tmp_path: Path) -> None:
+    """Both forms build the model of a finite limit."""
+    config = {
+        "model_type": "mamba2", "hidden_size": 64, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1,
+        "num_hidden_layers": 2, "vocab_size": 320,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config)[:-1] + f', "time_step_limit": [0.0, {limit}]}}', encoding="utf-8")
+    found = trace_config(read_json_file(path), "config.json", batch_size=2, seq_len=16)
+
+    assert found.operations == trace(config | {"time_step_limit": [0.0, 1e30]}).operations
 
 
 class Dropping(torch.nn.Module):

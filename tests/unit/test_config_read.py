@@ -14,7 +14,7 @@ import pytest
 from shapewright.core.errors import ConfigError, ShapewrightError, UnknownModelError
 from shapewright.hardware.loader import read_device_file
 from shapewright.models import list_presets, load_preset, read_model
-from shapewright.models.config_file import MAX_FILE_BYTES, read_json_file
+from shapewright.models.config_file import MAX_FILE_BYTES, parse_json_object, read_json_file
 from shapewright.optimize.serving.traffic.trace import read_trace
 from shapewright.prediction.loss.law import read_loss_law
 from shapewright.pricing.calibration.file import read_calibration
@@ -191,8 +191,10 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
         (b"[1, 2]", "holds an array"),
         (b"null", "holds null"),
         (b'"text"', "holds a text"),
-        (b'{"hidden_size": NaN}', "NaN is not a JSON number"),
-        (b'{"hidden_size": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"hidden_size": NaN}', "hidden_size=nan must be an integer"),
+        (b'{"hidden_size": -Infinity}', "hidden_size=-inf must be an integer"),
+        (b'{"hidden_size": {"__float__": "Infinity"}}', "hidden_size=inf must be an integer"),
+        (b'{"__float__": "Infinity"}', "holds a number"),
         (b'{"a": 1, "a": 2}', "key 'a' appears twice"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests deeper than 64"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "10000 digits"),
@@ -207,6 +209,20 @@ def test_invalid_files(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     assert words in one_line(path)
+
+
+@pytest.mark.parametrize("limit", ["Infinity", "-Infinity", "NaN", '{"__float__": "Infinity"}'])
+def test_infinite_numbers_of_other_fields_are_read(tmp_path: Path, limit: str) -> None:
+    """Fields that are not read may hold what transformers writes for an infinite number."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA)[:-1] + f', "time_step_limit": [0.0, {limit}]}}', encoding="utf-8")
+    assert read_model(path).config == read_model(write_config(tmp_path, LLAMA)).config
+
+
+def test_requests_hold_no_infinite_numbers() -> None:
+    """JSON that is no config has finite numbers."""
+    with pytest.raises(ConfigError, match="NaN is not a JSON number"):
+        parse_json_object(b'{"hidden_size": NaN}', "request body")
 
 
 def test_the_message_names_the_file(tmp_path: Path) -> None:

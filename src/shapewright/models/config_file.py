@@ -1,6 +1,7 @@
 """Read a config.json from an untrusted file, or download it from a Hugging Face hub.
 
-Files are limited in size, nesting and digits, and must be strict JSON. Nothing but config.json is downloaded.
+Files are limited in size, nesting and digits, and must be strict JSON but for infinite numbers, which transformers
+writes. Nothing but config.json is downloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is too large, or is not a JSON object.
     """
-    return parse_json_object(read_file(path), str(path))
+    return parse_json_object(read_file(path), str(path), is_config=True)
 
 
 def read_file(path: Path) -> bytes:
@@ -45,11 +46,13 @@ def read_file(path: Path) -> bytes:
         raise ConfigError(f"cannot read {short_path(path)}: {reason}; give a readable config.json") from None
 
 
-def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
+def parse_json_object(content: bytes, where: str, *, is_config: bool = False) -> dict[str, Any]:
     """Parse a JSON object.
 
     Args:
         where: Name of the file, for messages.
+        is_config: Whether it is a config of transformers, which may hold infinite numbers; fields that are read refuse
+            them.
 
     Raises:
         ConfigError: the content is not one well-formed JSON object.
@@ -65,7 +68,12 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not UTF-8 text (byte {error.start}); give a config.json, not weights") from None
     _check_nesting(text, where)
     try:
-        value = json.loads(text, parse_constant=_reject_constant, parse_int=_parse_int, object_pairs_hook=_unique_pairs)
+        value = json.loads(
+            text,
+            parse_constant=float if is_config else _reject_constant,
+            parse_int=_parse_int,
+            object_pairs_hook=_config_object if is_config else _unique_pairs,
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{where} is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}; "
@@ -119,6 +127,18 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise ConfigError(f"key {short_repr(key)} appears twice in one object; keep one of them")
             seen.add(key)
     return unique
+
+
+# transformers writes Infinity as {"__float__": "Infinity"}, earlier releases as it is.
+_FLOAT_KEY = "__float__"
+_FLOAT_NAMES = ("Infinity", "-Infinity", "NaN")
+
+
+def _config_object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | float:
+    """Object of a config, or the number that it stands for."""
+    if len(pairs) == 1 and pairs[0][0] == _FLOAT_KEY and pairs[0][1] in _FLOAT_NAMES:
+        return float(pairs[0][1])
+    return _unique_pairs(pairs)
 
 
 def _kind(value: object) -> str:

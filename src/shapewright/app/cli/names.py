@@ -94,4 +94,4 @@ def read_standard_input() -> Model:
         content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read standard input: {error}; give a preset, a path or a hub id") from None
-    return read_object(parse_json_object(content, "standard input"), where="standard input")
+    return read_object(parse_json_object(content, "standard input", is_config=True), where="standard input")
