@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torc
 transformers = pytest.importorskip("transformers", reason="tracing configs needs the trace extra (transformers)")
 
 import shapewright
+from shapewright.core.errors import TraceError
 from shapewright.lowering.torch_trace.child import trace_config
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 from shapewright.models.config_file import read_json_file
@@ -55,6 +56,13 @@ def test_no_layer_is_dropped(model_type: str) -> None:
     assert {"model.encoder.layers.0-1.fc1", "model.decoder.layers.0-2.fc1"} <= {one.path for one in found.linears}
     assert "with encoder_layerdrop=0 instead of 0.2, so that every layer runs" in found.notes[0]
     assert "with decoder_layerdrop=0 instead of 0.1, so that every layer runs" in found.notes[0]
+
+
+def test_the_reason_of_a_refused_config_is_said() -> None:
+    """What transformers refuses is one line, with the reason that follows in its own message."""
+    with pytest.raises(TraceError, match=r"config: .*hidden size \(64\) is not a multiple .* heads \(5\)$") as found:
+        trace({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 5})
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("limit", ["Infinity", '{"__float__": "Infinity"}'])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,7 +78,7 @@ def build_from_config(
         whole = transformers.AutoConfig.for_model(model_type, **given)
         whole.get_text_config(decoder=True)
     except Exception as error:
-        raise TraceError(f"transformers cannot read this {model_type} config: {first_line(error)}") from None
+        raise TraceError(f"transformers cannot read this {model_type} config: {_reason(error)}") from None
     config, builder = _find_builder(whole)
     config.use_cache = False
     dropped = _keep_all_layers(config)
@@ -93,11 +94,19 @@ def build_from_config(
                         own, dtype=getattr(torch, dtype), attn_implementation=attention, **experts
                     )
             except Exception as error:
-                reasons.append(first_line(error))
+                reasons.append(_reason(error))
                 continue
             note = f"built by transformers {transformers.__version__} as {type(model).__name__} from its config"
             return model, (note if attention == ATTENTION else f"{note}, with its {attention} attention") + dropped
     raise TraceError(f"transformers cannot build {model_type}: {reasons[-1]}")
+
+
+def _reason(error: Exception) -> str:
+    """First line of an error; where it ends in a colon, the reason in the next one without the type of an error."""
+    lines = str(error).strip().splitlines()
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return first_line(Exception(re.sub(r"^\w+Error: ", "", lines[1].strip())))
+    return first_line(error)
 
 
 def is_denoiser(values: Mapping[str, Any]) -> bool:
