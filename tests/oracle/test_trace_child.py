@@ -65,6 +65,10 @@ def nothing():
     return None
 
 
+def moved():
+    return Model().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def leaves():
     sys.exit(3)
 
@@ -113,6 +117,7 @@ def predict(*arguments: str) -> list[str]:
         ("model.py:wrapped", "do not run on the meta device; wrap the module with fully_shard (FSDP2)"),
         ("model.py:fails", "ValueError: no such width"),
         ("model.py:nothing", "returned 'NoneType'; it has to return a torch.nn.Module"),
+        ("model.py:moved", "the module is moved to a device; a trace runs on the meta device: leave the device out"),
         ("model.py:leaves", "model.py exits (sys.exit(3))"),
         ("model.py:absent", "model.py has no 'absent'; it has "),
         ("model.py:heavy", "allocates real memory: 'weight' of Linear has [8192, 8192] elements on cpu"),

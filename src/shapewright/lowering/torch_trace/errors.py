@@ -72,6 +72,9 @@ def describe_error(error: BaseException, what: str) -> TraceError:
     elif any("/distributed/fsdp/" in frame.filename or "/parallel/distributed" in frame.filename for frame in frames):
         words = "FullyShardedDataParallel and DistributedDataParallel do not run on the meta device"
         advice = "wrap the module with fully_shard (FSDP2), which is traced, or trace it without"
+    elif "to_empty() instead of" in words:
+        words = "the module is moved to a device"
+        advice = "a trace runs on the meta device: leave the device out (.to(), .cuda(), .cpu())"
     elif any(word in words for word in _CUDA_WORDS):
         words = f"asks for CUDA ({words})"
         advice = "a trace runs on the meta device; leave the device out, or take it from an input (x.device)"
