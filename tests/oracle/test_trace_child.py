@@ -98,6 +98,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("model.py").write_text(FILE, encoding="utf-8")
     Path("missing.py").write_text("import no_such_module\n", encoding="utf-8")
     Path("arrays.py").write_text("import numpy as np\n\n\ndef build():\n    np.ones(2**42)\n", encoding="utf-8")
+    Path("exits.py").write_text("import sys\n\nsys.exit(4)\n", encoding="utf-8")
     Path("wrong.py").write_text("def build(:\n", encoding="utf-8")
     return tmp_path
 
@@ -118,7 +119,8 @@ def predict(*arguments: str) -> list[str]:
         ("model.py:fails", "ValueError: no such width"),
         ("model.py:nothing", "returned 'NoneType'; it has to return a torch.nn.Module"),
         ("model.py:moved", "the module is moved to a device; a trace runs on the meta device: leave the device out"),
-        ("model.py:leaves", "model.py exits (sys.exit(3))"),
+        ("model.py:leaves", "model.py:leaves exits (sys.exit(3)); --traceback shows where"),
+        ("exits.py:build", "exits.py exits (sys.exit(4)) when it is imported; put what it runs under if __name__"),
         ("model.py:absent", "model.py has no 'absent'; it has "),
         ("model.py:heavy", "allocates real memory: 'weight' of Linear has [8192, 8192] elements on cpu"),
         ("model.py:Large", "model.py:31: RuntimeError: allocates real memory"),

@@ -221,7 +221,7 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
     assert spec.loader is not None
     imported = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = imported
-    with user_errors(f"{path.name} cannot be imported"), _no_exit(path.name):
+    with user_errors(f"{path.name} cannot be imported"), _no_exit_at_import(path.name):
         spec.loader.exec_module(imported)
     found: Any = imported
     for part in name.split("."):
@@ -232,7 +232,7 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
     if not isinstance(found, torch.nn.Module):
         if not callable(found):
             raise TraceError(f"{name} of {path.name} is a {type(found).__name__}; name a function or a class")
-        with user_errors(f"{path.name}:{name}"), _no_exit(path.name), torch.device("meta"):
+        with user_errors(f"{path.name}:{name}"), torch.device("meta"):
             found = found()
     module, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(module, torch.nn.Module):
@@ -244,8 +244,8 @@ def _build(file: str, name: str) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _no_exit(file: str) -> Any:
-    """Treat an exit of the user's code as an error."""
+def _no_exit_at_import(file: str) -> Any:
+    """Treat an exit of the user's file as an error."""
     try:
         yield
     except SystemExit as error:

@@ -40,7 +40,8 @@ def user_errors(what: str) -> Iterator[None]:
             error.user_traceback = traceback.format_exc()
         raise
     except SystemExit as error:
-        raise TraceError(f"{what} exits (sys.exit({error.code}))", advice=_WHERE) from None
+        text = _user_traceback(error)
+        raise TraceError(f"{what} exits (sys.exit({error.code}))", advice=_WHERE, user_traceback=text) from None
     except Exception as error:
         raise describe_error(error, what) from None
 
@@ -85,8 +86,12 @@ def describe_error(error: BaseException, what: str) -> TraceError:
         "expanded size" in words or "must match" in words or "cannot be multiplied" in words or "reduction dim" in words
     ):
         advice = "check the sizes of the inputs; " + _WHERE
+    return TraceError(f"{place}{type(error).__name__}: {words}", advice=advice, user_traceback=_user_traceback(error))
+
+
+def _user_traceback(error: BaseException) -> str:
+    """Traceback from the first line of the user's code."""
     start = error.__traceback__
     while start is not None and not is_user_frame(start.tb_frame.f_code.co_filename):
         start = start.tb_next
-    text = "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
-    return TraceError(f"{place}{type(error).__name__}: {words}", advice=advice, user_traceback=text)
+    return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
