@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.torch_trace.trace import Trace, TracedLinear
 
-# A linear layer computes logits if it has at least this many output features, and no other layer takes as many inputs.
-_LEAST_VOCABULARY = 8192
 _HEAD_DIM_MULTIPLE = 8
 # Widths that save at least this share of what the best one saves are ranked by their distance from the present width.
 _ABOUT_EQUAL = 0.98
@@ -97,8 +95,11 @@ def _check_linears(prediction: TracedPrediction) -> list[Finding]:
                 continue
             multiples = (2 * multiple, 4 * multiple) if is_aligned else (multiple,)
             widths = sorted({each for wanted in multiples for each in nearest_multiples(width, wanted)})
+            is_vocabulary = linear.is_vocabulary and name == "out_features"
+            if is_vocabulary:
+                widths = [each for each in widths if each > width]
             times_s = _price_widths(forward, name, (width, *widths), gemms, device)
-            code = "WQ103" if is_aligned else _width_rule_code(width, name, hidden_size, inputs)
+            code = "WQ103" if is_aligned else "TC101" if is_vocabulary else "TC102" if width == hidden_size else "TC105"
             problem = (
                 f"leaves the last tile of its GEMMs mostly empty ({forward.dtype} on {device.name})"
                 if is_aligned
@@ -115,13 +116,6 @@ def _forward_gemm(linear: TracedLinear, gemms: dict[tuple[Any, ...], Gemm]) -> G
         if (m, n, k) == (linear.num_rows, linear.out_features, linear.in_features) and gemm.pass_name == "forward":
             return gemm
     return None
-
-
-def _width_rule_code(width: int, name: str, hidden_size: int, inputs: Counter[int]) -> str:
-    """Return the code of the rule on a vocabulary, on the hidden size, or on another width."""
-    if name.startswith("out") and width >= _LEAST_VOCABULARY and width not in inputs:
-        return "TC101"
-    return "TC102" if width == hidden_size else "TC105"
 
 
 def _price_widths(
@@ -176,7 +170,7 @@ def _width_finding(
     order = sorted(gains_s, key=lambda one: (gains_s[one] < _ABOUT_EQUAL * cost_s, abs(one - width)))
     suggestions = tuple(
         Suggestion(
-            kind="exact" if code == "TC101" and other > width else "retrain",
+            kind="exact" if linear.is_vocabulary and name == "out_features" else "retrain",
             title=f"use {name}={other}",
             changes={f"{linear.path}.{name}": other},
             parameters_change_fraction=linear.count * (other - width) * other_width / total,

@@ -84,6 +84,8 @@ class Recorder:
         self._path_of_node: dict[int, str] = {}
         self._nodes_with_weight: set[int] = set()
         self._weights: set[int] = set()
+        self._embedding_rows: dict[int, int] = {}  # of the tables that embeddings read
+        self._copied_weights: dict[int, int] = {}  # by their copy
         self._narrow_nodes: dict[int, Any] = {}
         self._values = Values(self.storages, self.notes, given=values or {}, assumes_values=assumes_values)
 
@@ -186,7 +188,11 @@ class Recorder:
         if facts.is_free or not written or not any(tensor.numel() for tensor in written):
             return
         if facts.name in ("_to_copy", "clone") and self._weights & known and len(known) == 1:
-            self._weights.add(self.storages.serial_of(written[0]))
+            copy = self.storages.serial_of(written[0])
+            self._weights.add(copy)
+            self._copied_weights[copy] = next(iter(known))
+        if facts.name == "embedding":
+            self._embedding_rows[self.storages.serial_of(args[0])] = args[0].shape[0]
         computed = read_compute(facts, args, written[0])
         for gradient, work in computed:
             self._add_compute(facts, gradient, work, known, (path, pass_name, node))
@@ -200,6 +206,12 @@ class Recorder:
         call.num_elements = max(tensor.numel() for tensor in (*sources, *written))
         call.is_fusible = facts.is_fusible
         self.calls.append(call)
+
+    def embedding_rows(self) -> dict[int, int]:
+        """Rows of each embedding table, by the storages of the table and of its copies in other formats."""
+        copies = self._copied_weights.items()
+        rows = self._embedding_rows
+        return rows | {copy: rows[weight] for copy, weight in copies if weight in rows}
 
     def _add_compute(
         self, facts: Operator, gradient: str, work: Operation, known: set[int], place: tuple[str, str, int]

@@ -322,7 +322,7 @@ def _summarize(
         num_tokens=num_tokens,
         counts_samples=counts_samples,
         operations=list_operations(fuse_calls(calls) if fused else calls),
-        linears=list_linears(calls),
+        linears=list_linears(calls, recorder.embedding_rows()),
         modules=list_modules(rows),
         memory=memory,
         unknown_operators=list_unknown(calls),

@@ -19,6 +19,8 @@ from shapewright.lowering.torch_trace.trace import (
     path_pattern,
 )
 
+# Rows of the smallest embedding table that is taken for a vocabulary where nothing else shows what a layer computes.
+_LEAST_VOCABULARY = 8192
 _OF_BACKWARD = re.compile(r"_backward(_data)?(?=\+|$)")
 
 # Kind of a merged chain: the first of these that it contains. A norm's row is read twice, so it decides first.
@@ -133,14 +135,25 @@ def list_operations(calls: Sequence[Call]) -> tuple[Operation, ...]:
     return tuple(works[key].changed(name=merge_paths(names), repeats=len(names)) for key, names in groups.items())
 
 
-def list_linears(calls: Sequence[Call]) -> tuple[TracedLinear, ...]:
-    """List the linear layers of the forward pass, equal ones once."""
+def list_linears(calls: Sequence[Call], embedding_rows: Mapping[int, int]) -> tuple[TracedLinear, ...]:
+    """List the linear layers of the forward pass, equal ones once.
+
+    Args:
+        embedding_rows: Rows of embedding tables by their storage.
+    """
+    found = {index: call.work for index, call in enumerate(calls) if _is_linear(call) and isinstance(call.work, Gemm)}
+    scored = _feed_cross_entropy(calls)
+    inputs = {int(work.k) for work in found.values()}
+    # A layer with as many outputs as a table has rows computes logits, unless another one takes its outputs.
+    vocabularies = {rows for rows in embedding_rows.values() if rows >= _LEAST_VOCABULARY} - inputs
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for call in calls:
-        if call.pass_name == "forward" and call.has_weight and isinstance(call.work, Gemm) and call.work.batch == 1:
-            sizes = (call.work.m, call.work.k, call.work.n, call.work.layout)
-            key = (path_pattern(call.path), *sizes, call.is_convolution)
-            groups.setdefault(key, []).append(call.path)
+    for index, work in found.items():
+        call = calls[index]
+        is_tied = not embedding_rows.keys().isdisjoint(call.reads)
+        is_vocabulary = is_tied or index in scored or int(work.n) in vocabularies
+        sizes = (work.m, work.k, work.n, work.layout)
+        key = (path_pattern(call.path), *sizes, call.is_convolution, is_vocabulary)
+        groups.setdefault(key, []).append(call.path)
     return tuple(
         TracedLinear(
             path=merge_paths(paths) or "(model)",
@@ -150,11 +163,39 @@ def list_linears(calls: Sequence[Call]) -> tuple[TracedLinear, ...]:
             out_features=int(n),
             operation_name=merge_paths(paths),
             is_convolution=is_convolution,
+            is_vocabulary=is_vocabulary,
         )
-        for (_, m, k, n, layout, is_convolution), paths in groups.items()
+        for (_, m, k, n, layout, is_convolution, is_vocabulary), paths in groups.items()
         # The output of a transposed convolution is channels times kernel.
         if not (is_convolution and layout != "NT")
     )
+
+
+def _is_linear(call: Call) -> bool:
+    """Whether a call of the forward pass multiplies by a weight."""
+    return call.pass_name == "forward" and call.has_weight and isinstance(call.work, Gemm) and call.work.batch == 1
+
+
+def _feed_cross_entropy(calls: Sequence[Call]) -> set[int]:
+    """Linear layers whose outputs cross entropy reads, by the index of their call: followed backward from the loss."""
+    writer_of: dict[int, int] = {}  # last call that wrote a storage
+    sources: list[list[int]] = []
+    for index, call in enumerate(calls):
+        sources.append([writer_of[serial] for serial in call.reads if serial in writer_of])
+        writer_of |= dict.fromkeys(call.writes, index)
+    waiting = [index for index, call in enumerate(calls) if call.operator.startswith("nll_loss") and not call.gradient]
+    seen: set[int] = set()
+    linears = set()
+    while waiting:
+        for source in sources[waiting.pop()]:
+            if source in seen:
+                continue
+            seen.add(source)
+            if _is_linear(calls[source]):
+                linears.add(source)
+            elif isinstance(calls[source].work, Pointwise):
+                waiting.append(source)
+    return linears
 
 
 def list_unknown(calls: Sequence[Call]) -> tuple[UnknownOperator, ...]:

@@ -51,6 +51,7 @@ class TracedLinear:
         out_features: Width of the output. [element]
         operation_name: Name of its forward operation, with which those of its gradients begin.
         is_convolution: Whether it is a convolution, which contracts channels and kernel.
+        is_vocabulary: Whether its outputs are tokens or classes, which can be added but not left out.
     """
 
     path: str
@@ -60,6 +61,7 @@ class TracedLinear:
     out_features: int
     operation_name: str
     is_convolution: bool = False
+    is_vocabulary: bool = False
 
     @property
     def out_channels(self) -> int:
