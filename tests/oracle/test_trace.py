@@ -322,6 +322,7 @@ def test_tensor_parallel_modules_are_traced_as_one_rank() -> None:
 
     assert gemms == {(32, 64, 64)}  # 256 / 4
     assert (collective.op_name, collective.num_ranks, collective.message_bytes) == ("all_reduce", 4, 32 * 64 * 4)
+    assert (collective.axis, found.num_ranks) == ("tensor", 4)
 
 
 def test_values_are_asked_for_by_line() -> None:

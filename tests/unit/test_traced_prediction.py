@@ -11,8 +11,8 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.cli.trace_options import TracedJob
-from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output
-from shapewright.app.report.traced.report import memory_page_of_trace, review_page_of_trace
+from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output, traced_predict_output
+from shapewright.app.report.traced.report import describe_trace, memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective
@@ -220,3 +220,10 @@ def test_a_width_that_leaves_tiles_empty_takes_neighbors_that_fill_them() -> Non
 
     assert found.code == "WQ103"
     assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2304", "use out_features=2048"]
+
+
+def test_the_heading_says_whose_step_it_is() -> None:
+    """A module that is distributed is that of one rank."""
+    for ranks, words in ((1, "; one device"), (8, "; one of 8 ranks")):
+        prediction = shapewright.predict(replace(small_trace(), num_ranks=ranks), device=H100)
+        assert describe_trace(traced_predict_output(prediction)).endswith(words)

@@ -214,20 +214,22 @@ _COLLECTIVES = {
 }  # fmt: skip
 
 
-def read_collective(name: str, num_ranks: int, num_bytes: float, axis: str = "data") -> Operation | None:
+def read_collective(name: str, num_ranks: int, num_bytes: float) -> Operation | None:
     """Read a functional collective; None where it is not one of those that can be priced.
+
+    A module that sends its own tensors divides its work: tensor parallelism, or experts where each rank sends to each.
+    FSDP's collectives, which divide the data, are recorded where its hooks are replaced.
 
     Args:
         name: Name of the operator without namespace and overload.
         num_bytes: Larger of its input and output. [byte]
-        axis: Axis of the layout that the group stands for.
     """
     if name not in _COLLECTIVES:
         return None
     return Collective(
         name="",
         op_name=_COLLECTIVES[name],
-        axis=axis,
+        axis="expert" if _COLLECTIVES[name] == "alltoall" else "tensor",
         message_bytes=num_bytes,
         num_ranks=num_ranks,
         ranks_per_node=num_ranks,

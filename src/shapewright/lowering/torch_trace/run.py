@@ -12,6 +12,7 @@ from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError
 from shapewright.core.texts import with_fields
+from shapewright.lowering.operations import Collective
 from shapewright.lowering.torch_trace.dispatched import emulated_autocast
 from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (
@@ -29,7 +30,7 @@ from shapewright.lowering.torch_trace.inputs import (
     tensor_spec,
 )
 from shapewright.lowering.torch_trace.operators import dtype_of
-from shapewright.lowering.torch_trace.recorder import Recorder
+from shapewright.lowering.torch_trace.recorder import Call, Recorder
 from shapewright.lowering.torch_trace.sharded import Shards, class_name
 from shapewright.lowering.torch_trace.storages import GRADIENTS, INPUTS, WEIGHTS
 from shapewright.lowering.torch_trace.summarize import (
@@ -242,6 +243,14 @@ def recording(recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
+def _count_ranks(calls: Sequence[Call]) -> int:
+    """Ranks of the process group that a module's collectives run in, at least those of the largest; 1 without any."""
+    import torch.distributed as dist
+
+    largest = max((one.work.num_ranks for one in calls if isinstance(one.work, Collective)), default=1)
+    return max(int(largest), dist.get_world_size()) if largest > 1 and dist.is_initialized() else int(largest)
+
+
 def _summarize(
     module: Any,
     recorder: Recorder,
@@ -321,6 +330,7 @@ def _summarize(
         num_updated=updated if shards.groups else None,
         num_tokens=num_tokens,
         counts_samples=counts_samples,
+        num_ranks=_count_ranks(calls),
         operations=list_operations(fuse_calls(calls) if fused else calls),
         linears=list_linears(calls, recorder.embedding_rows()),
         modules=list_modules(rows),

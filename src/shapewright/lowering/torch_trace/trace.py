@@ -139,6 +139,7 @@ class Trace(NotebookDisplay):
         notes: How the module was run, one line each.
         num_updated: Trainable parameters that the optimizer of one rank updates, where FSDP shards them; None for all.
         counts_samples: Whether ``num_tokens`` counts samples, such as images: no input has a size of tokens.
+        num_ranks: Ranks that the module is distributed over, of which one is traced; 1 if it runs no collective.
     """
 
     source: str
@@ -159,6 +160,7 @@ class Trace(NotebookDisplay):
     notes: tuple[str, ...] = field(default=())
     num_updated: int | None = None
     counts_samples: bool = False
+    num_ranks: int = 1
 
     @property
     def is_training(self) -> bool:

@@ -34,6 +34,7 @@ class TraceSummary:
         "tokens of a step: elements of the first integer input, else its first size, of three sizes the first two"
     )
     counts_samples: bool = described("whether `num_tokens` and rates count samples, such as images, instead of tokens")
+    num_ranks: int = described("ranks that the module is distributed over, of which one is traced; 1 if it runs alone")
     title: str = text_only()
 
 

@@ -69,9 +69,10 @@ def describe_trace(output: TracedOutput) -> str:
         "" if trace.num_trainable == trace.num_parameters else f", {format_count(trace.num_trainable)} trainable"
     )
     fused = ", pointwise chains merged" if trace.is_fused else ", eager"
+    devices = f"one of {trace.num_ranks} ranks" if trace.num_ranks > 1 else "one device"
     return (
         f"{trace.title} ({format_count(trace.num_parameters)} parameters{trainable}) on {output.device.title}: "
-        f"{trace.phase}, {trace.inputs}, {trace.dtype}{fused}; one device"
+        f"{trace.phase}, {trace.inputs}, {trace.dtype}{fused}; {devices}"
     )
 
 
