@@ -354,6 +354,9 @@ def test_a_profile_is_matched_to_the_operations_of_a_module(tmp_path: Path) -> N
     assert all(measured == predicted for measured, predicted in gemms)
     assert explained.measured_time_s == comparison.step_s
     assert comparison.matched_fraction > 0.9
+    (entropy,) = (one for one in comparison.groups if "nll_loss_forward" in one.name)
+    assert entropy.name == "_log_softmax, nll_loss_forward, nll_loss.backward, _log_softmax.backward"
+    assert next(one for one in comparison.losses if one.name == "slow_kernels").fix.startswith("these operators ran on")
 
 
 @pytest.mark.parametrize("way", ["where", "one_hot", "mask", "counts"])

@@ -126,7 +126,7 @@ def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
     total_s = sum(kernel.time_s for kernel in trace.kernels) / steps
     unmatched_s = sum(one.measured_s for one in found if not one.num_predicted)
     losses = [
-        _slow_kernels(found),
+        _slow_kernels(found, is_cpu=trace.is_cpu),
         _host_gaps(trace),
         _exposed_communication(trace, prediction),
         _recomputation(recomputed, prediction, steps),
@@ -142,7 +142,11 @@ def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
     )
 
 
-def _slow_kernels(groups: Iterable[MatchedGroup]) -> TraceLoss:
+# Operators of a CPU say which operations run, but not how fast the kernels of another device are.
+_ON_CPU = "these operators ran on a CPU: for the kernels of a GPU, profile a step there (ProfilerActivity.CUDA)"
+
+
+def _slow_kernels(groups: Iterable[MatchedGroup], *, is_cpu: bool) -> TraceLoss:
     """Sum the time of matched kernels beyond their predictions, communication excluded."""
     slow = [
         one for one in groups if one.num_predicted and one.num_measured and one.kind != "collective" and one.lost_s > 0
@@ -155,7 +159,8 @@ def _slow_kernels(groups: Iterable[MatchedGroup]) -> TraceLoss:
         f"{len(slow)} groups of kernels are slower than predicted, most of all {worst.name}: "
         f"{format_seconds(worst.measured_s)} instead of {format_seconds(worst.predicted_s)} ({ratio:.1f} times)"
     )
-    return TraceLoss(SLOW, sum(one.lost_s for one in slow), 0.0, why, _advise_on_slow_kernels(worst))
+    fix = _ON_CPU if is_cpu else _advise_on_slow_kernels(worst)
+    return TraceLoss(SLOW, sum(one.lost_s for one in slow), 0.0, why, fix)
 
 
 def _advise_on_slow_kernels(group: MatchedGroup) -> str:
@@ -190,7 +195,9 @@ def _host_gaps(trace: Trace) -> TraceLoss:
     idle_s = max(trace.span_s - busy_s, 0.0) / trace.num_steps
     why = f"{format_seconds(idle_s)} of a step {where}"
     fix = (
-        "capture the step in CUDA graphs (torch.compile(mode='reduce-overhead')), remove synchronizations such as "
+        "raise the micro-batch, and load data in other processes"
+        if trace.is_cpu
+        else "capture the step in CUDA graphs (torch.compile(mode='reduce-overhead')), remove synchronizations such as "
         ".item(), raise the micro-batch, and load data in other processes"
     )
     return TraceLoss(HOST, idle_s, 0.0, why, fix)

@@ -117,7 +117,9 @@ def add_prediction(groups: dict[Key, GroupSums], entry: PricedOperation) -> None
     elif not isinstance(operation, Pointwise):
         key = (operation.kind, bool(getattr(operation, "is_backward", False)))
     else:
-        key = ("pointwise", _PREDICTED_CLASSES.get(operation.operation, _ELEMENTWISE))
+        # The two operators of cross entropy are one class: tables predict them together.
+        kind = "cross_entropy" if "log_softmax" in operation.name else operation.operation
+        key = ("pointwise", _PREDICTED_CLASSES.get(kind, _ELEMENTWISE))
     group = groups.setdefault(key, GroupSums(str(key[0])))
     group.names.append(operation.name)
     group.predicted_s += float(entry.price.time_s) * int(operation.repeats)
