@@ -330,9 +330,11 @@ def test_values_are_asked_for_by_line() -> None:
     with pytest.raises(TraceError, match=r"own_models.py:\d+: the size .* values own_models.py:\d+=ROWS") as caught:
         shapewright.trace(build(Choosy), "x=float32[16,8]")
     line = str(caught.value).partition(": ")[0]
-    found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5})
+    found = shapewright.trace(build(Choosy), "x=float32[16,8]", values={line: 5, "own_models.py:1": 2})
 
     assert any(one.num_bytes for one in found.operations)
+    unused = "the value given for own_models.py:1 was not used: nothing there depends on a tensor's value"
+    assert found.notes == (unused,)
 
 
 def test_a_profile_is_matched_to_the_operations_of_a_module(tmp_path: Path) -> None:

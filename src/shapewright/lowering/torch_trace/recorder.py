@@ -115,6 +115,11 @@ class Recorder:
         self._stack.clear()
         self.storages.start_backward()
 
+    def note_unused_values(self) -> None:
+        """Note which of the given values nothing depended on."""
+        for line in self._values.unused:
+            self.notes[f"the value given for {line} was not used: nothing there depends on a tensor's value"] = None
+
     # Calls
 
     def dispatch(self, mode: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

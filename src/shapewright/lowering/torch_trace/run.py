@@ -307,6 +307,7 @@ def _summarize(
         flops[call.work.dtype] += int(call.work.flops)
     parameter_dtype = most_common(parameter_counts, "fp32")
     num_tokens, counts_samples = count_tokens(specs)
+    recorder.note_unused_values()
     notes = dict(recorder.notes)
     if not fused and any(_is_compiled(each) for each in module.modules()):
         text = "what torch.compile wraps ran operator by operator; {fused} merges pointwise chains as it does"

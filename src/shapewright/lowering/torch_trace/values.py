@@ -186,8 +186,19 @@ class Values:
         self._choices = _Choices(storages)
         self._notes = notes
         self._values = dict(given)
+        self._used: set[str] = set()
         self._assumes_values = assumes_values
         self.observe = self._choices.observe
+
+    @property
+    def unused(self) -> list[str]:
+        """Lines whose value was given, but not asked for."""
+        return [line for line in self._values if line not in self._used]
+
+    def _given(self, line: str) -> int | None:
+        """Value that is given for a line."""
+        self._used.add(line)
+        return self._values.get(line)
 
     def counts_of(self, tensor: Any) -> Any:
         """Counts as a tensor with values, whose sum is that of the counts; None if unknown."""
@@ -207,7 +218,7 @@ class Values:
         import torch
 
         line = user_line()
-        given = self._values.get(line)
+        given = self._given(line)
         if given is not None:
             return bool(given) if tensor.dtype == torch.bool else given
         chosen = self._assumed(tensor, self._choices.value_of(tensor))
@@ -227,7 +238,7 @@ class Values:
     def _num_rows(self, name: str, tensor: Any) -> int:
         """Rows of a result whose size depends on the values of a tensor."""
         line = user_line()
-        given = self._values.get(line)
+        given = self._given(line)
         if given is not None:
             return given
         chosen = self._assumed(tensor, self._choices.num_rows(name, tensor))
