@@ -79,6 +79,16 @@ def test_infinite_limits_are_read_as_transformers_writes_them(limit: str, tmp_pa
     assert found.operations == trace(config | {"time_step_limit": [0.0, 1e30]}).operations
 
 
+@pytest.mark.parametrize(("seq_len", "is_noted"), [(200, True), (16, False)])
+def test_a_loop_over_tokens_is_noted(seq_len: int, is_noted: bool) -> None:
+    """Without its kernel, transformers runs the recurrence of RWKV token by token."""
+    config = {"model_type": "rwkv", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 512}
+    found = trace_built_model(config, source="config.json", batch_size=1, seq_len=seq_len, phase="prefill")
+
+    notes = [note for note in found.notes if "loop over tokens" in note]
+    assert [note.partition(":")[0] for note in notes] == ["rwkv.blocks.0-1.attention"] * is_noted
+
+
 class Dropping(torch.nn.Module):
     """Two layers, each of which is left out in a share of the steps."""
 

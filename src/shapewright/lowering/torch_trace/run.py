@@ -39,6 +39,7 @@ from shapewright.lowering.torch_trace.summarize import (
     list_modules,
     list_operations,
     list_unknown,
+    note_on_loops,
 )
 from shapewright.lowering.torch_trace.trace import Trace, TracedModule
 
@@ -314,6 +315,9 @@ def _summarize(
         notes[with_fields(text)] = None
     if is_training and any(call.pass_name == "recompute" for call in calls):
         notes["activation checkpointing: parts of the forward pass run again in the backward pass"] = None
+    loops = note_on_loops(calls)
+    if loops:
+        notes[loops] = None
     if any("float64" in str(one.dtype) for one in tensors.values()):
         notes["float64 is priced as fp32, with its own bytes in memory"] = None
     if not is_training:

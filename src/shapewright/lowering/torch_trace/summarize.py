@@ -21,6 +21,8 @@ from shapewright.lowering.torch_trace.trace import (
 
 # Rows of the smallest embedding table that is taken for a vocabulary where nothing else shows what a layer computes.
 _LEAST_VOCABULARY = 8192
+# Equal kernels of fewer bytes than these, which are launched longer than they run, and their least number in a loop.
+_SMALL_BYTES, _LEAST_LOOP = 2**20, 500
 _OF_BACKWARD = re.compile(r"_backward(_data)?(?=\+|$)")
 
 # Kind of a merged chain: the first of these that it contains. A norm's row is read twice, so it decides first.
@@ -196,6 +198,29 @@ def _feed_cross_entropy(calls: Sequence[Call]) -> set[int]:
             elif isinstance(calls[source].work, Pointwise):
                 waiting.append(source)
     return linears
+
+
+def note_on_loops(calls: Sequence[Call]) -> str:
+    """Note on modules that run the same small kernels hundreds of times, as a loop over tokens does; empty without any.
+
+    Libraries have one fused kernel for such a loop.
+    """
+    counts = Counter(
+        (call.path, call.operator, call.work.num_bytes)
+        for call in calls
+        if call.pass_name == "forward" and isinstance(call.work, Pointwise) and call.work.num_bytes < _SMALL_BYTES
+    )
+    paths: dict[str, list[str]] = {}
+    for (path, _, _), count in counts.items():
+        if count >= _LEAST_LOOP:
+            paths.setdefault(path_pattern(path), []).append(path)
+    if not paths:
+        return ""
+    names = ", ".join(merge_paths(found) or "(model)" for found in paths.values())
+    return (
+        f"{names}: the same small kernels run hundreds of times, as in a loop over tokens, and are priced so; a fused "
+        "kernel, which libraries have for known layers, takes a fraction of that time"
+    )
 
 
 def list_unknown(calls: Sequence[Call]) -> tuple[UnknownOperator, ...]:
