@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import ConfigError
-from shapewright.models.hf_config import read_hf_config
+from shapewright.models.hf_config import NATIVE_MODEL_TYPE, read_hf_config
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 
@@ -293,3 +293,11 @@ def test_dropout_of_t5() -> None:
     """dropout_rate applies to hidden states and attention weights."""
     config = read_hf_config({"model_type": "t5", "dropout_rate": 0.25}).config
     assert (config.hidden_dropout, config.attention_dropout) == (0.25, 0.25)
+
+
+def test_a_type_without_a_table_may_be_traced() -> None:
+    """A size that field names do not give may still be one that transformers knows."""
+    with pytest.raises(ConfigError, match=r"is missing in the config of rwkv; .*or trace the model"):
+        read_hf_config({"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100})
+    with pytest.raises(ConfigError, match=r"is missing in the config of .*; give an integer$"):
+        read_hf_config({"model_type": NATIVE_MODEL_TYPE, "num_layers": 2, "num_heads": 4, "vocab_size": 100})

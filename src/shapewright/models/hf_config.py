@@ -111,7 +111,13 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
         read.update(family.derive(hf_values))
     for field in _REQUIRED:
         if not read.setdefault(field, 0) and not (field == "vocab_size" and "patches" in read):
-            read[field] = hf_values.count(*hf_keys_of(family)[field])
+            try:
+                read[field] = hf_values.count(*hf_keys_of(family)[field])
+            except ConfigError as error:
+                if family in (NATIVE_FAMILY, *FAMILIES.values()):
+                    raise
+                advice = "give an integer, or trace the model ('shapewright predict --trace')"
+                raise ConfigError(error.fact, advice=advice) from None
     if family.notes is not None:
         notes += family.notes(hf_values)
     notes += _notes_on_defaults(hf_values, family)
