@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import shapewright
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving import ServingRequest
@@ -338,3 +339,39 @@ def test_share_of_prompt_tokens_found_in_the_cache() -> None:
     figures = summarize_outcome(unit, traffic, simulate_unit(unit, traffic))
 
     assert figures.prefix_hit_fraction == pytest.approx(8 / 24)
+
+
+@pytest.mark.parametrize(("num_devices", "cached_len"), [(1, 1500), (2, 1500), (4, 0)])
+def test_the_largest_load_is_what_an_overloaded_server_serves(num_devices: int, cached_len: int) -> None:
+    """Of equal requests, with a shared prefix or replicas, the queue of a load beyond the capacity drains at it."""
+    plan = shapewright.serve_traffic(
+        "llama-3.1-8b",
+        device="h100-sxm-80gb",
+        arrivals="2/s",
+        prompt_len=2000,
+        output_len=300,
+        cached_len=cached_len,
+        num_requests=9000,
+        num_devices=num_devices,
+        num_layouts=1,
+        layout={"tensor_parallel": 1},
+    )
+    (server,) = plan.servers
+    source = plan.question.source
+    assert isinstance(source, RandomTraffic)
+    traffic, _ = source.draw(131072)
+    ends_s = np.sort(simulate_unit(server.candidate.unit, traffic.at_rate(1.3 * server.capacity_per_s)).end_s)
+    served_per_s = 4000 / (ends_s[7000] - ends_s[3000])
+
+    assert server.capacity_per_s == pytest.approx(served_per_s, rel=0.05)
+
+
+@pytest.mark.parametrize("output_len", [1, "geometric:1.2"])
+@pytest.mark.parametrize("num_devices", [None, 1])
+def test_answers_that_leave_no_passes_to_decode_are_refused(output_len: int | str, num_devices: int | None) -> None:
+    """Prefill alone is no load that a plan of decoding servers holds."""
+    with pytest.raises(WorkloadError, match="answers of 2 tokens are too short beside prompts of 2000"):
+        shapewright.serve_traffic(
+            "llama-3.1-8b", device="h100-sxm-80gb", arrivals="2/s", prompt_len=2000, output_len=output_len,
+            num_devices=num_devices,
+        )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notes import Note, Refusal
 from shapewright.core.texts import with_fields
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, aggregated_candidates
+from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
     Decoder,
@@ -83,15 +83,23 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         points += _price_disaggregated(prefillers, _bisect_decoders(decoders, price), aggregated_points, request)
     if not points:
         if not refusals:
-            raise WorkloadError(
-                "nothing could be priced", advice=with_fields("give another {prompt_len} or {output_len}")
-            )
+            raise refuse_short_answers(request)
         fewest = min(instance.layout.num_devices for instance in instances)
         raise WorkloadError(
             f"{scenario.config.title} needs at least {fewest} x {scenario.device.name}, which cannot be priced: "
             + refusals[0].text
         )
     return points
+
+
+def refuse_short_answers(request: ServingRequest) -> WorkloadError:
+    """Return the error for answers so short that no instance can both prefill and decode."""
+    return WorkloadError(
+        f"answers of {request.output_len} tokens are too short beside prompts of {request.new_len}: prefill would take "
+        f"over {MOST_LOAD_FRACTION:.0%} of the passes of an instance, and the wait for it grow without bound",
+        advice=with_fields("give a longer {output_len}, or predict the prefill"),
+        field="output_len",
+    )
 
 
 def _price_disaggregated(

@@ -9,6 +9,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.optimize.serving.batches import refuse_short_answers
 from shapewright.optimize.serving.disaggregated import transfer_span
 from shapewright.optimize.serving.plan import plan_serving
 from shapewright.optimize.serving.point import Instance, batch_sizes
@@ -137,7 +138,7 @@ def find_candidates(
         except WorkloadError as error:
             refusals.append(error.text)
     if not found:
-        raise WorkloadError(refusals[0])
+        raise WorkloadError(refusals[0]) if refusals else refuse_short_answers(request)
     return found
 
 

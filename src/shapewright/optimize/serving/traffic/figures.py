@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,20 +153,24 @@ def summarize_outcome(
 def simulate_capacity_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = False) -> float:
     """Simulate the capacity of a unit: its requests per second when requests always wait. [1/s]
 
-    All requests arrive at once. The first and the last tenth of the requests to end are left out of the rate, so that
-    filling and draining affect it little.
+    All requests arrive at once, four batches of them; a batch is as many as run at the same time, which shared prefixes
+    make more than the cache holds of whole ones. Equal requests stay together and end in bursts, so the rate is a batch
+    over the mean time in which one ends, taken from each request of the second batch on. Filling and draining do not
+    count.
     """
     limits, mean_len = unit.decode.limits, float(np.mean(traffic.prompt_len + traffic.output_len))
     fitting = limits.num_blocks * limits.block_tokens / mean_len
-    running = min(limits.max_sequences * limits.num_replicas, fitting) * unit.decode.num_streams
-    count = min(max(_LEAST_SATURATED, round(_SATURATED_BATCHES * running)), _MOST_SATURATED)
-    outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
-    ends = np.sort(outcome.end_s)
-    first, last = count // 10, count - 1 - count // 10
-    between = float(ends[last] - ends[first])
-    if first >= last or between <= 0.0:
-        return count / float(ends[-1])
-    return (last - first) / between
+    running = ceil(min(limits.max_sequences * limits.num_replicas, fitting) * unit.decode.num_streams)
+    count = 0
+    while count < min(_SATURATED_BATCHES * running, _MOST_SATURATED):
+        count = min(max(_LEAST_SATURATED, _SATURATED_BATCHES * running), _MOST_SATURATED)
+        outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
+        running = _most_at_once(outcome.admitted_s, outcome.end_s)
+    ends_s = np.sort(outcome.end_s)
+    starts = np.arange(running, count - 2 * running)
+    if len(starts) == 0 or ends_s[-1] == ends_s[0]:
+        return count / float(ends_s[-1])
+    return running / float(np.mean(ends_s[starts + running] - ends_s[starts]))
 
 
 def find_largest_rate(
