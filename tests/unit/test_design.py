@@ -121,7 +121,8 @@ def test_no_shape_nearby_is_better() -> None:
 
 def test_what_is_kept_stays(found: DesignResult) -> None:
     """Fields of the shape and of the plan have the values that were given."""
-    kept = design(keep={"heads": 16, "tp": 2, "zero_stage": (0, 1), "micro_batch": 4}, tokenizer_vocab=32000)
+    asked = {"heads": 16, "tp": 2, "zero_stage": (0, 1), "micro_batch": 4}
+    kept = design(keep=asked, tokenizer_vocab=32000, tolerance_fraction=0.06)
 
     for one in kept.designs:
         assert one.plan.layout.tensor_parallel == 2
@@ -129,6 +130,7 @@ def test_what_is_kept_stays(found: DesignResult) -> None:
         assert one.workload.micro_batch_size == 4
         assert 32000 <= one.config.vocab_size <= 32000 * 1.02
         assert one.is_baseline or one.config.num_heads == 16
+    assert kept.designs[0].config.num_heads == 16
     assert found.baseline.config.vocab_size > 50000
 
 
@@ -332,17 +334,21 @@ def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_answer_has_the_values_that_are_kept() -> None:
-    """The shape of the family is no answer where it lacks a kept value, unless no better one has it, which is said."""
+    """The shape of the family is no answer where it lacks a kept value; a value that no shape has is refused."""
     found = shapewright.design(
         device="h100-sxm-80gb", num_devices=8, num_parameters=300_000_000, train_tokens=6 * 10**9, keep={"depth": 14}
     )
     assert found.baseline.config.num_layers != 14
     assert found.designs[0].config.num_layers == 14
     assert "take the shape of" not in found.verdict.text
-    alone = shapewright.design(
-        device="h100-sxm-80gb", num_devices=8, num_parameters=300_000_000, train_tokens=6 * 10**9, keep={"depth": 60}
-    )
-    assert "lacks num_layers=60" in alone.verdict.text
+    with pytest.raises(shapewright.ShapewrightError, match="with num_layers=60, the quality guard leaves none of"):
+        shapewright.design(
+            device="h100-sxm-80gb",
+            num_devices=8,
+            num_parameters=300_000_000,
+            train_tokens=6 * 10**9,
+            keep={"depth": 60},
+        )
 
 
 def test_reasons_explain_the_net_speedup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,3 +392,27 @@ def test_models_of_a_short_context_are_no_family_of_longer_sequences() -> None:
 
     assert short.config.max_position_embeddings == 2048
     assert enough.config.max_position_embeddings >= 4096
+
+
+@pytest.mark.parametrize(("family", "size"), [("llama", 10e9), ("llama", 90e9), ("llama-3", 10e9), ("qwen2.5", 7e9)])
+def test_language_models_are_designed_from_language_models(family: str, size: float) -> None:
+    """Layers that attend to images run only with images, and a vision tower is no part of a text model."""
+    model = usual_model(int(size), family)
+
+    assert not model.config.attends_to_images
+    assert "vision_config" not in (model.raw or {})
+
+
+def test_a_wider_tolerance_finds_a_kept_value() -> None:
+    """No shape of 20 heads is within 2 % of the size, so that one must be accepted beyond it."""
+    job: dict[str, Any] = {
+        "num_parameters": 3 * 10**9,
+        "train_tokens": 3 * 10**11,
+        "device": "h100-sxm-80gb",
+        "num_devices": 64,
+    }
+    with pytest.raises(shapewright.ShapewrightError, match="with num_heads=20, none of"):
+        shapewright.design(**job, keep={"num_heads": 20})
+    found = shapewright.design(**job, keep={"num_heads": 20}, tolerance_fraction=0.05)
+
+    assert found.designs[0].config.num_heads == 20

@@ -355,7 +355,8 @@ def test_models_that_litgpt_names(name: str, preset: str, without: str) -> None:
     assert found.workload == {
         "phase": "train", "dtype": "bf16", "global_batch_size": 512, "micro_batch_size": 4, "seq_len": 1024,
     }  # fmt: skip
-    assert (found.layout, found.unread) == ({"data_parallel": 8}, ())
+    # Its FSDP strategy shards weights, gradients and states.
+    assert (found.layout, found.unread) == ({"data_parallel": 8, "zero_stage": 3}, ())
 
 
 @pytest.mark.parametrize(
@@ -667,3 +668,15 @@ def test_every_format_has_a_reader() -> None:
     """What can be written can be read, launch lines too."""
     assert set(READERS) == {*FORMATS, *RUN_FORMATS, "vllm", "sglang"}
     assert set(LOST) == {*FORMATS, *RUN_FORMATS}
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "lines"), [(8, ["devices: 8"]), (32, ["devices: 8  # of a node", "num_nodes: 4"])]
+)
+def test_litgpt_has_devices_of_a_node(num_devices: int, lines: list[str]) -> None:
+    """More devices than a node has are several nodes, and read back as they were written."""
+    layout = ParallelLayout(data_parallel=num_devices, zero_stage=3)
+    text = write_format("litgpt-yaml", read_model("llama-2-7b").config, workload=Workload(), layout=layout)
+
+    assert [line for line in text.splitlines() if line.startswith(("devices:", "num_nodes:"))] == lines
+    assert parse_job(text).layout == {"data_parallel": num_devices, "zero_stage": 3}

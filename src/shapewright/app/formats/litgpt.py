@@ -49,6 +49,8 @@ _MLPS = {
     ("silu", True): ("LLaMAMLP", "none"),
 }
 _UNTIMED = {"rope_base": "rotary_base", "norm_eps": "norm_epsilon"}
+# Devices of a usual node, such as an HGX board; the file has no other place for them.
+_NODE_DEVICES = 8
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 
 
@@ -90,8 +92,16 @@ def write_yaml(
     if layout is not None:
         if layout.num_devices != layout.data_parallel:
             raise layout_error(FORM.name, "model parallelism", "it has data parallelism and FSDP")
-        lines.append(f"devices: {layout.data_parallel}")
+        lines += _devices(layout.data_parallel)
     return "\n".join(lines) + "\n"
+
+
+def _devices(num_devices: int) -> list[str]:
+    """Lines of the devices of a node and of the nodes, which have 8 devices each in a larger job."""
+    num_nodes, rest = divmod(num_devices, _NODE_DEVICES)
+    if rest or num_nodes < 2:
+        return [f"devices: {num_devices}"]
+    return [f"devices: {_NODE_DEVICES}  # of a node", f"num_nodes: {num_nodes}"]
 
 
 def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:
@@ -255,6 +265,8 @@ def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], 
     workload |= given({"dtype": next((ours for word, ours in _WORDS_OF_PRECISION.items() if word in precision), None)})
     devices, nodes = values.get("devices"), values.number("num_nodes", default=1)
     layout = {"data_parallel": int(devices) * nodes} if str(devices).isdigit() else {}
+    if layout.get("data_parallel", 1) > 1:
+        layout["zero_stage"] = 3  # litgpt's FSDP strategy, in the devices of a node
     return workload, layout, (*values.unread(), *(f"train.{key}" for key in train.unread()))
 
 
@@ -279,5 +291,5 @@ FORM = OutputFormat(
     write=write_yaml,
     suffix=".yaml",
     fused={"fused_qkv": True, "fused_gate_up": False},
-    run_values={**DATA_PARALLEL_ONLY, "zero_stage": (0, 3), "recompute": ("none",)},
+    run_values={**DATA_PARALLEL_ONLY, "zero_stage": (3,), "recompute": ("none",)},
 )

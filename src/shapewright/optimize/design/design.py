@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from shapewright.core.errors import ShapewrightError
+from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.models import count_parameters
@@ -60,6 +60,7 @@ class JointSearch:
         num_plans: Plans that were evaluated, over all shapes.
         is_complete: False if it was interrupted.
         notes: Notes of the searches.
+        refusals: Why layouts have no shapes.
     """
 
     scenario: Scenario
@@ -70,6 +71,7 @@ class JointSearch:
     num_plans: int = 0
     is_complete: bool = True
     notes: dict[str, None] = field(default_factory=dict)
+    refusals: list[ShapewrightError] = field(default_factory=list)
     _refused: set[TransformerConfig] = field(default_factory=set)
 
     @property
@@ -136,6 +138,7 @@ class JointSearch:
             result = search_shapes(scenario, request, notes=())
         except ShapewrightError as error:
             self.notes[f"no other shape was searched in the layout {describe_plan(plan)}: " + error.text] = None
+            self.refusals.append(error)
             return
         self.num_shapes += result.tally.num_shapes
         self.is_complete = self.is_complete and result.is_complete
@@ -233,6 +236,9 @@ def design_model(
         return _make_design(plan, baseline_plan, request, tokens)
 
     search.run(lambda plan: judge(plan).net_speedup.factor, progress)
+    if search.is_complete and len(search.results) == 1 and (kept := _missing(search.scenario.config, request)):
+        reason = search.refusals[0].text if search.refusals else "no shape fits in a plan; keep another value"
+        raise ConfigError(f"with {' and '.join(kept)}, " + reason, field="keep")
     designs, verdict = _rank([judge(plan) for plan in search.plans], request)
     best = designs[0]
     return DesignResult(
@@ -276,7 +282,7 @@ def _rank(candidates: Sequence[Design], request: DesignRequest) -> tuple[tuple[D
     if verdict.code == "trial":
         # A new model has no existing shape to keep, so the answer is the best of the probably better shapes.
         answer = next(one for one in others if one.net_speedup.probability_faster > LEAST_CHANCE)
-    missing = [f"{name}={v}" for name, v in request.keep_shape.items() if getattr(baseline.config, name, v) != v]
+    missing = _missing(baseline.config, request)
     if answer is baseline and missing and others:
         answer = others[0]
     listed = [
@@ -296,7 +302,7 @@ def _rank(candidates: Sequence[Design], request: DesignRequest) -> tuple[tuple[D
     net = answer.net_speedup
     return designs, replace(
         verdict,
-        text=_verdict_text(answer, verdict.code, missing),
+        text=_verdict_text(answer, verdict.code),
         rank=1,
         changes=answer.changes,
         net_speedup=net.factor,
@@ -306,11 +312,14 @@ def _rank(candidates: Sequence[Design], request: DesignRequest) -> tuple[tuple[D
     )
 
 
-def _verdict_text(answer: Design, code: str, missing: Sequence[str]) -> str:
+def _missing(config: TransformerConfig, request: DesignRequest) -> list[str]:
+    """Return the kept values that a shape does not have."""
+    return [f"{name}={value}" for name, value in request.keep_shape.items() if getattr(config, name, value) != value]
+
+
+def _verdict_text(answer: Design, code: str) -> str:
     """Return the verdict in one sentence, for a model that does not exist yet."""
     name = answer.plan.prediction.config.title
-    if answer.is_baseline and missing:
-        return f"take the shape of {name}, which lacks {' and '.join(missing)}: no shape that has it is better"
     if answer.is_baseline:
         return f"take the shape of {name}: {VERDICTS['keep']}"
     net = answer.net_speedup

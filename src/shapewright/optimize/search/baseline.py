@@ -51,7 +51,13 @@ def usual_model(
     names = [name for name in list_presets() if name == prefix or name.startswith((f"{prefix}-", f"{prefix}."))]
     names = names or [name for name in list_presets() if prefix and name.startswith(prefix)]
     models = [read_model(name, overrides) for name in names]
-    models = [model for model in models if model.config.stack == "decoder" and not model.config.is_moe]
+    models = [
+        model
+        for model in models
+        if model.config.stack == "decoder" and not (model.config.is_moe or model.config.attends_to_images)
+    ]
+    # A language model alone is designed; that of a vision-language model only where its family has no other.
+    models = [model for model in models if not (model.raw or {}).get("vision_config")] or models
     if not models:
         families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})
         hint = close_names(prefix, families) or "see 'shapewright models'"
