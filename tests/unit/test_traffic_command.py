@@ -187,6 +187,21 @@ def test_trace_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_trace(lines)
 
 
+def test_prefixes_that_begin_in_a_later_line_are_read(tmp_path: Path) -> None:
+    """Lines of jsonl need not have the same keys; the first request may share no prefix."""
+    path = tmp_path / "requests.jsonl"
+    line = '{"arrival_s": %d, "prompt_len": 100, "output_len": 9%s}\n'
+    shared = ', "prefix_id": "chat", "prefix_len": 64'
+    path.write_text("".join(line % (second, shared if second else "") for second in range(3)), encoding="utf-8")
+    traffic = read_trace(path)
+
+    assert traffic.prefix_len.tolist() == [0, 64, 64]
+    assert traffic.prefix.tolist() == [-1, 0, 0]
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(WorkloadError, match="has no column 'arrival_s'"):
+        read_trace(path)
+
+
 def test_dates_count_from_the_first(tmp_path: Path) -> None:
     """A trace with dates, and with the column names of a published one."""
     path = tmp_path / "azure.csv"

@@ -80,6 +80,7 @@ def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]
 
 def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     columns: dict[str, str] = {}
+    known: set[str] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -89,10 +90,12 @@ def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]
             row = None
         if not isinstance(row, dict):
             raise _trace_error(f"trace {shown}, line {number} is not a JSON object; give one object per line")
-        columns = columns or _columns(list(row), shown)
         missing = [name for field, name in columns.items() if name not in row and field not in _OPTIONAL]
         if missing:
             raise _trace_error(f"trace {shown}, line {number} lacks {missing[0]!r}; give it in every line")
+        if not columns or not row.keys() <= known:  # a later line may be the first that has a prefix
+            columns |= _columns(list(row), shown)
+            known |= row.keys()
         _refuse_unit(columns["arrival_s"], [row[columns["arrival_s"]]], shown)
         yield number, {field: row.get(name) for field, name in columns.items()}
 
