@@ -77,7 +77,7 @@ def test_every_waterfall_adds_up(
     config=configs(),
     device=DEVICES,
     phase=st.sampled_from(("train", "prefill", "decode")),
-    optimizer=st.sampled_from(tuple(OPTIMIZERS)),
+    optimizer=st.sampled_from(sorted(set(OPTIMIZERS) - {"lora-plus"})),  # which needs adapters
     batch=st.sampled_from((1, 3, 64, 2**16)),
 )
 def test_every_capacity_is_consistent(

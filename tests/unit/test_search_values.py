@@ -41,6 +41,7 @@ def values_of(
         request,
         request.free_fields(),
         {**RANGES, **(ranges or {})},
+        has_square_heads=False,
     )
 
 

@@ -6,6 +6,7 @@ from shapewright.lowering.operations.base import UNPRICED_FIELDS as UNPRICED_FIE
 from shapewright.lowering.operations.collective import Collective as Collective
 from shapewright.lowering.operations.gemm import Gemm as Gemm
 from shapewright.lowering.operations.gemm import GroupedGemm as GroupedGemm
+from shapewright.lowering.operations.pointwise import LOG_SOFTMAX as LOG_SOFTMAX
 from shapewright.lowering.operations.pointwise import Pointwise as Pointwise
 from shapewright.lowering.operations.scan import SCAN_RULES as SCAN_RULES
 from shapewright.lowering.operations.scan import CausalConv as CausalConv

@@ -30,6 +30,10 @@ POINTWISE_KINDS = (
 )
 
 
+LOG_SOFTMAX = "log_softmax"
+"""Role of the softmax of a traced cross entropy, whose other operator picks the targets."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(OperationBase):
     """A memory-bound operation, whose time follows from its memory traffic.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Operation, Pointwise
+from shapewright.lowering.operations import LOG_SOFTMAX, Operation, Pointwise
 from shapewright.lowering.torch_trace.operators import (
     FREE,
     FUSIBLE_KINDS,
@@ -75,7 +75,8 @@ def make_pointwise(facts: Operator, sources: Sequence[Any], written: Sequence[An
     """Memory-bound operation of a call, whose bytes are noted later."""
     floating = [one for one in (*written, *sources) if one.dtype.is_floating_point]
     dtype = dtype_of((floating or list(written))[0])
-    return Pointwise(name="", operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
+    role = LOG_SOFTMAX if LOG_SOFTMAX in facts.name else ""
+    return Pointwise(name="", role=role, operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
 
 
 def describe_operator(func: Any) -> Operator:

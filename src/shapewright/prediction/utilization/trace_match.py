@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.fields import shown
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations import LOG_SOFTMAX, Attention, Collective, Gemm, GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
     from shapewright.prediction.composition import PricedOperation
@@ -118,7 +118,7 @@ def add_prediction(groups: dict[Key, GroupSums], entry: PricedOperation) -> None
         key = (operation.kind, bool(getattr(operation, "is_backward", False)))
     else:
         # The two operators of cross entropy are one class: tables predict them together.
-        kind = "cross_entropy" if "log_softmax" in operation.name else operation.operation
+        kind = "cross_entropy" if operation.role == LOG_SOFTMAX else operation.operation
         key = ("pointwise", _PREDICTED_CLASSES.get(kind, _ELEMENTWISE))
     group = groups.setdefault(key, GroupSums(str(key[0])))
     group.names.append(operation.name)
