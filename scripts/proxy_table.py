@@ -1,4 +1,4 @@
-"""The table of docs/proxy-losses.md, from the losses in benchmarks. Not a script itself."""
+"""The tables of docs/proxy-losses.md, from the losses in benchmarks. Not a script itself."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from pathlib import Path
 from markdown_parts import markdown_table
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-LOSSES = FOLDER / "proxy_losses_xeon_2026-11-23.csv"
-RUNS = FOLDER / "proxy_runs_250k.csv"
-# What each model changes; the baseline of key-value heads is the one with 6 heads.
+# What each model changes; the baseline of key-value heads is the one with 6 heads. A model may be of one size only.
 _GROUPS = {
     "depth": ("layers-1", "layers-2", "base", "layers-6", "layers-9", "layers-16"),
     "head width": ("heads-12", "heads-6", "base", "heads-2", "heads-1"),
-    "MLP over attention": ("attention-144", "base", "attention-24"),
+    "MLP over attention": ("attention-288", "attention-144", "base", "attention-48", "attention-24"),
     "MLP over width": ("narrow-mlp", "base", "wide-mlp"),
     "key-value heads": ("heads-6", "kv-3", "kv-2", "kv-1"),
 }
 _BASELINES = {"key-value heads": "heads-6"}
 
 
-def proxy_table() -> str:
-    """Losses of all models by what they change, with the noise between seeds."""
-    with LOSSES.open(encoding="utf-8", newline="") as file:
+def proxy_table(losses_file: str, runs_file: str) -> str:
+    """Losses of all models by what they change, with the noise between seeds.
+
+    Args:
+        losses_file: Exported losses, in benchmarks.
+        runs_file: Runs that were planned, in benchmarks.
+    """
+    with (FOLDER / losses_file).open(encoding="utf-8", newline="") as file:
         losses = {row["run"]: row for row in csv.DictReader(file)}
-    with RUNS.open(encoding="utf-8", newline="") as file:
+    with (FOLDER / runs_file).open(encoding="utf-8", newline="") as file:
         planned = [row["name"] for row in csv.DictReader(file)]
     by_seed = {name: [float(loss) for loss in row["losses"].split()] for name, row in losses.items()}
     rows = []
     for group, names in _GROUPS.items():
         base = by_seed.get(_BASELINES.get(group, "base"), [])
-        for name in names:
-            found = losses.get(name)
-            if found is not None:
-                rows.append([group if name == names[0] else "", *_cells(name, found, by_seed[name], base)])
+        trained = [name for name in names if name in losses]
+        for name in trained if len(trained) > 1 else []:  # a baseline alone compares nothing
+            rows.append([group if name == trained[0] else "", *_cells(name, losses[name], by_seed[name], base)])
     headings = [
         "varied",
         "model",
@@ -49,7 +51,10 @@ def proxy_table() -> str:
     ]
     missing = {seed: [name for name in planned if len(by_seed.get(name, [])) <= seed] for seed in (0, 1)}
     lines = [markdown_table(headings, rows), "", _noise(by_seed)]
-    lines += [f"Seed {seed} is missing for: {', '.join(names)}." for seed, names in missing.items() if names]
+    for seed, untrained in missing.items():
+        if untrained:
+            listed = "all models" if untrained == planned else ", ".join(f"`{name}`" for name in untrained)
+            lines.append(f"Seed {seed} is missing for {listed}.")
     return "\n".join(lines)
 
 

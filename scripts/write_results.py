@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import readme_claims
@@ -80,13 +82,14 @@ def devices_summary() -> str:
     )
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[], str]] = {
     "accuracy": readme_claims.accuracy_table,
     "devices": devices_summary,
     "evidence": evidence,
     "odd-width": readme_claims.odd_width,
     "paper": readme_claims.paper,
-    "proxy-losses": proxy_table,
+    "proxy-losses-1m": partial(proxy_table, "proxy_losses_1m_xeon_2026-11-29.csv", "proxy_runs_1m.csv"),
+    "proxy-losses": partial(proxy_table, "proxy_losses_xeon_2026-11-23.csv", "proxy_runs_250k.csv"),
 }
 """Content between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
 
