@@ -60,3 +60,15 @@ def test_invalid_prices_are_errors(price: object) -> None:
             output_len=10,
             usd_per_hour=price,
         )
+
+
+def test_cards_without_a_network_serve_alone() -> None:
+    """Replicas need no network; layouts that do are left out with a note, and a model that needs one is refused."""
+    plan = shapewright.serve_plan("llama-3.1-8b", device="rtx-4090", prompt_len=1000, output_len=200, num_devices=2)
+
+    assert {point.layout.num_devices for point in plan.points} == {1}
+    assert sum("layouts over several nodes are left out" in note for note in plan.notes) == 1
+    with pytest.raises(WorkloadError, match="needs at least 2 x rtx-4090, which cannot be priced"):
+        shapewright.serve_plan(
+            "llama-2-13b", device="rtx-4090", prompt_len=1000, output_len=200, num_devices=2, formats=()
+        )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from shapewright.core.errors import ShapewrightError, WorkloadError
+from shapewright.core.errors import ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.core.notes import Note, Refusal
 from shapewright.core.texts import with_fields
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, aggregated_candidates
@@ -64,23 +64,19 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
 
     for name in dict.fromkeys(instance.format.name for instance in instances):
         own = [instance for instance in instances if instance.format.name == name]
-        coarse, between = _split_coarse([one for instance in own for one in aggregated_candidates(instance)])
-        prefill: list[PrefillCandidate] = [one for instance in own for one in prefill_candidates(instance)]
-        decode: list[DecodeCandidate] = [one for instance in own for one in decode_candidates(instance)]
+        inside = [instance for instance in own if instance.layout.num_devices <= scenario.device.node_size]
         try:
-            timed = iter(price([*coarse, *prefill, *decode]))
+            try:
+                points += _price_format(own, request, price)
+            except UnknownRateError as error:  # of a network, for example
+                if not 0 < len(inside) < len(own):
+                    raise
+                points += _price_format(inside, request, price)
+                note = Note("layouts over several nodes are left out: " + error.text, "layouts-left-out")
+                notes += [note] if note not in notes else []
         except ShapewrightError as error:
             notes.append(Note(f"{name} is left out: " + error.text, "format-left-out", "formats"))
             refusals.append(Refusal.of(error))
-            continue
-        aggregated = [(one, one.point(next(timed))) for one in coarse]
-        finer = _near_front(aggregated, between)
-        prefillers = [make_prefiller(one, next(timed)) for one in prefill]
-        decoders = [(one, make_decoder(one, next(timed))) for one in decode]
-        aggregated += [(one, one.point(times)) for one, times in zip(finer, price(finer), strict=True)] if finer else []
-        aggregated_points = _bisect_batches(aggregated, price)
-        points += aggregated_points
-        points += _price_disaggregated(prefillers, _bisect_decoders(decoders, price), aggregated_points, request)
     if not points:
         if not refusals:
             raise refuse_short_answers(request)
@@ -90,6 +86,25 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
             + refusals[0].text
         )
     return points
+
+
+def _price_format(instances: Sequence[Instance], request: ServingRequest, price: Price) -> list[OperatingPoint]:
+    """Price the operating points of instances of one format.
+
+    Raises:
+        ShapewrightError: one of them cannot be priced.
+    """
+    coarse, between = _split_coarse([one for instance in instances for one in aggregated_candidates(instance)])
+    prefill: list[PrefillCandidate] = [one for instance in instances for one in prefill_candidates(instance)]
+    decode: list[DecodeCandidate] = [one for instance in instances for one in decode_candidates(instance)]
+    timed = iter(price([*coarse, *prefill, *decode]))
+    aggregated = [(one, one.point(next(timed))) for one in coarse]
+    finer = _near_front(aggregated, between)
+    prefillers = [make_prefiller(one, next(timed)) for one in prefill]
+    decoders = [(one, make_decoder(one, next(timed))) for one in decode]
+    aggregated += [(one, one.point(times)) for one, times in zip(finer, price(finer), strict=True)] if finer else []
+    points = _bisect_batches(aggregated, price)
+    return points + _price_disaggregated(prefillers, _bisect_decoders(decoders, price), points, request)
 
 
 def refuse_short_answers(request: ServingRequest) -> WorkloadError:
