@@ -239,3 +239,15 @@ def test_the_combined_fix_is_of_the_findings_that_are_listed(capsys: pytest.Capt
 
     assert set(found["combined_fix"]["codes"]) <= codes
     assert "head_dim" not in found["combined_fix"]["changes"]
+
+
+def test_the_verdict_over_several_devices_names_its_device() -> None:
+    """The first device decides; shapes are ranked over all."""
+    several, one = (
+        shapewright.search("gpt3-2.7b", devices=devices, train_tokens=300 * 10**9, top=3)
+        for devices in (["h100-sxm-80gb", "mi300x"], ["h100-sxm-80gb"])
+    )
+
+    words = "the verdict is that on h100-sxm-80gb alone"
+    assert any(words in note for note in several.notes)
+    assert not any(words in note for note in one.notes)

@@ -120,8 +120,11 @@ def search_shapes(
     found = first.shorten(found, request.top, findings)
     candidates = tuple(add_devices(candidate) for candidate in found)
     notes += _notes_on_candidates(candidates, findings, first, request)
+    verdict = first.judge(candidates)
+    if others and verdict is not None:
+        notes += (f"the verdict is that on {first.device_name} alone, the first of the devices",)
     return SearchResult(
-        verdict=first.judge(candidates),
+        verdict=verdict,
         objective=objective,
         train_tokens=first.train_tokens,
         horizon=_stated_run(request.goal, first),
