@@ -21,6 +21,7 @@ import shapewright
 from command_line import run as run_command
 from shapewright.app.formats.servers import ENGINES, choose_expressible, find_engine, write_launch
 from shapewright.app.formats.servers.flags import layout_problem
+from shapewright.app.formats.servers.launch import check_served
 from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.optimize.serving import Adapters, ServingPlan
 from shapewright.pricing.servers import server_names
@@ -372,3 +373,18 @@ def test_vllm_allows_the_images_of_a_prompt(images: int) -> None:
 
     assert command["limit_mm_per_prompt"] == ({"image": images} if images else None)
     assert "mm" not in write_launch(plan, "sglang", point).text
+
+
+def test_tensorrt_llm_runs_on_nvidia_alone() -> None:
+    """Launch lines for another vendor's device are refused, and times of the engine there have a note."""
+    job: dict[str, Any] = {"prompt_len": 1000, "output_len": 200, "num_devices": 1, "formats": []}
+    found, on_nvidia = (
+        shapewright.serve_plan("llama-3-8b", device=device, server="trtllm-1.0", **job)
+        for device in ("mi300x", "h100-sxm-80gb")
+    )
+    words = "TensorRT-LLM runs on devices of NVIDIA alone"
+
+    assert any(words in note for note in found.notes)
+    assert not any(words in note for note in on_nvidia.notes)
+    with pytest.raises(ConfigError, match=f"{words}, and mi300x is one of AMD"):
+        check_served(find_engine("trtllm"), found.scenario)

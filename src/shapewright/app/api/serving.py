@@ -137,6 +137,9 @@ def build_served(
         served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
         words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
         remarks = (Note(words, "stored-format", "dtype"),)
+    if found is not None and server.engine == "trtllm" and found.vendor != "NVIDIA":
+        words = f"TensorRT-LLM runs on devices of NVIDIA alone; times on {found.name} are as if it ran there"
+        remarks += (Note(words, "server-elsewhere", "server"),)
     parts["workload"] = {**served, "phase": "prefill", **({"seq_len": new_len} if served.get("images") else {})}
     scenario = build_scenario(source, **parts)
     if server != CURRENT_SERVER and scenario.config.is_moe and served.get("expert_kernel") is None:

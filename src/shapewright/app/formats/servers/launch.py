@@ -70,6 +70,13 @@ def check_served(engine: Engine, scenario: Scenario) -> None:
             f"format {engine.name} needs a checkpoint that {engine.title} can load, and this model is described by "
             f"flags; give a preset, a model folder or a hub id"
         )
+    device = scenario.device
+    if engine.name == "trtllm" and device.vendor != "NVIDIA":
+        raise ConfigError(
+            f"{engine.title} runs on devices of NVIDIA alone, and {device.name} is one of {device.vendor}; choose "
+            "format vllm or sglang",
+            field="device",
+        )
     if model_type not in engine.model_types:
         others = [other.name for other in read_engines().values() if model_type in other.model_types]
         advice = f"choose format {' or '.join(others)}" if others else "serve another model"
