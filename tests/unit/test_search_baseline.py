@@ -127,3 +127,10 @@ def test_mixtures_keep_their_experts(name: str, num_parameters: float, active: f
     assert [scaled.is_moe_layer(layer) for layer in range(3)] == [config.is_moe_layer(layer) for layer in range(3)]
     one_width = config.moe_intermediate_size == config.intermediate_size
     assert (scaled.moe_intermediate_size == scaled.intermediate_size) == one_width
+
+
+@pytest.mark.parametrize("family", ["mixtral", "bert", "dit"])
+def test_a_family_without_dense_decoders_is_named(family: str) -> None:
+    """A family that is there is not mistaken for a misspelled one."""
+    with pytest.raises(ConfigError, match=f"family='{family}': its presets are no dense decoders of text"):
+        usual_model(10**9, family)

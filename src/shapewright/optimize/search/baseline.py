@@ -58,6 +58,12 @@ def usual_model(
     ]
     # A language model alone is designed; that of a vision-language model only where its family has no other.
     models = [model for model in models if not (model.raw or {}).get("vision_config")] or models
+    if names and not models:
+        raise ConfigError(
+            f"family={family!r}: its presets are no dense decoders of text ({', '.join(names[:3])})",
+            advice="give another family, or one of them as the model",
+            field="family",
+        )
     if not models:
         families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})
         hint = close_names(prefix, families) or "see 'shapewright models'"
