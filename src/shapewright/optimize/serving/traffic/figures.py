@@ -160,12 +160,15 @@ def simulate_capacity_per_s(unit: SimulatedUnit, traffic: Traffic, *, compiled: 
     """
     limits, mean_len = unit.decode.limits, float(np.mean(traffic.prompt_len + traffic.output_len))
     fitting = limits.num_blocks * limits.block_tokens / mean_len
-    running = ceil(min(limits.max_sequences * limits.num_replicas, fitting) * unit.decode.num_streams)
-    count = 0
-    while count < min(_SATURATED_BATCHES * running, _MOST_SATURATED):
-        count = min(max(_LEAST_SATURATED, _SATURATED_BATCHES * running), _MOST_SATURATED)
-        outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
-        running = _most_at_once(outcome.admitted_s, outcome.end_s)
+    most = limits.max_sequences * limits.num_replicas * unit.decode.num_streams
+    running = ceil(min(most, fitting * unit.decode.num_streams))
+    count = min(max(_LEAST_SATURATED, _SATURATED_BATCHES * running), _MOST_SATURATED)
+    outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
+    if unit.prefill is None:  # otherwise requests that wait between prefill and decoding count as running
+        running = min(_most_at_once(outcome.admitted_s, outcome.end_s), most)
+        if count < min(_SATURATED_BATCHES * running, _MOST_SATURATED):
+            count = min(_SATURATED_BATCHES * running, _MOST_SATURATED)
+            outcome = simulate_unit(unit, traffic.at_once(count), compiled=compiled)
     ends_s = np.sort(outcome.end_s)
     starts = np.arange(running, count - 2 * running)
     if len(starts) == 0 or ends_s[-1] == ends_s[0]:
