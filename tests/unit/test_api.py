@@ -65,7 +65,7 @@ PRICED: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
     "mfu": ({"seconds": 9.0, "num_devices": 1, "global_batch_size": 8}, lambda answer: answer.prediction.step_time_s),
     "plan": ({"num_devices": 8, "global_batch_size": 64}, lambda answer: answer.plans[0].expected_step_s),
     "design": (
-        {"num_devices": 8, "num_parameters": 1_300_000_000, "train_tokens": 10**10, "keep": {"depth": 24, "tp": 1}},
+        {"num_devices": 8, "num_parameters": 1_300_000_000, "train_tokens": 10**10, "keep": {"tp": 1}},
         lambda answer: answer.baseline.prediction.step_time_s,
     ),
     "serve_traffic": (

@@ -103,7 +103,7 @@ def test_next_command_keeps_the_scenario(path: str, capsys: pytest.CaptureFixtur
         "params gpt2",
         "devices",
         "devices show h100-sxm-80gb",
-        "design --params 125m --train-tokens 2b --device h100-sxm-80gb --gpus 1 --keep heads=12 --top 1",
+        "design --params 125m --train-tokens 2b --device h100-sxm-80gb --gpus 1 --keep heads=8 --top 1",
         "design --params 125m --train-tokens 2b --device h100-sxm-80gb --gpus 1 --top 1 -o {folder}/design",
         "rule",
         "batch --global-batch 96",
