@@ -62,6 +62,8 @@ _AS_PRICED = KernelFit()
 _LARGE_GEMM = 1024
 # Messages from which a collective is a class of its own.
 _LARGE_MESSAGE_BYTES = 2.0**26
+# Vendor of the only devices that an engine runs on; the others run on devices of several.
+_ONLY_VENDOR = {"trtllm": "NVIDIA"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +220,11 @@ class Server:
         prefill_s = 0.0 if is_decode else self.prefill_host_s
         ranks_s = self.host_per_rank_s * num_ranks
         return idle_s + self.host_s + prefill_s + ranks_s + self.host_per_sequence_s * num_sequences
+
+
+def runs_on(engine: str, device: Device) -> bool:
+    """Return whether an engine, such as ``trtllm``, exists for a device's vendor."""
+    return _ONLY_VENDOR.get(engine, device.vendor) == device.vendor
 
 
 CURRENT_SERVER = Server(

@@ -14,7 +14,7 @@ from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import validate_lengths
 from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split
 from shapewright.prediction.scenario import Scenario
-from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server
+from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server, runs_on
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving import Adapters, ServingFormat, ServingPlan, Speculation
@@ -137,8 +137,8 @@ def build_served(
         served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
         words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
         remarks = (Note(words, "stored-format", "dtype"),)
-    if found is not None and server.engine == "trtllm" and found.vendor != "NVIDIA":
-        words = f"TensorRT-LLM runs on devices of NVIDIA alone; times on {found.name} are as if it ran there"
+    if found is not None and not runs_on(server.engine, found):
+        words = f"{server.name} does not run on devices of {found.vendor}; times on {found.name} are as if it did"
         remarks += (Note(words, "server-elsewhere", "server"),)
     parts["workload"] = {**served, "phase": "prefill", **({"seq_len": new_len} if served.get("images") else {})}
     scenario = build_scenario(source, **parts)

@@ -17,6 +17,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.models import load_preset
 from shapewright.optimize.serving.point import Instance
+from shapewright.pricing.servers import runs_on
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance, Role
@@ -71,10 +72,11 @@ def check_served(engine: Engine, scenario: Scenario) -> None:
             f"flags; give a preset, a model folder or a hub id"
         )
     device = scenario.device
-    if engine.name == "trtllm" and device.vendor != "NVIDIA":
+    if not runs_on(engine.name, device):
+        elsewhere = " or ".join(other for other in ENGINES if runs_on(other, device))
         raise ConfigError(
-            f"{engine.title} runs on devices of NVIDIA alone, and {device.name} is one of {device.vendor}; choose "
-            "format vllm or sglang",
+            f"{engine.title} does not run on devices of {device.vendor}, such as {device.name}; choose "
+            f"format {elsewhere}",
             field="device",
         )
     if model_type not in engine.model_types:
