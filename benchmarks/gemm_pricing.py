@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from record import write_record
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm import price as gemm_module
 from shapewright.pricing.gemm.fastest import has_compiler

@@ -64,10 +64,9 @@ def main() -> None:
 
 def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[str, Any]:
     """Look at all plans of one job, twice, and predict one of them alone."""
-    from shapewright.memory import estimate_memory
-    from shapewright.optimize.plan import PlanRequest
+    from shapewright.memory.estimate import estimate_memory
     from shapewright.optimize.plan.engine import explore
-    from shapewright.optimize.plan.request import PlanJob
+    from shapewright.optimize.plan.request import PlanJob, PlanRequest
     from shapewright.prediction.build import build_scenario
     from shapewright.prediction.predict import predict
     from shapewright.pricing import operations as pricing

@@ -128,10 +128,11 @@ def measure_predictions(repeats: int) -> list[Timing]:
 
 def prediction_calls(*, anew: bool) -> dict[str, Callable[[], object]]:
     """Return a function that predicts each case, at a new length in every call or always at the same one."""
-    from shapewright.hardware import load_device
-    from shapewright.models import read_model
+    from shapewright.hardware.loader import load_device
+    from shapewright.models.read import read_model
     from shapewright.prediction.predict import predict
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
     config, device = read_model(PRESET).config, load_device(DEVICE)
     cluster = ParallelLayout(tensor_parallel=8, pipeline_parallel=4, data_parallel=8)

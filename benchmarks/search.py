@@ -72,7 +72,10 @@ def main() -> None:
 def measure(name: str, params: str, device: str) -> dict[str, Any]:
     """Search one space."""
     from shapewright.core.units import parse_count
-    from shapewright.optimize.search import Goal, SearchRequest, search_shapes, usual_model
+    from shapewright.optimize.search.baseline import usual_model
+    from shapewright.optimize.search.objective import Goal
+    from shapewright.optimize.search.request import SearchRequest
+    from shapewright.optimize.search.search import search_shapes
     from shapewright.prediction.build import build_scenario
 
     question = build_scenario(usual_model(parse_count(params), "llama"), device)
@@ -100,7 +103,7 @@ def predict_one(params: str, device: str) -> dict[str, float]:
     from dataclasses import replace
 
     from shapewright.core.units import parse_count
-    from shapewright.optimize.search import usual_model
+    from shapewright.optimize.search.baseline import usual_model
     from shapewright.prediction.build import build_scenario
     from shapewright.prediction.predict import predict
 

@@ -69,7 +69,7 @@ def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, fl
     """Look at all ways to serve one model once, and predict some of its passes alone."""
     import shapewright
     from shapewright.optimize.serving import pass_times
-    from shapewright.prediction.composition import compose_passes
+    from shapewright.prediction.composition.step import compose_passes
     from shapewright.prediction.predict import predict
     from shapewright.pricing import operations as pricing
 

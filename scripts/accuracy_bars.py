@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from accuracy_page import accuracy_facts, measured_records
 from coverage_facts import is_inside
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.evaluate import Accuracy
 from shapewright.measure.refit.attention.physics import PHASES
 from shapewright.pricing.calibration.records import load_record

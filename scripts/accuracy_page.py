@@ -12,7 +12,7 @@ from typing import Any
 
 from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 
-from shapewright.hardware import list_devices, load_device
+from shapewright.hardware.loader import list_devices, load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, load_record
 from shapewright.pricing.software import TUNED, load_software, software_names
 

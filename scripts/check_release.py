@@ -29,7 +29,7 @@ USES = {
     "ray": "import ray",
     "fast": "import numba",
     "serve": "from shapewright.app.explorer.app import create_app; create_app()",
-    "yaml": "from shapewright.app.formats import parse_job; assert parse_job('n_layer: 2\\nn_head: 2').fields",
+    "yaml": "from shapewright.app.formats.registry import parse_job; assert parse_job('n_layer: 2\\nn_head: 2').fields",
     "mcp": "from shapewright.app.integrations.mcp_server import Access, make_server; make_server(Access())",
     "fit": "import scipy, pyarrow, pandas, lightgbm",
 }

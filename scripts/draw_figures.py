@@ -20,12 +20,12 @@ from shapewright.app.figures.measured import Sample
 from shapewright.app.figures.operation_sweep import OperationSweep, operation_sweep_chart
 from shapewright.app.figures.registry import FigureRequest, draw_figure
 from shapewright.core.units import TERA
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 

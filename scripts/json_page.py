@@ -11,8 +11,9 @@ from markdown_parts import WRITTEN_BY, join_parts, markdown_table
 
 from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.app.report.outputs.model import SCHEMA_VERSION, FieldDescription, describe_fields, json_schema
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # Their fields are listed on the page of the notation.
 _OWN_PAGE = {TransformerConfig, Workload, ParallelLayout}

@@ -12,7 +12,8 @@ from accuracy_page import accuracy_facts, results
 from markdown_parts import markdown_table
 
 import shapewright
-from shapewright.models import count_parameters, read_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.prediction.speedup import compare_times
 from shapewright.pricing.software import TUNED, UNNAMED, load_software, software_names
 

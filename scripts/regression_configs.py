@@ -10,8 +10,8 @@ from typing import Any
 from regression_answers import Answer, checksum, shorten
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.models.families import FAMILIES
 from shapewright.models.families.fallback import transformers_types
+from shapewright.models.families.registry import FAMILIES
 from shapewright.models.families.vision_language import TOWERS
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig

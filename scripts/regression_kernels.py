@@ -10,21 +10,15 @@ from regression_answers import Answer, checksum, list_columns, shorten
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import (
-    SCAN_RULES,
-    Attention,
-    CausalConv,
-    Collective,
-    Gemm,
-    GroupedGemm,
-    Operation,
-    Pointwise,
-    Scan,
-    SparseAttention,
-)
-from shapewright.lowering.operations.collective import COLLECTIVE_OPS
-from shapewright.lowering.operations.pointwise import POINTWISE_KINDS
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS, Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import POINTWISE_KINDS, Pointwise
+from shapewright.lowering.operations.scan import SCAN_RULES, CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.pricing.operations import price_operations
 
 _KERNELS_OF_A_KIND = 60

@@ -10,7 +10,7 @@ from regression_answers import Answer, list_cells
 from shapewright.core.errors import LayoutError
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, PassTimes, pass_times, simulate_pipeline
 from shapewright.prediction.build import build_scenario
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 _TIMES = {"plain": PassTimes(1.0, 2.0), "uneven": PassTimes(1.1, 1.3, 0.7, (0.23, 0.31), (0.37, 0.41))}
 _STAGES, _PASSES, _CHUNKS = (1, 2, 3, 4), (1, 3, 4, 8, 12), (1, 2, 3)

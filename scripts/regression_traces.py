@@ -8,10 +8,12 @@ from random import Random
 from regression_answers import Answer, list_cells
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.traced import check_trace
 from shapewright.lowering.gradients import gemm_gradients
-from shapewright.lowering.operations import Attention, Gemm, Operation
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.torch_trace.trace import Trace, TracedLinear, TracedMemory, TracedModule
 
 TRACED_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "l40s", "mi300x", "t4", "v100-sxm2-32gb")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.paper_layers import GEMMS, layer_gemm
 from shapewright.measure.fit.shared import HELD_OUT_FOLD

@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 
 from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.outputs.catalogue import describe_calibration
-from shapewright.hardware import list_devices, load_device
+from shapewright.hardware.loader import list_devices, load_device
 from shapewright.lint.rule import list_rules, rule_page
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|scripts|benchmarks)/[^)]*\)")

@@ -23,9 +23,12 @@ import numpy as np
 
 from shapewright import __version__
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, Operation
-from shapewright.lowering.operations.collective import COLLECTIVE_OPS
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS, Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.operation import Operation
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.operations import price_operations
 

@@ -22,10 +22,12 @@ from shapewright.app.report.outputs.catalogue import borrowed_records, describe_
 from shapewright.core import errors
 from shapewright.core.fields import FieldDoc, documented_fields
 from shapewright.core.units import TERA, format_bytes
-from shapewright.hardware import Device, list_devices, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import list_devices, load_device
 from shapewright.lint.rule import FAMILIES, Rule, list_rules
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # Where the options of the model and its workload are described, field by field.
 SHARED_GROUPS = {"workload", "layout", "model"}

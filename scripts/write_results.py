@@ -19,8 +19,8 @@ from proxy_table import proxy_table
 from published_runs import evidence
 
 from shapewright.app.report.outputs.catalogue import describe_calibration
-from shapewright.hardware import list_devices, load_device
-from shapewright.models import list_presets
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.models.read import list_presets
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -25,15 +25,18 @@ from shapewright.app.api.steps import check
 from shapewright.app.figures.chart import HeatMap
 from shapewright.app.report.outputs.search import candidate_output, describe_changes
 from shapewright.core.units import format_count
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.tables.paper_layers import PaperLayer
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.optimize.search import Candidate
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.optimize.search.result import Candidate
 from shapewright.prediction.predict import predict
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemms
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 DOCS = Path(__file__).parent.parent / "docs"
 STORED, PAGE, FIGURE = DOCS / "study.json", DOCS / "study.md", DOCS / "figures" / "study.svg"

@@ -24,7 +24,7 @@ import numpy as np
 
 from shapewright import __version__
 from shapewright.core.units import format_count
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
 STORED, PAGE = DOCS / "time-to-loss.json", DOCS / "time-to-loss.md"

@@ -78,7 +78,7 @@ def _read(values: dict[str, Any]) -> str:
 
 
 def _trace(values: dict[str, Any]) -> str:
-    from shapewright.hardware import load_device
+    from shapewright.hardware.loader import load_device
     from shapewright.lowering.torch_trace.huggingface import trace_built_model
     from shapewright.prediction.traced import predict_trace
 

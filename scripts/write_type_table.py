@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.models import count_parameters
-from shapewright.models.families import FAMILIES, fallback
+from shapewright.models.families import fallback
+from shapewright.models.families.registry import FAMILIES
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
 
 TABLE = Path(fallback.__file__).with_name("transformers_types.json")
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "encoder_layers")

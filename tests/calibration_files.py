@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shapewright.hardware import Device, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.file import device_table
 from shapewright.pricing.calibration.records import load_record
 

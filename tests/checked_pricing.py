@@ -54,8 +54,11 @@ def import_checked() -> None:
 def price_all() -> int:
     """Price whole steps on several devices, and arrays of each kind of operation; return how many there were."""
     import shapewright
-    from shapewright.hardware import load_device
-    from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+    from shapewright.hardware.loader import load_device
+    from shapewright.lowering.operations.attention import Attention
+    from shapewright.lowering.operations.collective import Collective
+    from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+    from shapewright.lowering.operations.pointwise import Pointwise
     from shapewright.pricing.attention.price import price_attention
     from shapewright.pricing.calibration.records import load_record
     from shapewright.pricing.collectives import price_collective

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapewright.lowering.operations import Operation, Pointwise
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
 
 ONE_DEVICE = ParallelLayout()
 # Multi-head latent attention.

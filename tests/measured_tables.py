@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm

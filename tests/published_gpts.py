@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shapewright
-from shapewright.models import TransformerConfig
-from shapewright.prediction.utilization import Utilization
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.utilization.explain import Utilization
 
 # arXiv 2205.05198, tables 3 and 5, s = 2048, v = 51200. Layers, width, heads, devices, batch, tensor, pipeline and
 # virtual degrees, micro-batch; seconds with full recomputation, and with sequence parallelism and the selective one.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import shapewright
-from shapewright.optimize.serving import ServingFormat, ServingPlan, ServingRequest
+from shapewright.optimize.serving.plan import ServingPlan
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 from shapewright.prediction.build import build_scenario
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 BF16 = ServingFormat("bf16", "bf16", "bf16")
 

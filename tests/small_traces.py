@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shapewright.lowering.gradients import gemm_gradients
-from shapewright.lowering.operations import Gemm, Operation, Pointwise
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.trace import Trace, TracedLinear, TracedMemory, TracedModule, UnknownOperator
 
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from shapewright.app.api.steps import sweep as sweep
     from shapewright.app.api.steps import trace as trace
     from shapewright.app.api.traffic import serve_traffic as serve_traffic
-    from shapewright.app.formats import read_job as read_job
+    from shapewright.app.formats.registry import read_job
     from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
     from shapewright.app.integrations.measured_steps import explain_step as explain_step
     from shapewright.app.integrations.transformers_callback import TransformersCallback as TransformersCallback
     from shapewright.core.errors import ShapewrightError as ShapewrightError
-    from shapewright.hardware import Device as Device
-    from shapewright.hardware import with_nodes as with_nodes
-    from shapewright.models import TransformerConfig as TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.hardware.nodes import with_nodes
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.build import build_scenario as build_scenario
     from shapewright.prediction.loss.law import using_loss_law as using_loss_law
     from shapewright.prediction.scenario import Scenario as Scenario
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from shapewright.workload.workload import Workload as Workload
 
 _HOMES = {
-    "Device": "shapewright.hardware",
+    "Device": "shapewright.hardware.device",
     "LightningCallback": "shapewright.app.integrations.lightning_callback",
     "ParallelLayout": "shapewright.workload.layout",
     "Scenario": "shapewright.prediction.scenario",
     "ShapewrightError": "shapewright.core.errors",
-    "TransformerConfig": "shapewright.models",
+    "TransformerConfig": "shapewright.models.transformer",
     "TransformersCallback": "shapewright.app.integrations.transformers_callback",
     "Workload": "shapewright.workload.workload",
     "build_scenario": "shapewright.prediction.build",
@@ -59,14 +59,14 @@ _HOMES = {
     "mfu": "shapewright.app.api.steps",
     "plan": "shapewright.app.api.searches",
     "predict": "shapewright.app.api.steps",
-    "read_job": "shapewright.app.formats",
+    "read_job": "shapewright.app.formats.registry",
     "search": "shapewright.app.api.searches",
     "serve_plan": "shapewright.app.api.serving",
     "serve_traffic": "shapewright.app.api.traffic",
     "sweep": "shapewright.app.api.steps",
     "trace": "shapewright.app.api.steps",
     "using_loss_law": "shapewright.prediction.loss.law",
-    "with_nodes": "shapewright.hardware",
+    "with_nodes": "shapewright.hardware.nodes",
 }
 
 __all__ = [

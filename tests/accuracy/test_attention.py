@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, REPOSITORY, load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.fit.shared import HELD_OUT_FOLD
 from shapewright.measure.refit.attention.kernel_fit import layout_folds
 from shapewright.pricing.attention.price import price_attention

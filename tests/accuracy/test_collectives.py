@@ -9,8 +9,8 @@ import pytest
 from judging import ALL_LIMITS as LIMITS
 from judging import load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Collective
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.collective import Collective
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective
 

@@ -9,8 +9,8 @@ import pytest
 from judging import measured_file
 
 from shapewright.lowering.flops import count_convention_flops
-from shapewright.models import TransformerConfig
-from shapewright.workload import Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.workload import Workload
 
 PEAKS = {"A100": 312e12, "H100": 989.4e12}
 FP8_PEAK = 1979e12

@@ -6,7 +6,7 @@ import pytest
 from judging import ALL_LIMITS as LIMITS
 from judging import load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import FP32_GEMM, FP32_POINTWISE, load_record
 
 

@@ -13,8 +13,8 @@ import pytest
 from judging import ALL_LIMITS as LIMITS
 from judging import load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.statistics import ranking_regrets
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.pricing.calibration.records import load_record

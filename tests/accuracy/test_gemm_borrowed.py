@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.fit.gemm_section import device_rates, predict_rows
 from shapewright.pricing.calibration.records import list_records, load_record
 from shapewright.pricing.calibration.transfer import tensor_rate_ratio

@@ -11,8 +11,8 @@ from judging import ALL_LIMITS as LIMITS
 from judging import load_refit, mean_error, measured_file
 from numpy.typing import NDArray
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.statistics import kendall_tau
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, measured_file
 
-from shapewright.hardware import find_measured_device
+from shapewright.hardware.loader import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.kernels import KernelGroup
 from shapewright.pricing.kernels.price import kernel_rates

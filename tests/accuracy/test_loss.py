@@ -18,8 +18,8 @@ pytest.importorskip("scipy", reason="fits need the fit extra")
 pytest.importorskip("pandas", reason="fits need the fit extra")
 
 from shapewright.measure.refit.loss import fit_sources, predict_left_out, scatter_about_law
-from shapewright.prediction.loss import ShapeForLoss
 from shapewright.prediction.loss.law import Z_90, load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 
 if TYPE_CHECKING:
     from shapewright.measure.fit.shared import Array

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, load_refit, measured_file
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.fit.gemm_section import device_rates, predict_rows
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, fold_of_rows

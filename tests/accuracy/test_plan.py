@@ -11,10 +11,10 @@ import numpy as np
 from judging import published_runs
 
 from shapewright.measure.accuracy.tables.training import PublishedRun
-from shapewright.memory import estimate_memory
-from shapewright.optimize.plan import PLAN_FIELDS, PlanRequest, plan_job
+from shapewright.memory.estimate import estimate_memory
 from shapewright.optimize.plan.engine import explore
-from shapewright.optimize.plan.request import PlanJob
+from shapewright.optimize.plan.plan import plan_job
+from shapewright.optimize.plan.request import PLAN_FIELDS, PlanJob, PlanRequest
 from shapewright.prediction.predict import predict
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.software import load_software

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, load_refit, mean_error, measured_file
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.tables.pointwise import KIND_OF
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import price_pointwise

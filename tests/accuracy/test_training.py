@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from judging import ALL_LIMITS, mean_error, measured_file, published_runs
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.statistics import kendall_tau
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 from shapewright.measure.refit import software as script
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import predict
 from shapewright.pricing.software import load_software
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 LIMITS = ALL_LIMITS["training"]
 # arXiv 2205.05198, tables 3 and 5: layers, hidden size, heads, stages, chunks, micro-batch, global batch; a step's

@@ -185,7 +185,7 @@ def open_backend(**_: Any) -> Any:
     """Open the simulated GPU."""
     import torch
 
-    from shapewright.hardware import load_device
+    from shapewright.hardware.loader import load_device
     from shapewright.measure.bench.device import open_device
 
     facts = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": int(MEMORY_BYTES), "major": 9,

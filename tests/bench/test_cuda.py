@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench.device import open_device
 from shapewright.measure.bench.device.backend import Backend
 from shapewright.measure.bench.device.open_device import open_backend

@@ -16,8 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.hardware import list_devices, load_device
-from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.bench import worker as worker_module
 from shapewright.measure.bench.device.backend import Backend
 from shapewright.measure.bench.device.open_device import open_backend

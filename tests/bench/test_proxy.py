@@ -25,7 +25,7 @@ from shapewright.measure.proxy.runs import ProxyRecipe, make_spec, read_runs
 from shapewright.measure.proxy.text import ByteText, read_text
 from shapewright.measure.proxy.train import Trainer, learning_rate_factor, make_decoder, make_optimizer
 from shapewright.measure.store.database import Store
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 
 SMALL = {
     "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64, "seq_len": 16, "batch_tokens": 128,

@@ -14,7 +14,7 @@ from local_measurer import LocalMeasurer
 
 from command_line import run
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.measure.bench import measuring, request
 from shapewright.measure.bench.device.backend import Backend
 from shapewright.measure.bench.device.open_device import open_backend

@@ -17,7 +17,7 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case, Row
 

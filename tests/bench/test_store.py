@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from shapewright.core.errors import StoreError
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import layer_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 RUN = Run(
     run_id="r1",

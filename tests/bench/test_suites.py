@@ -7,7 +7,7 @@ import math
 import pytest
 from bench_cases import CASES, CHAINS
 
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench import measuring
 from shapewright.measure.bench.device.backend import Backend, InputPool
 from shapewright.measure.bench.measuring import prepare

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench import measuring
 from shapewright.measure.bench.device import system_info
 from shapewright.measure.bench.device.backend import Backend, writes_results

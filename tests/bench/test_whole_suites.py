@@ -17,16 +17,16 @@ import pytest
 from shapewright.app.cli import main
 from shapewright.app.report.outputs.measure import repeatability
 from shapewright.core.errors import BenchError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes
 from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, predict_times_s, step_run
 from shapewright.prediction.predict import predict
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 

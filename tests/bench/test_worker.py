@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench import run as run_module
 from shapewright.measure.bench import worker as worker_module
 from shapewright.measure.bench.run import make_run, run_cases
@@ -165,7 +165,7 @@ from pathlib import Path
 from shapewright.measure.bench import worker as worker_module
 from shapewright.measure.bench.run import make_run, run_cases
 from shapewright.measure.bench.worker import Worker, WorkerOptions
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case
 

@@ -22,8 +22,9 @@ from shapewright.app.cli.main import main as run_command
 from shapewright.app.report.output_registry import COMMAND_OUTPUTS
 from shapewright.core import errors
 from shapewright.lint.rule import list_rules
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from shapewright.app.cli.main import cli
-from shapewright.hardware import list_devices
+from shapewright.hardware.loader import list_devices
 from shapewright.lint.rule import list_rules
 
 ROOT = Path(__file__).parents[2]

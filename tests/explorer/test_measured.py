@@ -15,7 +15,7 @@ from shapewright.app.cli.commands.serve import command
 from shapewright.app.explorer.app import create_app
 from shapewright.app.explorer.measured import Measurements, read_measurements
 from shapewright.core.errors import StoreError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 from shapewright.prediction.model_runs import step_run

@@ -14,7 +14,7 @@ from shapewright.app.explorer.serve import page_address, serve
 from shapewright.app.explorer.views.answers import TracedModule
 from shapewright.app.report.traced.outputs import traced_check_output, traced_predict_output
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.traced import check_trace
 from shapewright.prediction.traced import predict_trace
 from small_traces import small_trace

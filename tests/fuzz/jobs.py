@@ -8,9 +8,10 @@ from pathlib import Path
 from random import Random
 
 from fuzz.spoil import as_json, spoil_bytes
-from shapewright.app.formats import FORMATS, parse_job, read_job, write_format
+from shapewright.app.formats.registry import FORMATS, parse_job, read_job, write_format
 from shapewright.core.errors import ShapewrightError
-from shapewright.models import count_parameters, read_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.optimize.serving.traffic.trace import read_trace
 
 REQUESTS_CSV = b"arrival_s,input_len,output_len,prefix_id,prefix_len\n" + b"".join(

@@ -12,11 +12,11 @@ from random import Random
 
 from fuzz.spoil import as_json, spoil_bytes, spoil_object
 from measured_tables import gemm_columns, write_parquet
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
-from shapewright.prediction.utilization import read_trace
+from shapewright.prediction.utilization.kineto import read_trace
 
 RUN = Run(
     run_id="r1", started_utc="2026-01-01T00:00:00+00:00", command="shapewright bench smoke", suite="smoke",

@@ -18,8 +18,8 @@ import click
 from command_line import COMMANDS, examples
 from shapewright.app.cli.main import main
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import list_devices
-from shapewright.models import list_presets
+from shapewright.hardware.loader import list_devices
+from shapewright.models.read import list_presets
 
 REGRESSION = Path(__file__).parents[1] / "regression"
 ATTACKED = ("mfu", "serve-plan", "search", "design", "plan")

@@ -13,10 +13,10 @@ from typing import Any
 
 from calibration_files import H100, write_late_calibration
 from fuzz.spoil import SAME_TYPE, as_json, spoil_bytes, spoil_object
-from shapewright.hardware import list_devices, load_device
-from shapewright.hardware.loader import read_device_file, read_device_text
-from shapewright.models import count_parameters, list_presets, load_preset, read_model
-from shapewright.models.families import FAMILIES
+from shapewright.hardware.loader import list_devices, load_device, read_device_file, read_device_text
+from shapewright.models.families.registry import FAMILIES
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, load_preset, read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import Prediction
 from shapewright.pricing.calibration.file import calibrated_device

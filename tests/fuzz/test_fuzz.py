@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from command_line import run as run_command
 from fuzz.hostile import ATTACKS, Attack, outcome
 from fuzz.measurements import sound_store, true_rows
-from shapewright.app.formats import read_job
+from shapewright.app.formats.registry import read_job
 from shapewright.core.child_process import SOURCE_FOLDER
 from shapewright.core.errors import ConfigError, MeasuredFileError, StoreError
 from shapewright.measure.store.database import Store

@@ -21,11 +21,11 @@ from traced_gemms import trace_training
 
 from shapewright.core.errors import ConfigError
 from shapewright.lowering.flops import count_model_flops
-from shapewright.models import count_parameters
-from shapewright.models.families import FAMILIES
 from shapewright.models.families.fallback import transformers_types
+from shapewright.models.families.registry import FAMILIES
 from shapewright.models.hf_config import read_hf_config
-from shapewright.workload import Workload
+from shapewright.models.parameters import count_parameters
+from shapewright.workload.workload import Workload
 
 pytestmark = pytest.mark.oracle
 

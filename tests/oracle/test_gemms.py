@@ -25,12 +25,13 @@ from traced_gemms import (
 
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower
-from shapewright.models.families import FAMILIES
+from shapewright.models.families.registry import FAMILIES
 from shapewright.models.hf_config import read_hf_config
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 pytestmark = pytest.mark.oracle
 

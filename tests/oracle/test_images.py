@@ -18,8 +18,10 @@ from traced_gemms import TracedGemm, cache_name, count_flops, count_gemms, recor
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower
 from shapewright.memory.estimate import estimate_kv_cache
-from shapewright.models import count_parameters, list_presets, load_preset, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, load_preset, read_model
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 pytestmark = pytest.mark.oracle
 

@@ -13,9 +13,10 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 from hf_models import build_on_meta, tiny_config
 
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Pointwise
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.models.hf_config import read_hf_config
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 pytestmark = pytest.mark.oracle
 

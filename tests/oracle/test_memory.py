@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hf_models import hf_config, tiny_config
 
-from shapewright.memory import count_cached_elements, list_saved_tensors
-from shapewright.memory.estimate import estimate_kv_cache, estimate_layer_state
+from shapewright.memory.estimate import count_cached_elements, estimate_kv_cache, estimate_layer_state
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.models.hf_config import read_hf_config
 from shapewright.models.layers import LayerKind
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 torch = pytest.importorskip("torch", reason="needs the trace extra", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", reason="needs the trace extra", exc_type=ImportError)

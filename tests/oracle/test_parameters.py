@@ -13,8 +13,9 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 
 from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_config, model_type_of, tiny_config
 
-from shapewright.models import count_parameters, list_presets, load_preset
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, load_preset
 
 # Families whose config says of each layer whether it slides, as transformers reads it.
 WITH_KINDS_OF_LAYERS = (

@@ -13,12 +13,15 @@ torch = pytest.importorskip("torch", reason="needs the trace extra (torch)")
 from traced_gemms import TracedGemm, record_gemms, turn
 
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench.operations.torch_layer import make_layer, make_pass_context, run_layer
 from shapewright.measure.bench.operations.torch_model import Decoder
-from shapewright.models import TransformerConfig, count_parameters
+from shapewright.models.parameters import count_parameters
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import layer_run
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 pytestmark = pytest.mark.oracle
 

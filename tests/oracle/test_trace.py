@@ -18,12 +18,15 @@ from traced_gemms import count_flops, count_gemms, turn
 
 import shapewright
 from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.prediction.traced import explain_traced_step
-from shapewright.prediction.utilization import read_trace
+from shapewright.prediction.utilization.kineto import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

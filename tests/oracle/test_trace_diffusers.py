@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torc
 
 from command_line import run
 from shapewright.core.errors import MissingExtraError, TraceError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 
 pytestmark = pytest.mark.oracle

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.lowering.operations import Collective, Gemm
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.torch_trace.trace import Trace
 
 torch = pytest.importorskip("torch")

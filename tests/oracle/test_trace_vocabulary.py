@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
 
 import shapewright
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 
 pytestmark = pytest.mark.oracle
 

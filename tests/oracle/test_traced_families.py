@@ -16,17 +16,18 @@ from traced_gemms import count_gemms, without_layout
 from transformers.models.gptj.modeling_gptj import GPTJPreTrainedModel
 
 import shapewright
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.flops import sum_flops
-from shapewright.lowering.operations import Gemm, GroupedGemm, Scan
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.scan import Scan
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 from shapewright.models.hf_config import read_hf_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.lowering.operations import Operation
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.prediction.composition.stages import PricedOperation
 
 pytestmark = pytest.mark.oracle
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.torch_trace.recorder import Recorder
 from shapewright.lowering.torch_trace.run import recording, trace_module
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
 
 aten = torch.ops.aten
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from shapewright.app.cli import main
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.fields import documented_fields
-from shapewright.models import TransformerConfig, load_preset
+from shapewright.models.read import load_preset
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # One of each family: dense, gated, mixture, latent attention, encoder, encoder-decoder.
 REAL_CONFIGS: tuple[dict[str, Any], ...] = tuple(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import shapewright
 from shapewright.core.errors import LayoutError
-from shapewright.memory import OPTIMIZERS
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.compare import BOUNDS
+from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 DEVICES = st.sampled_from(("a100-sxm-80gb", "h100-sxm-80gb", "v100-sxm2-32gb", "mi300x", "l4", "cerebras-wse-2"))

@@ -9,13 +9,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION, find_better_shapes
 from shapewright.lint.evaluate import INFO_FROM_FRACTION, evaluate
 from shapewright.lint.rule import Finding, Rule, list_rules
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 DEVICES = {name: load_device(name) for name in ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-32gb", "h200-sxm-141gb")}
 SMALL = st.sampled_from((1, 2, 3, 4, 5, 6, 8))

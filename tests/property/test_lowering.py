@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.base import PASSES, STAGES
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 LARGEST_DEGREE = 8
 ONE_DEVICE = ParallelLayout()

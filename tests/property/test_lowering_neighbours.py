@@ -13,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 BF16_BYTES, FP32_BYTES = 2.0, 4.0
 FP8_BYTES = 1.0 + 4.0 / 128.0  # one fp32 scale for 128 elements (arXiv 2412.19437, section 3.3.2)

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
+from shapewright.memory.estimate import estimate_memory, estimate_stages
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.states import count_device_parameters
-from shapewright.models import TransformerConfig, count_parameters
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.parameters import count_parameters
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 LARGEST_DEGREE = 8
 

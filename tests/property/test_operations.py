@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 
 dims = st.integers(1, 2**22)
 small = st.integers(1, 24)

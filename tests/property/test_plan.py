@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import Device, load_device
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig, read_model
-from shapewright.optimize.plan import PlanRequest, break_down, offload_choices
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.plan import findings as plan_findings
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Findings
-from shapewright.optimize.plan.request import PlanJob
+from shapewright.optimize.plan.request import PlanJob, PlanRequest, offload_choices
+from shapewright.optimize.plan.result import break_down
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict

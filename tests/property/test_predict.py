@@ -12,12 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Collective
-from shapewright.models import TransformerConfig, list_presets, load_preset, read_model
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.collective import Collective
+from shapewright.models.read import list_presets, load_preset, read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import Prediction, predict
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 DEVICES = ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-16gb", "l40s", "mi300x", "tpu-v5p", "groq-lpu-v1")
 

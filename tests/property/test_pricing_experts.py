@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.hardware import list_devices, load_device
-from shapewright.lowering.operations import GroupedGemm
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.lowering.operations.gemm import GroupedGemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.price import price_grouped_gemm
 

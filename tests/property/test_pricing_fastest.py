@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.price import estimate_grouped_gemm_s, price_grouped_gemm
 from shapewright.pricing.gemm import price as gemm_module

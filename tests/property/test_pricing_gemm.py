@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.hardware import list_devices, load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 from shapewright.pricing.gemm.tiling import count_tiles, count_waves

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.hardware import list_devices, load_device
-from shapewright.lowering.operations import Attention, Collective, Pointwise
-from shapewright.lowering.operations.collective import COLLECTIVE_OPS
-from shapewright.lowering.operations.pointwise import POINTWISE_KINDS
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS, Collective
+from shapewright.lowering.operations.pointwise import POINTWISE_KINDS, Pointwise
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective, price_collectives

@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
-from shapewright.optimize.search import Goal, SearchRequest, search_shapes, steps
+from shapewright.hardware.loader import load_device
+from shapewright.optimize.search import steps
 from shapewright.optimize.search.memory import ShapeMemoryEstimator, kv_bytes_per_token
+from shapewright.optimize.search.objective import Goal
+from shapewright.optimize.search.request import SearchRequest
+from shapewright.optimize.search.search import search_shapes
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, VariedScenario, lower_grid
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.loss import ShapeForLoss, estimate_loss_effect, load_loss_law, scale_to_baseline
+from shapewright.prediction.loss.effect import estimate_loss_effect, scale_to_baseline
+from shapewright.prediction.loss.law import load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.software import Software, load_software, software_names
@@ -221,7 +226,7 @@ def brute_force_costs(
     question: Scenario, request: SearchRequest, result: Any, wanted: int
 ) -> list[tuple[float, float]]:
     """Cost and step time of every shape inside guard and budget, predicted one at a time."""
-    from shapewright.models import count_parameters
+    from shapewright.models.parameters import count_parameters
     from shapewright.optimize.search.space.guard import measure_shape
     from shapewright.optimize.search.space.space import make_space
 

@@ -12,8 +12,8 @@ import pytest
 
 from measured_tables import GEMM_SHAPES, H100, gemm_columns, only_row, paper_layer, write_csv, write_parquet
 from shapewright.core.errors import MeasuredFileError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm

@@ -14,7 +14,8 @@ from command_line import run
 from shapewright.core.errors import MeasuredFileError
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.statistics import loss_errors
-from shapewright.prediction.loss import ShapeForLoss, load_loss_law
+from shapewright.prediction.loss.law import load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 
 RECIPE = "morph, cosine to 3e-5, dclm"
 SHAPES = ((512, 8), (640, 5), (768, 12), (896, 9), (1024, 16), (1152, 12))

@@ -11,7 +11,8 @@ from shapewright.core.errors import MeasuredFileError
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.store.database import Store
-from shapewright.measure.store.imports import Overrides, import_files
+from shapewright.measure.store.imports.files import import_files
+from shapewright.measure.store.imports.measured import Overrides
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text("utf-8")
 _SECTION = _PAGE.partition("## Tables of your own")[2]

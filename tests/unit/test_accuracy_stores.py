@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import MeasuredFileError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.evaluate import evaluate_folder, summarize
 from shapewright.measure.accuracy.stores import find_stores, price
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import layer_run, step_run
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 H100 = load_device("h100-sxm-80gb")
 CONFIG = TransformerConfig(hidden_size=1024, num_layers=2, num_heads=16, vocab_size=1024, name="small")

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_csv, write_parquet
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.gemm import section_of
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES

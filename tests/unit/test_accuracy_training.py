@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.published_rows import FORMAT, software_of_experts

@@ -12,7 +12,7 @@ import pytest
 
 from measured_tables import write_parquet
 from shapewright.core.errors import MeasuredFileError, UnknownDeviceError
-from shapewright.hardware import find_measured_device, load_device
+from shapewright.hardware.loader import find_measured_device, load_device
 from shapewright.measure.accuracy.context import Context, ElementFormat, read_format, read_stored_format
 from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.moe import busiest_load, busiest_loads

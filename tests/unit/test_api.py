@@ -17,8 +17,9 @@ from shapewright.app.cli import main
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.core.errors import ConfigError
-from shapewright.hardware import Device, load_device
-from shapewright.models import read_model
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 
 WORKLOAD = {"attention": "unfused", "dtype": "fp16", "micro_batch_size": 2}

@@ -113,6 +113,17 @@ def test_packages_equal_the_list() -> None:
     assert found == {*PACKAGES, "__init__.py", "__main__.py"}
 
 
+def test_names_come_from_their_modules() -> None:
+    """A package's __init__ hands nothing on, so that a name has one home and no import loads what it does not need."""
+    imports = [
+        str(path.parent.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("__init__.py")
+        if "from shapewright" in path.read_text(encoding="utf-8")
+    ]
+
+    assert sorted(imports) == [".", "app/cli"]
+
+
 def test_folders_hold_few_modules() -> None:
     """A folder with many modules is divided into subpackages by subject."""
     sizes: dict[str, int] = {}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import shapewright
-from shapewright.hardware import list_devices, load_device
 from shapewright.hardware.architectures import (
     ARCHITECTURE_NAMES,
     ARCHITECTURES,
@@ -16,6 +15,7 @@ from shapewright.hardware.architectures import (
     find_architecture,
     find_compute_capability,
 )
+from shapewright.hardware.loader import list_devices, load_device
 
 _PACKAGE = Path(shapewright.__file__).parent
 # Recipes are published by model and chip, and a refit has settings for the devices in its data: neither is a fact about

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.attention.sections import choose_section, read_kernel
 from shapewright.pricing.attention.transfer import mean_fp8_ratios, to_fp8_kernel

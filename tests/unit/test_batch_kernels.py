@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.batched import time_batches
 from shapewright.pricing.gemm.kernels import DeviceRates

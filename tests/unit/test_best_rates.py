@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.gemm.parameters import read_parameters
 from shapewright.pricing.gemm.section import prepare_gemm_pricing

@@ -10,8 +10,8 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ConfigError
-from shapewright.models import read_model
 from shapewright.models.hf_config import has_block_scales
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 
 FP8 = {"num_bits": 8, "type": "float"}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shapewright.core.errors import WorkloadError
-from shapewright.hardware import load_device
-from shapewright.models import TransformerConfig, read_model
+from shapewright.hardware.loader import load_device
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from command_line import run
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering.flops import count_convention_flops, count_model_flops
-from shapewright.models import count_parameters, list_presets, read_model
-from shapewright.prediction.calculators import (
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, read_model
+from shapewright.prediction.calculators.flops import bus_fraction, count_flops, count_gradient_traffic_bytes
+from shapewright.prediction.calculators.parameters import explain_parameters
+from shapewright.prediction.calculators.training import (
     BatchRequest,
     bubble_fraction,
-    bus_fraction,
-    count_flops,
-    count_gradient_traffic_bytes,
     count_replicas,
     estimate_budget,
-    explain_parameters,
     solve_batch,
 )
 from shapewright.prediction.training_run import count_chinchilla_tokens
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 
 def value_of(numbers: str) -> float:

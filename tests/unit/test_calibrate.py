@@ -16,9 +16,12 @@ import pytest
 from calibration_files import write_late_calibration
 from shapewright.app.cli.main import main
 from shapewright.core.errors import CalibrationError, DeviceError
-from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import find_architecture
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.fit.calibrate import CalibrationResult, calibrate_rows
 from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
 from shapewright.measure.store.database import Store
@@ -208,7 +211,7 @@ def test_uncalibrated_contradicts_a_calibration(tmp_path: Path, capsys: pytest.C
 
 def test_a_described_device_reads_back() -> None:
     """The table of a device is a device file's, and gives the same device."""
-    from shapewright.hardware import build_device
+    from shapewright.hardware.device_file import build_device
 
     back = build_device(device_table(H100), where="x", complete=False)
 

@@ -16,7 +16,7 @@ import pytest
 import shapewright
 from calibration_files import H100
 from shapewright.core.errors import CalibrationError, ShapewrightError
-from shapewright.hardware import Device
+from shapewright.hardware.device import Device
 from shapewright.pricing.calibration.file import FILE_KIND, SCHEMA_VERSION, calibrated_device, device_table
 from shapewright.pricing.calibration.records import RECORD_KINDS
 from shapewright.pricing.calibration.schema import check_record

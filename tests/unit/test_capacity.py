@@ -15,11 +15,12 @@ from shapewright.app.report.memory import print_memory_report
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering.checks import max_sequence_length
-from shapewright.memory import estimate_memory, estimate_stages, find_recipe
-from shapewright.models import TransformerConfig
-from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, Capacity
-from shapewright.prediction.capacity.fit import find_largest
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION, estimate_memory, estimate_stages
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.capacity.fit import Capacity, find_largest
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.optimizers import find_recipe
+from shapewright.workload.workload import Workload
 
 LLAMA_3_8B_PARAMETERS = 8_030_261_248
 

@@ -6,10 +6,12 @@ import pytest
 
 import shapewright
 from shapewright.core.units import GIB, MIB
-from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
+from shapewright.memory.estimate import estimate_memory, estimate_stages
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.tensors import select_kept_tensors
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # arXiv 2205.05198, Figure 1 and Table 2: parameters with optimizer states, then activations of the first stage in GiB
 # with tensor and sequence parallelism and selective recomputation, with tensor parallelism alone, with full

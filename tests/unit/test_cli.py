@@ -20,12 +20,12 @@ from calibration_files import H100, write_late_calibration
 from command_line import COMMANDS, examples, run
 from shapewright.app.report.page import find_browser
 from shapewright.core.child_process import SOURCE_FOLDER
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import proxy_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
 DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shapewright.app.cli import main
-from shapewright.models import read_model
+from shapewright.models.read import read_model
 
 DEVICE = ["--device", "a100-sxm-80gb", "--fail-on", "never"]
 GPT2 = {

@@ -10,26 +10,30 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import BenchError, ConfigError, LayoutError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Collective, Gemm, SparseAttention
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
-from shapewright.models import count_parameters
 from shapewright.models.hf_config import read_hf_config
 from shapewright.models.layers import COMPRESSED_LAYERS, describe_pattern
+from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
 from shapewright.models.write import to_config_json
 from shapewright.optimize.search.memory import kv_bytes_per_token
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.sparse import price_sparse_attention
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 H100 = load_device("h100-sxm-80gb")
 NO_EXPERTS: dict[str, Any] = {

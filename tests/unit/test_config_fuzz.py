@@ -13,15 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.models import (
-    Model,
-    count_parameters,
-    list_presets,
-    load_preset,
-    read_model,
-    to_config_json,
-    with_changes,
-)
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import Model, list_presets, load_preset, read_model
+from shapewright.models.transformer import with_changes
+from shapewright.models.write import to_config_json
 
 REAL_CONFIGS: list[dict[str, Any]] = [load_preset(name).config for name in list_presets()]
 # One multimodal config, so that the way down to the text part is walked as well.

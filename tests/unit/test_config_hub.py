@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModelError
-from shapewright.models import config_file, read_model
+from shapewright.models import config_file
+from shapewright.models.read import read_model
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 96, "n_layer": 3, "n_head": 6}).encode()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

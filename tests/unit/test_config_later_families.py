@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import ConfigError
-from shapewright.models import count_parameters
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
 
 _SEED_OSS_36B = {
     "model_type": "seed_oss",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.models import TransformerConfig, count_parameters
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
+from shapewright.models.transformer import TransformerConfig
 
 GPT = {"norm": "layernorm", "norm_bias": True, "qkv_bias": True, "attention_out_bias": True, "mlp_bias": True}
 

@@ -13,8 +13,8 @@ import pytest
 
 from shapewright.core.errors import ConfigError, ShapewrightError, UnknownModelError
 from shapewright.hardware.loader import read_device_file
-from shapewright.models import list_presets, load_preset, read_model
 from shapewright.models.config_file import MAX_FILE_BYTES, parse_json_object, read_json_file
+from shapewright.models.read import list_presets, load_preset, read_model
 from shapewright.optimize.serving.traffic.trace import read_trace
 from shapewright.prediction.loss.law import read_loss_law
 from shapewright.pricing.calibration.file import read_calibration

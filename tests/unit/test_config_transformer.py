@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ConfigError
-from shapewright.models import TransformerConfig, with_changes
+from shapewright.models.transformer import TransformerConfig, with_changes
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 100}
 

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapewright.core.errors import ConfigError
-from shapewright.models import Model, list_presets, read_model, to_config_json, with_changes
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.read import Model, list_presets, read_model
+from shapewright.models.transformer import with_changes
+from shapewright.models.write import to_config_json
 
 
 def changed_keys(name: str, changes: dict[str, Any]) -> dict[str, Any]:

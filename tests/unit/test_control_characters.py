@@ -9,8 +9,8 @@ import pytest
 
 from command_line import run
 from shapewright.core.errors import ConfigError, ShapewrightError
-from shapewright.hardware import load_device
 from shapewright.hardware.device_file import device_template
+from shapewright.hardware.loader import load_device
 from shapewright.models.read import read_model
 
 LLAMA = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}

@@ -15,10 +15,13 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.models import count_parameters, read_model, to_config_json
-from shapewright.optimize.design import DesignResult, FrontRun, usual_batch_size
-from shapewright.optimize.search import usual_model
-from shapewright.prediction.loss import estimate_loss_effect
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.write import to_config_json
+from shapewright.optimize.design.request import usual_batch_size
+from shapewright.optimize.design.result import DesignResult, FrontRun
+from shapewright.optimize.search.baseline import usual_model
+from shapewright.prediction.loss.effect import estimate_loss_effect
 from shapewright.prediction.speedup import compare_times
 
 ASKED: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8, "workload": {"seq_len": 1024}}

@@ -8,7 +8,7 @@ import pytest
 
 import shapewright
 from shapewright.app.report.outputs.catalogue import borrowed_records
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import DeviceSpec, choose_donor
 from shapewright.pricing.calibration.records import list_records, load_record
 

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import LayoutError
 from shapewright.lowering.counts import count_layers
 from shapewright.lowering.model import lower
-from shapewright.memory import estimate_memory, estimate_stages
-from shapewright.models import TransformerConfig, read_model
-from shapewright.prediction.composition import rebalance_ends
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.memory.estimate import estimate_memory, estimate_stages
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.composition.stages import rebalance_ends
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 BOTH = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 EMBEDDING = {"account_for_embedding_in_pipeline_split": True}

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from command_line import run
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.proxy.runs import make_spec, read_runs
-from shapewright.models import TransformerConfig, read_model
-from shapewright.optimize.experiments import ExperimentPlan, propose, propose_experiments, scale_down, small_models
-from shapewright.optimize.experiments.propose import ENOUGH_CHANCE
-from shapewright.prediction.loss import LossLaw, ShapeForLoss
-from shapewright.prediction.loss.terms import COEFFICIENTS
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.optimize.experiments import propose, small_models
+from shapewright.optimize.experiments.propose import ENOUGH_CHANCE, ExperimentPlan, propose_experiments
+from shapewright.optimize.experiments.small_models import scale_down
+from shapewright.prediction.loss.law import LossLaw
+from shapewright.prediction.loss.terms import COEFFICIENTS, ShapeForLoss
 from shapewright.prediction.speedup import Speedup
 
 H100 = load_device("h100-sxm-80gb")

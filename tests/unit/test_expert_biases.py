@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective, Pointwise
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig, read_model
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict
 from shapewright.pricing.software import load_software
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H, E, K, F, TOKENS = 64, 8, 2, 48, 64
 CONFIG = TransformerConfig(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.models import Model, load_preset, read_object
+from shapewright.models.read import Model, load_preset, read_object
 from shapewright.prediction.build import build_scenario
 
 DECODE = {"phase": "decode", "dtype": "fp8", "micro_batch_size": 64, "context_len": 4096}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.price import read_lone_row_s_per_byte

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import LayoutError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.check import check_scenario
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective, GroupedGemm, Operation
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig, read_model
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.plan.notes import describe_layout
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H, E, K, F = 64, 16, 2, 96
 CONFIG = TransformerConfig(

@@ -9,10 +9,10 @@ import pytest
 
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import GroupedGemm
-from shapewright.models import read_model
+from shapewright.lowering.operations.gemm import GroupedGemm
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.residual import load_residuals
@@ -24,7 +24,8 @@ from shapewright.pricing.experts.price import (
 )
 from shapewright.pricing.experts.tiles import TUNED, TileRule, read_rule, tuned_shapes
 from shapewright.pricing.price import GemmPrice
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H100 = load_device("h100-sxm-80gb")
 SGLANG = "sglang 0.5.14/sglang_fused_moe_triton"

@@ -21,16 +21,19 @@ from shapewright.app.figures.step import step_roofline_chart
 from shapewright.app.figures.sweep_values import sweep_field
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.core.errors import MeasuredFileError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.model_runs import layer_run
 from shapewright.pricing.operations import price_operations
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 A100 = load_device("a100-sxm-40gb")
 RUN = Run(

@@ -10,18 +10,23 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower, lower_parts
-from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
-from shapewright.memory import count_trained_parameters, estimate_memory
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.memory.estimate import estimate_memory
 from shapewright.memory.frozen import temporary_weight_bytes
 from shapewright.memory.stages import Stage
-from shapewright.memory.states import count_stage_parameters
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.memory.states import count_stage_parameters, count_trained_parameters
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.finetuning import pack_sequence
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ONE = ParallelLayout()
 METHODS: dict[str, dict[str, Any]] = {

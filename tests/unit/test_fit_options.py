@@ -9,9 +9,9 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ShapewrightError
-from shapewright.hardware import load_device
-from shapewright.memory import estimate_memory
-from shapewright.prediction.capacity import Capacity
+from shapewright.hardware.loader import load_device
+from shapewright.memory.estimate import estimate_memory
+from shapewright.prediction.capacity.fit import Capacity
 from shapewright.prediction.capacity.fit_options import FitOption
 from shapewright.workload.workload import RECOMPUTE_MODES
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.refit import record_files
 from shapewright.measure.refit.gemm.residual import write_record
 from shapewright.measure.refit.gemm.trees import (

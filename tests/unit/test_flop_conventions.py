@@ -10,9 +10,11 @@ from shapewright.lowering.flops import (
     count_rule_of_thumb_flops,
     estimate_training_s,
 )
-from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.models.flop_conventions import CONVENTIONS
-from shapewright.workload import Workload
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.workload import Workload
 
 A100_FLOPS_PER_S = 312e12
 SECONDS_PER_DAY = 86_400.0

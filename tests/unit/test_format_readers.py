@@ -11,11 +11,14 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.app.formats import FORMATS, READERS, RUN_FORMATS, parse_job, read_job, write_format
 from shapewright.app.formats.output_format import unused_fields
+from shapewright.app.formats.registry import FORMATS, READERS, RUN_FORMATS, parse_job, read_job, write_format
 from shapewright.core.errors import ConfigError, ShapewrightError
-from shapewright.models import TransformerConfig, list_presets, read_model, untimed_values
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import list_presets, read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.models.write import untimed_values
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 pytest.importorskip("yaml", reason="YAML files need the yaml extra")
 

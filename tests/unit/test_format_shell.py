@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapewright.app.formats import parse_job
+from shapewright.app.formats.registry import parse_job
 from shapewright.app.formats.shell import arguments_of, read_script
 
 MODEL = "--num-layers 2 --hidden-size 512 --num-attention-heads 8"

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.app.formats import FORMATS, write_format
+from shapewright.app.formats.registry import FORMATS, write_format
 from shapewright.core.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
-from shapewright.models import TransformerConfig, list_presets, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import list_presets, read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 def read_arguments(text: str) -> dict[str, Any]:

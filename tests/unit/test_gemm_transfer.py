@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.calibration.transfer import (
     format_rate_error,

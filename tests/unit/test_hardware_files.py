@@ -13,10 +13,16 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ShapewrightError, UnknownRateError
-from shapewright.hardware import find_aliases, list_devices, load_device, note_on_board
 from shapewright.hardware.architectures import ARCHITECTURE_NAMES
 from shapewright.hardware.device import Device
-from shapewright.hardware.loader import normalize_name, read_device_text
+from shapewright.hardware.loader import (
+    find_aliases,
+    list_devices,
+    load_device,
+    normalize_name,
+    note_on_board,
+    read_device_text,
+)
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapewright.core.errors import DeviceError, UnknownDeviceError
-from shapewright.hardware import detect_device, device_template, list_devices, load_device
-from shapewright.hardware.device_file import AMOUNT_KEYS, COUNT_KEYS, KEYS, REQUIRED_KEYS, parse_device
-from shapewright.hardware.loader import MAX_FILE_BYTES, read_device_text
+from shapewright.hardware.device_file import AMOUNT_KEYS, COUNT_KEYS, KEYS, REQUIRED_KEYS, device_template, parse_device
+from shapewright.hardware.loader import MAX_FILE_BYTES, detect_device, list_devices, load_device, read_device_text
 
 H100 = read_device_text("h100-sxm-80gb")
 _MEMORY = next(line.partition("  #")[0] for line in H100.splitlines() if line.startswith("memory_bytes = "))

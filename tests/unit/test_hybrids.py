@@ -11,14 +11,22 @@ import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, CausalConv, Gemm, Operation, Scan, SparseAttention
-from shapewright.memory import estimate_memory, list_saved_tensors
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
+from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import count_stage_parameters
-from shapewright.models import TransformerConfig, count_parameters, list_presets, load_preset, read_model
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, load_preset, read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.models.write import to_config_json
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 HYBRIDS = [name for name in list_presets() if load_preset(name).config.get("model_type") in {
     "qwen3_next", "qwen3_5_moe_text", "kimi_linear", "nemotron_h", "granitemoehybrid", "jamba", "lfm2", "minimax",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.optimize.plan import PlanResult
+from shapewright.optimize.plan.result import PlanResult
 from shapewright.prediction.build import build_scenario
 
 DEVICE = "h100-sxm-80gb"

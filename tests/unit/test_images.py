@@ -11,13 +11,15 @@ import pytest
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.units import format_seconds
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective, Gemm
-from shapewright.memory import estimate_stages
-from shapewright.models import read_model
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.memory.estimate import estimate_stages
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import read_model
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H100 = "h100-sxm-80gb"
 JOB: dict[str, Any] = {"device": H100, "num_devices": 16, "global_batch_size": 64}

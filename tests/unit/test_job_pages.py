@@ -15,7 +15,8 @@ from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.mfu import mfu_output
 from shapewright.core.units import GIB
-from shapewright.prediction.utilization import LOSSES, MITIGATIONS, Utilization
+from shapewright.prediction.utilization.explain import Utilization
+from shapewright.prediction.utilization.rates import LOSSES, MITIGATIONS
 
 JOBS = {
     "memory": ["memory", "llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "2", "--pp", "2"],

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.models import count_parameters, read_model
+from shapewright.hardware.loader import load_device
 from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.pricing.kernels.attention import encoder_work, latent_attention_work, latent_bmm_work, training_work
 from shapewright.pricing.kernels.hybrids import sparse_work
 from shapewright.pricing.kernels.price import kernel_rates

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.refit.kernels import KernelRows, coverage_left_out, fit_kernel, intervals_of, tabulate
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from shapewright.app.formats import parse_job, read_job
+from shapewright.app.formats.registry import parse_job, read_job
 from shapewright.core.errors import ConfigError
 
 INSTANCES = """\

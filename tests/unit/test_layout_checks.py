@@ -11,9 +11,10 @@ from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import layers_per_stage, num_microbatches
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Operation
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.operation import Operation
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 CONFIG = TransformerConfig(
     hidden_size=64, num_heads=8, num_kv_heads=4, num_layers=4, vocab_size=96, intermediate_size=160, fused_qkv=True

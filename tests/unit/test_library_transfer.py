@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Gemm, GroupedGemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.libraries import nearest_library
 from shapewright.pricing.calibration.records import load_record

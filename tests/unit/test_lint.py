@@ -12,16 +12,17 @@ from shapewright.app.integrations.sarif import to_sarif
 from shapewright.app.report.check import finding_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.core.errors import LayoutError, UnknownRuleError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.better_shapes import find_better_shapes
 from shapewright.lint.check import CheckReport, check_scenario, exact_changes, exit_code, fix_config
 from shapewright.lint.evaluate import evaluate, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, get_rule, list_rules
-from shapewright.models import read_model
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 A100 = load_device("a100-sxm-40gb")
 GPT3_2_7B = read_model("gpt3-2.7b").config

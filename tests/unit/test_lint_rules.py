@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import UnknownRuleError
-from shapewright.hardware import Device
+from shapewright.hardware.device import Device
 from shapewright.lint.rule import FAMILIES, get_rule, list_rules, rule_page
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 HEADINGS = (
     "What it does",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.models import TransformerConfig
-from shapewright.prediction.loss import LossLaw, ShapeForLoss, TokensRatio, load_loss_law, net_speedup
-from shapewright.prediction.loss.law import loss_recipes
-from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.loss.effect import net_speedup
+from shapewright.prediction.loss.law import LossLaw, TokensRatio, load_loss_law, loss_recipes
+from shapewright.prediction.loss.terms import COEFFICIENTS, ShapeForLoss, derivatives, evaluate_terms
 
 GPT = ShapeForLoss.of(TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257))
 TOKENS = 300e9

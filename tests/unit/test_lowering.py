@@ -10,9 +10,12 @@ from lowered import LATENT, ONE_DEVICE, gpt, letters, named
 from shapewright.core.errors import WorkloadError
 from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm, GroupedGemm
-from shapewright.models import TransformerConfig, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 def test_layer_gemms_of_the_paper_on_one_device() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from lowered import LATENT, ONE_DEVICE, gpt, letters, moved, named
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm
-from shapewright.models import TransformerConfig
-from shapewright.workload import Workload
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.workload import Workload
 
 
 def test_gradients_of_unfused_attention() -> None:

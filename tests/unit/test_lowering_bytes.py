@@ -6,9 +6,10 @@ import pytest
 
 from lowered import ONE_DEVICE, gpt, letters, moved, named
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Pointwise
-from shapewright.models import count_parameters, read_model
-from shapewright.workload import Workload
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.workload.workload import Workload
 
 
 def test_residual_stream_of_a_layer() -> None:

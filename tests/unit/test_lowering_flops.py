@@ -9,8 +9,10 @@ import pytest
 from lowered import gpt
 from shapewright.lowering.flops import count_hardware_flops, count_model_flops, sum_flops
 from shapewright.lowering.model import lower
-from shapewright.models import TransformerConfig, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 VOCAB_SIZE, SEQ_LEN = 51200, 2048
 

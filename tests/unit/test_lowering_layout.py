@@ -9,9 +9,12 @@ import pytest
 
 from shapewright.lowering.collectives import ranks_per_node
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Collective, Gemm
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 B, S, H = 2, 32, 64
 CONFIG = TransformerConfig(

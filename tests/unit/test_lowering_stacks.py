@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Operation
-from shapewright.models import TransformerConfig, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.operation import Operation
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 SINGLE = ParallelLayout()
 TRAINING = Workload(seq_len=64, micro_batch_size=2)

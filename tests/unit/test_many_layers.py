@@ -12,9 +12,10 @@ from shapewright.core.traced import Tape, Traced, sum_of_products
 from shapewright.lowering.counts import count_layers
 from shapewright.memory.estimate import estimate_memory, estimate_stages
 from shapewright.memory.stages import peak_stage_candidates
-from shapewright.models import TransformerConfig
 from shapewright.models.layers import count_kinds
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 def make_config(num_layers: int, windows: tuple[int, ...], experts: tuple[bool, ...] = ()) -> TransformerConfig:

@@ -9,21 +9,24 @@ import pytest
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.units import GIB, MIB
-from shapewright.memory import (
+from shapewright.memory.estimate import (
     CUDA_CONTEXT_BYTES,
     MemoryEstimate,
-    TrainingRecipe,
     count_cached_elements,
+    count_microbatches_in_flight,
     estimate_memory,
-    list_saved_tensors,
 )
-from shapewright.memory.estimate import count_microbatches_in_flight
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import DeviceParameters, count_stage_parameters, estimate_states
 from shapewright.memory.tensors import select_kept_tensors
-from shapewright.models import TransformerConfig, count_parameters, list_presets, read_model
 from shapewright.models.hf_config import read_hf_config
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.optimizers import TrainingRecipe
+from shapewright.workload.workload import Workload
 
 # 16-bit weights and gradients, fp32 weights and moments: 2 + 2 + K bytes, K = 12 (arXiv 1910.02054, section 3.1).
 NARROW_GRADIENTS = Workload(optimizer="adamw-narrow-gradients")

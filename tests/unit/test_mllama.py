@@ -10,11 +10,14 @@ import pytest
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
-from shapewright.models import count_parameters, load_preset, read_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import load_preset, read_model
 from shapewright.models.write import to_config_json
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ONE, PRESET = ParallelLayout(), "llama-3.2-11b-vision"
 WITH_IMAGES = read_model(PRESET).with_vision().config

@@ -11,7 +11,8 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.core.errors import DeviceError, LayoutError
-from shapewright.hardware import load_device, with_nodes
+from shapewright.hardware.loader import load_device
+from shapewright.hardware.nodes import with_nodes
 
 H100 = load_device("h100-sxm-80gb")
 

@@ -9,7 +9,8 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.models import read_model, to_config_json
+from shapewright.models.read import read_model
+from shapewright.models.write import to_config_json
 
 _ODD = ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"]
 

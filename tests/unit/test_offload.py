@@ -11,15 +11,17 @@ import pytest
 import shapewright
 from shapewright.app.cli import main
 from shapewright.core.errors import UnknownRateError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Collective
-from shapewright.memory import estimate_memory, list_saved_tensors
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.collective import Collective
+from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.capacity.fit_options import LINK_FRACTION
 from shapewright.prediction.predict import Prediction, predict
 from shapewright.pricing.host import HOST_OPTIMIZER_BYTES_PER_S
 from shapewright.pricing.software import OVERLAP_SHARE
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 TRAINING = {"micro_batch_size": 2, "seq_len": 2048}
 LAYERS = 32  # of Llama-3-8B

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise, Scan, SparseAttention
-from shapewright.lowering.operations.gemm import contiguous_dims
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm, contiguous_dims
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.scan import Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 
 
 def test_gemm_by_hand() -> None:

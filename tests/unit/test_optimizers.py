@@ -7,11 +7,12 @@ import pytest
 import shapewright
 from shapewright.core.errors import WorkloadError
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Gemm
-from shapewright.memory import OPTIMIZERS, MemoryEstimate, estimate_memory, find_recipe
-from shapewright.models import read_model
-from shapewright.workload import ParallelLayout, Workload
-from shapewright.workload.optimizers import Optimizer
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.memory.estimate import MemoryEstimate, estimate_memory
+from shapewright.models.read import read_model
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.optimizers import OPTIMIZERS, Optimizer, find_recipe
+from shapewright.workload.workload import Workload
 
 LLAMA_3_8B_PARAMETERS = 8_030_261_248
 LLAMA_3_8B_EMBEDDINGS = 2 * 128_256 * 4096 + 4096  # and the final norm

@@ -19,11 +19,11 @@ from shapewright.measure.fit.loss_runs import calibrate_losses
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
-from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law
-from shapewright.prediction.loss.law import law_file_content, read_loss_law, using_loss_law
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.loss.law import LossLaw, law_file_content, load_loss_law, read_loss_law, using_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.model_runs import proxy_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 RUN = Run(
     run_id="r", started_utc="", command="", suite="proxy", device="cpu", device_facts={}, driver="", runtime="",

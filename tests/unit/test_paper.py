@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables.paper_layers import PaperLayer, find_misfits, price_block

@@ -8,10 +8,11 @@ import pytest
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering.counts import num_microbatches
-from shapewright.memory import count_microbatches_in_flight
+from shapewright.memory.activations import count_microbatches_in_flight
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import WEIGHT_GRADIENTS, combine_stages
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.prediction.composition.stages import WEIGHT_GRADIENTS, combine_stages
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H100 = "h100-sxm-80gb"
 

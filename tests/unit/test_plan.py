@@ -17,15 +17,15 @@ from shapewright.app.report.optimize.plan import chrome_trace, render_plan
 from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.core.units import format_bytes
-from shapewright.hardware import load_device
-from shapewright.memory import estimate_memory
-from shapewright.models import read_model
-from shapewright.optimize.plan import PlanRequest, PlanResult, break_down
+from shapewright.hardware.loader import load_device
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.read import read_model
 from shapewright.optimize.plan.layers import find_layer_kinds
-from shapewright.optimize.plan.result import Breakdown, explain_difference
+from shapewright.optimize.plan.request import PlanRequest
+from shapewright.optimize.plan.result import Breakdown, PlanResult, break_down, explain_difference
 from shapewright.optimize.plan.space import list_splits
 from shapewright.prediction.build import build_scenario
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 H100 = "h100-sxm-80gb"
 OFFLOADED = {"offload_optimizer": True}

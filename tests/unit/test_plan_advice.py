@@ -11,8 +11,8 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.core.units import format_seconds
-from shapewright.optimize.plan import PlanResult
-from shapewright.workload import ParallelLayout
+from shapewright.optimize.plan.result import PlanResult
+from shapewright.workload.layout import ParallelLayout
 
 H100 = "h100-sxm-80gb"
 

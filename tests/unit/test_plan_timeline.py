@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shapewright.core.errors import LayoutError
-from shapewright.memory import count_microbatches_in_flight
+from shapewright.memory.activations import count_microbatches_in_flight
 from shapewright.optimize.plan.timeline import (
     BACKWARD,
     FORWARD,
@@ -18,8 +18,9 @@ from shapewright.optimize.plan.timeline import (
     simulate_pipeline,
 )
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import WEIGHT_GRADIENTS, combine_stages
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.prediction.composition.stages import WEIGHT_GRADIENTS, combine_stages
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 SCHEDULES = [("1f1b", 1), ("1f1b", 3), ("gpipe", 1), ("zero-bubble", 1)]
 

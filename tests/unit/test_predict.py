@@ -13,13 +13,17 @@ from lowered import gpt
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.predict import describe, verdict
 from shapewright.core.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
-from shapewright.lowering.operations import Collective, Gemm, Pointwise
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import PricedOperation, compose_step, rebalance_ends
+from shapewright.prediction.composition.stages import PricedOperation, rebalance_ends
+from shapewright.prediction.composition.step import compose_step
 from shapewright.prediction.predict import Prediction
 from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.price import Price
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 H100 = "h100-sxm-80gb"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shapewright.models import count_parameters, list_presets, read_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, read_model
 
 _PRESETS: dict[str, dict[str, Any]] = {
     entry.name.removesuffix(".toml"): tomllib.loads(entry.read_text("utf-8"))

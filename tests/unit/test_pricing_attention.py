@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError, UnknownRateError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.pricing.attention.kernels import read_parameters
 from shapewright.pricing.attention.prefill import PrefillParameters
 from shapewright.pricing.attention.price import price_attention, price_attentions

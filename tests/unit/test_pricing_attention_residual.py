@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.refit.attention.residual import fade_past_most_heads
 from shapewright.pricing.attention.kernels import AttentionShape
 from shapewright.pricing.attention.price import price_attention

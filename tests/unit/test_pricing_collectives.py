@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError, UnknownRateError
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Collective
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.collective import Collective
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.calibration.transfer import transfer_start_scale
 from shapewright.pricing.collectives import price_collective, price_collectives

@@ -9,8 +9,8 @@ import pytest
 
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.experts.price import (

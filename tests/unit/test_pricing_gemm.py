@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError, UnknownRateError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.gemm.alignment import alignment_bytes

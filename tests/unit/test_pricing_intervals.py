@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration import intervals
 from shapewright.pricing.calibration.intervals import (
     OTHER_LIBRARY_WIDENING,

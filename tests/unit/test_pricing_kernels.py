@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.kernels import (
     DeviceRates,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.pointwise import price_pointwise, price_pointwises

@@ -7,8 +7,8 @@ import pytest
 
 from shapewright.app.cli import main
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.tables.gemm import PAPER_SECTION
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.calibration.records import load_record

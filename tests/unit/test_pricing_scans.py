@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import SCAN_RULES, Attention, CausalConv, Scan
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.scan import SCAN_RULES, CausalConv, Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.scans import BACKWARD_RATIO, price_scan
 from shapewright.pricing.operations import price_operations

@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 
 # A knob of every kind, most of them off their default.
 JOB = (

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import WorkloadError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.memory import estimate_memory
+from shapewright.memory.estimate import estimate_memory
 from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.tensors import select_kept_tensors
-from shapewright.models import TransformerConfig, read_model
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.recompute import CORE, MODULES
+from shapewright.workload.workload import Workload
 
 DEEPSEEK = replace(read_model("deepseek-v2-lite").config, num_layers=2)
 PLAIN = Workload(seq_len=512)

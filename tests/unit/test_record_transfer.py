@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.transfer import (

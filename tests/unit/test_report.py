@@ -17,7 +17,7 @@ from shapewright.app.report.outputs.check import report_output
 from shapewright.app.report.outputs.predict import predict_output
 from shapewright.app.report.predict import print_prediction
 from shapewright.lint.check import check_scenario
-from shapewright.models import list_presets
+from shapewright.models.read import list_presets
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 

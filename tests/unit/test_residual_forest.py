@@ -11,8 +11,8 @@ import pytest
 
 import shapewright.pricing.calibration.forest as forest_module
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.forest import (
     ResidualForest,
     forest_correction,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import ConfigError
 from shapewright.lowering.model import lower
-from shapewright.models import TransformerConfig, read_model
-from shapewright.models.transformer import with_changes
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.write import to_config_json
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 SMALL = {"hidden_size": 64, "num_heads": 4, "num_layers": 6, "vocab_size": 96}
 

@@ -12,9 +12,11 @@ import pytest
 
 from command_line import run as run_command
 from shapewright.app.api.searches import search as api_search
-from shapewright.models import read_model
-from shapewright.optimize.search import SearchRequest, SearchResult, search_shapes
+from shapewright.models.read import read_model
 from shapewright.optimize.search import engine as search_engine
+from shapewright.optimize.search.request import SearchRequest
+from shapewright.optimize.search.result import SearchResult
+from shapewright.optimize.search.search import search_shapes
 from shapewright.prediction.build import build_scenario
 
 PAPER = {"attention": "unfused", "dtype": "fp16", "micro_batch_size": 4, "seq_len": 2048}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shapewright.core.errors import ConfigError
-from shapewright.models import count_parameters, read_model
-from shapewright.optimize.search import scale_model, usual_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.optimize.search.baseline import scale_model, usual_model
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt", "qwen2.5", "pythia"])

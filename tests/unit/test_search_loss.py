@@ -13,13 +13,16 @@ from command_line import run as run_command
 from shapewright.app.api.searches import search
 from shapewright.app.cli.commands.search import command as search_command
 from shapewright.core.errors import ConfigError, WorkloadError
-from shapewright.models import read_model
-from shapewright.optimize.search import OBJECTIVES, Goal, SearchRequest, SearchResult, search_shapes
-from shapewright.optimize.search.objective import SPEED
-from shapewright.optimize.search.result import Candidate
+from shapewright.models.read import read_model
+from shapewright.optimize.search.objective import OBJECTIVES, SPEED, Goal
+from shapewright.optimize.search.request import SearchRequest
+from shapewright.optimize.search.result import Candidate, SearchResult
+from shapewright.optimize.search.search import search_shapes
 from shapewright.optimize.search.verdict import VERDICTS, describe_change, judge_search, recommend
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.loss import ShapeForLoss, estimate_loss_effect, keeps_loss, load_loss_law, scale_to_baseline
+from shapewright.prediction.loss.effect import estimate_loss_effect, keeps_loss, scale_to_baseline
+from shapewright.prediction.loss.law import load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.speedup import Speedup
 
 TOKENS = 3e11

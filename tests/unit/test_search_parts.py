@@ -13,10 +13,10 @@ import pytest
 
 from shapewright.core.errors import ConfigError
 from shapewright.core.traced import Tape, evaluate, untraced
-from shapewright.models import list_presets, read_model
-from shapewright.optimize.search import SearchRequest
+from shapewright.models.read import list_presets, read_model
 from shapewright.optimize.search import memory as search_memory
 from shapewright.optimize.search.findings import best_of_each_kind, pareto_front
+from shapewright.optimize.search.request import SearchRequest
 from shapewright.optimize.search.space.grid import AXES, Grid, split_by, sum_of
 from shapewright.optimize.search.space.guard import (
     MEASURES,

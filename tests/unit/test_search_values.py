@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapewright.core.errors import WorkloadError
-from shapewright.hardware import load_device
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.optimize.search import SearchRequest
+from shapewright.hardware.loader import load_device
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.search.branches import list_branches
+from shapewright.optimize.search.request import SearchRequest
 from shapewright.optimize.search.space.space import FieldValues
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ALL = ("width", "depth", "heads", "kv_heads", "ffn", "vocab", "micro_batch")
 RANGES = {"head_dim": (64.0, 128.0), "kv_group": (1.0, 8.0), "ffn_ratio": (2.0, 8.0)}

@@ -19,13 +19,13 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.app.formats.servers import ENGINES, choose_expressible, find_engine, write_launch
 from shapewright.app.formats.servers.flags import layout_problem
-from shapewright.app.formats.servers.launch import check_served
+from shapewright.app.formats.servers.launch import ENGINES, check_served, choose_expressible, find_engine, write_launch
 from shapewright.core.errors import ConfigError, WorkloadError
-from shapewright.optimize.serving import Adapters, ServingPlan
+from shapewright.optimize.serving.adapters import Adapters
+from shapewright.optimize.serving.plan import ServingPlan
 from shapewright.pricing.servers import server_names
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 GRAMMARS = json.loads(Path(__file__).with_name("server_grammars.json").read_text(encoding="utf-8"))
 TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "json": json.loads}

@@ -8,11 +8,13 @@ import pytest
 
 from served import BF16, make_instance, plan
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.operations import Attention, Collective, Gemm
-from shapewright.models import read_model
-from shapewright.optimize.serving import ServingFormat, ServingRequest
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.models.read import read_model
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import Instance, model_as_served
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.servers import (
@@ -24,7 +26,7 @@ from shapewright.pricing.servers import (
     make_servers,
     server_names,
 )
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 
 def test_an_engine_alone_is_its_newest_version() -> None:

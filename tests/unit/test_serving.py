@@ -11,9 +11,9 @@ import pytest
 import shapewright
 from served import make_instance, plan
 from shapewright.core.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.models import count_parameters, read_model
-from shapewright.optimize.serving import ServingRequest
+from shapewright.hardware.loader import load_device
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.disaggregated import (
     Decoder,
@@ -23,10 +23,10 @@ from shapewright.optimize.serving.disaggregated import (
     transfer_span,
 )
 from shapewright.optimize.serving.point import Span, batch_sizes, pareto_front
-from shapewright.optimize.serving.request import read_format
+from shapewright.optimize.serving.request import ServingRequest, read_format
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import compose_passes
-from shapewright.workload import ParallelLayout
+from shapewright.prediction.composition.step import compose_passes
+from shapewright.workload.layout import ParallelLayout
 
 
 def test_best_keeps_limits_and_front_falls() -> None:

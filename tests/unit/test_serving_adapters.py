@@ -10,9 +10,10 @@ import pytest
 from command_line import run as run_command
 from served import make_instance, plan
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.operations import Gemm
-from shapewright.optimize.serving import Adapters, ServingRequest
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingRequest
 
 RANK = 16
 ADAPTERS = Adapters(rank=RANK, num_resident=8)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from served import make_instance
-from shapewright.lowering.operations import Attention, Gemm
-from shapewright.optimize.serving import ServingRequest, Speculation
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
 from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_instances, transfer_span
 from shapewright.optimize.serving.passes import Passes
 from shapewright.optimize.serving.point import Span
+from shapewright.optimize.serving.request import ServingRequest, Speculation
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import StepTimes, compose_passes
+from shapewright.prediction.composition.step import StepTimes, compose_passes
 from shapewright.prediction.predict import predict
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 
 def times_of(step_s: float) -> StepTimes:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.optimize.serving import ServingRequest
+from shapewright.hardware.loader import load_device
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch
-from shapewright.optimize.serving.request import read_format
+from shapewright.optimize.serving.request import ServingRequest, read_format
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 H100 = load_device("h100-sxm-80gb")
 

@@ -8,9 +8,9 @@ import pytest
 
 from served import make_instance
 from shapewright.core.errors import WorkloadError
-from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.closed_form import make_prefill_pass, most_decoding_sequences, queued, static_batch
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.steady_loads import open_loop, within_limits
 from shapewright.pricing.servers import CURRENT_SERVER, load_server
 

@@ -11,13 +11,13 @@ import shapewright
 from command_line import run as run_command
 from shapewright.app.report.outputs.serving import layout_words
 from shapewright.core.errors import LayoutError
-from shapewright.optimize.serving import ServingPlan
 from shapewright.optimize.serving.capacity import candidate_layouts
+from shapewright.optimize.serving.plan import ServingPlan
 from shapewright.optimize.serving.point import model_as_served
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import predict
 from shapewright.pricing.servers import CURRENT_SERVER
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 MODEL, DEVICE = "qwen3-30b-a3b", "h100-sxm-80gb"
 # 48 layers of 128 experts, each three matrices of 2048 x 768, in bf16.

@@ -10,9 +10,9 @@ import shapewright
 from shapewright.app.api.serving import build_served
 from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.core.errors import WorkloadError
-from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 
 H100 = "h100-sxm-80gb"
 MODEL = "qwen2.5-vl-7b"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shapewright.lowering.flops import sum_flops
-from shapewright.optimize.serving import ServingFormat, ServingRequest, Speculation
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
@@ -24,10 +23,11 @@ from shapewright.optimize.serving.disaggregated import (
 )
 from shapewright.optimize.serving.passes import Passes
 from shapewright.optimize.serving.point import Instance, Span
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest, Speculation
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import StepTimes, compose_passes, compose_step, price_passes
+from shapewright.prediction.composition.step import StepTimes, compose_passes, compose_step, price_passes
 from shapewright.pricing.servers import load_server
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
 BF16 = ServingFormat("bf16", "bf16", "bf16")

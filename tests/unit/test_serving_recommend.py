@@ -12,10 +12,10 @@ import pytest
 from command_line import run as run_command
 from served import BF16, plan
 from shapewright.core.errors import WorkloadError
-from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.point import OperatingPoint, Span, pareto_front
 from shapewright.optimize.serving.recommend import PASS_LIMITS, find_knee, find_limits, recommend, size_fleet
-from shapewright.workload import ParallelLayout
+from shapewright.optimize.serving.request import ServingRequest
+from shapewright.workload.layout import ParallelLayout
 
 REQUEST = ServingRequest(prompt_len=1000, output_len=100, usd_per_hour=3.6)
 

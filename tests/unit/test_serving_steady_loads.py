@@ -8,12 +8,12 @@ import pytest
 
 from served import make_instance
 from shapewright.core.errors import WorkloadError
-from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.closed_form import LoadTimes, queued
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.steady_loads import disaggregated, open_loop, within_limits
 from shapewright.pricing.servers import CURRENT_SERVER
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 REQUEST = ServingRequest(prompt_len=1000, output_len=500)
 

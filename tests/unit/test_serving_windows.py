@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.passes import Pass, mean_seen, spread_windows
 from shapewright.optimize.serving.point import Instance
+from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import compose_passes
-from shapewright.workload import ParallelLayout
+from shapewright.prediction.composition.step import compose_passes
+from shapewright.workload.layout import ParallelLayout
 
 CHUNK = 8192
 

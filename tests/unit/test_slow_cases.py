@@ -13,8 +13,8 @@ import pytest
 import shapewright
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import CalibrationRecord, parse_record
 from shapewright.pricing.gemm.alignment import contiguous_letters
 from shapewright.pricing.gemm.price import price_gemm

@@ -7,18 +7,20 @@ from dataclasses import replace
 import pytest
 
 from shapewright.core.errors import CalibrationError, WorkloadError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.base import Block
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.prediction.build import build_scenario
-from shapewright.prediction.composition import GRADIENT_GEMMS, exposed_fraction
+from shapewright.prediction.composition.stages import GRADIENT_GEMMS, exposed_fraction
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.predict import predict as predict_step
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.price import Price
 from shapewright.pricing.software import TUNED, TUNED_SOFTWARE, Software, load_software, software_names
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 A100 = "a100-sxm-80gb"
 H100 = "h100-sxm-80gb"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import shapewright
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.prediction.composition.stages import EXPERT_EXCHANGES, GRADIENT_GEMMS, overlap_pools
 
 

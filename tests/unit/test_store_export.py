@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
-from shapewright.measure.store.imports import Overrides, import_files
+from shapewright.measure.store.imports.files import import_files
+from shapewright.measure.store.imports.measured import Overrides
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import ProxyRun, proxy_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 RUN = Run(
     run_id="r", started_utc="2026-01-01", command="c", suite="smoke", device="h100-sxm-80gb", device_facts={},

@@ -12,10 +12,13 @@ from click.testing import CliRunner
 
 from shapewright.app.cli.commands.store import command
 from shapewright.core.errors import MeasuredFileError
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
-from shapewright.measure.store.imports import Overrides, import_files
+from shapewright.measure.store.imports.files import import_files
+from shapewright.measure.store.imports.measured import Overrides
 from shapewright.measure.store.record import FAILED, OK, Row
 from shapewright.prediction.model_runs import LayerRun, StepRun
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from shapewright.app.cli.commands.store import command
 from shapewright.core.errors import StoreError
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.merge import merge_stores
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts

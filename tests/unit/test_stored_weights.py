@@ -6,10 +6,11 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import WorkloadError
-from shapewright.lowering.operations import Gemm, GroupedGemm
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 STORED_INT4_BYTES = 0.5 + 2 / 128  # a 16-bit scale for each group of 128 weights
 

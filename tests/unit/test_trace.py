@@ -14,8 +14,10 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.core.errors import MeasuredFileError
-from shapewright.models import TransformerConfig
-from shapewright.prediction.utilization import TraceComparison, kineto, read_trace
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.utilization import kineto
+from shapewright.prediction.utilization.kineto import read_trace
+from shapewright.prediction.utilization.trace_losses import TraceComparison
 
 LAYERS, WIDTH, INNER, HEADS, VOCAB, BATCH, TOKENS = 2, 64, 256, 4, 512, 2, 32
 MODEL = TransformerConfig(

@@ -14,8 +14,9 @@ from shapewright.app.cli.trace_options import TracedJob
 from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output, traced_predict_output
 from shapewright.app.report.traced.report import describe_trace, memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
-from shapewright.hardware import load_device
-from shapewright.lowering.operations import Attention, Collective
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.torch_trace.inputs import count_tokens, describe_inputs, parse_inputs
 from shapewright.lowering.torch_trace.trace import Trace, merge_paths
 from shapewright.prediction.traced import explain_traced_step

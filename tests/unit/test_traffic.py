@@ -11,16 +11,16 @@ import pytest
 import shapewright
 from served import make_instance
 from shapewright.core.errors import WorkloadError
-from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
 from shapewright.optimize.serving.point import waiting_s
+from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.traffic.candidates import Scheduler, price_streams
 from shapewright.optimize.serving.traffic.figures import simulate_capacity_per_s, summarize_outcome
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
 from shapewright.optimize.serving.traffic.state import Limits
 from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
-from shapewright.prediction.composition import compose_passes
+from shapewright.prediction.composition.step import compose_passes
 from simulated import constant_streams, make_traffic, simulate
 
 

@@ -23,10 +23,11 @@ from typing import Any, Literal, get_args
 import pytest
 
 import shapewright
-from shapewright.app.formats import write_format
+from shapewright.app.formats.registry import write_format
 from shapewright.core.errors import ShapewrightError
-from shapewright.models import list_presets, read_model, untimed_values
-from shapewright.optimize.design import Design
+from shapewright.models.read import list_presets, read_model
+from shapewright.models.write import untimed_values
+from shapewright.optimize.design.result import Design
 from shapewright.prediction.build import build_scenario
 
 GRAMMARS = json.loads(Path(__file__).with_name("trainer_grammars.json").read_text(encoding="utf-8"))

@@ -10,11 +10,14 @@ import shapewright
 from shapewright.core.errors import WorkloadError
 from shapewright.lowering.flops import count_convention_flops, count_hardware_flops, count_model_flops
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Gemm, Pointwise
-from shapewright.memory import estimate_memory
-from shapewright.models import TransformerConfig, read_model
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.memory.estimate import estimate_memory
 from shapewright.models.flop_conventions import CONVENTIONS
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ONE = ParallelLayout()
 CONFIG = TransformerConfig(hidden_size=256, num_layers=8, num_heads=4, vocab_size=1000, intermediate_size=1024)

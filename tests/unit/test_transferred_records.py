@@ -7,8 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.hardware import Device, list_devices, load_device
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import list_devices, load_device
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective, price_collectives

@@ -9,10 +9,10 @@ import pytest
 import shapewright
 from published_gpts import PUBLISHED, gpt, measured
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.models import TransformerConfig
 from shapewright.models.flop_conventions import CONVENTIONS
-from shapewright.prediction.utilization import LOSSES
-from shapewright.workload import ParallelLayout
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.utilization.rates import LOSSES
+from shapewright.workload.layout import ParallelLayout
 
 
 @pytest.mark.parametrize(

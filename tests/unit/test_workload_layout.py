@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ import pytest
 from vector_models import dropped, gpt
 
 from shapewright.core.units import GIB, MIB
-from shapewright.hardware import load_device
-from shapewright.memory import estimate_memory, list_saved_tensors
-from shapewright.models import count_parameters, read_model
+from shapewright.hardware.loader import load_device
+from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.saved_tensors import list_saved_tensors
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.prediction.predict import predict
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("22B", 106.7), ("175B", 80), ("530B", 64), ("1T", 64)])

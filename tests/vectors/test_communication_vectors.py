@@ -6,16 +6,17 @@ import pytest
 from vector_models import gpt
 
 from shapewright.core.units import GIB
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective
-from shapewright.prediction.calculators import (
+from shapewright.lowering.operations.collective import Collective
+from shapewright.prediction.calculators.flops import (
     bus_fraction,
     count_gradient_traffic_bytes,
     count_tensor_parallel_elements,
-    estimate_budget,
 )
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.prediction.calculators.training import estimate_budget
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 
 @pytest.mark.parametrize(

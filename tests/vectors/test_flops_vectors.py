@@ -8,9 +8,9 @@ import pytest
 from vector_models import TOKENS, fairseq_moe, gpt
 
 from shapewright.lowering.flops import count_convention_flops, count_hardware_flops
-from shapewright.models import read_model
-from shapewright.prediction.calculators import count_flops
-from shapewright.workload import Workload
+from shapewright.models.read import read_model
+from shapewright.prediction.calculators.flops import count_flops
+from shapewright.workload.workload import Workload
 
 
 @pytest.mark.parametrize(("passes", "zetta"), [(4, 429.44), (3, 322.18), (1, 107.64)])

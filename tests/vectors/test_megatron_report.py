@@ -7,9 +7,13 @@ from megatron_report import MegatronJob
 from vector_models import dropped, gpt
 
 from shapewright.core.units import MIB
-from shapewright.memory import estimate_memory, list_saved_tensors
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.saved_tensors import list_saved_tensors
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 GPTS = {
     "22B": MegatronJob(h=6144, f=24576, a=64, a_kv=64, L=48, V=51200, s=2048, b=4, t=8),

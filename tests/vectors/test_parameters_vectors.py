@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from vector_models import fairseq_moe, gpt
 
-from shapewright.models import count_parameters
-from shapewright.prediction.calculators import explain_parameters
+from shapewright.models.parameters import count_parameters
+from shapewright.prediction.calculators.parameters import explain_parameters
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 
 
 @pytest.mark.parametrize(

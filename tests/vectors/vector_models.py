@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 
 TOKENS = 300e9  # what EleutherAI/cookbook assumes where nothing is said
 

@@ -24,13 +24,13 @@ from shapewright.lint.shape_fixes import (
     with_hidden_size,
 )
 from shapewright.models.parameters import count_parameters
-from shapewright.prediction.loss import estimate_loss_effect, has_loss_law
+from shapewright.prediction.loss.effect import estimate_loss_effect, has_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import count_chinchilla_tokens
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 

@@ -24,7 +24,7 @@ from shapewright.lint.evaluate import (
 )
 from shapewright.lint.rule import SEVERITIES, Finding, select_rules
 from shapewright.lowering.counts import num_microbatches
-from shapewright.models import Model
+from shapewright.models.read import Model
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS
 from shapewright.workload.images import has_tower, tower_job

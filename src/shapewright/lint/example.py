@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.lint.evaluate import evaluate
 from shapewright.lint.rule import get_rule
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # GPT-3 2.7B with 20 heads of 128 and a padded vocabulary, on which no shape rule fires.
 _BASE: dict[str, Any] = {

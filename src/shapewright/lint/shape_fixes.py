@@ -13,10 +13,10 @@ from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 # Head dimensions that fused attention kernels are compiled for; others are padded to the next larger one.
 # Source: Dao-AILab/flash-attention, one file per head dimension under csrc/flash_attn/src (v2) and hopper (v3).
@@ -30,7 +30,7 @@ FUSED_ALIGNMENT_BYTES = 16
 def full_width_multiple(device: Device, dtype: str) -> int:
     """Return the multiple, in elements, of a contiguous dimension that allows full-width loads.
 
-    >>> from shapewright.hardware import load_device
+    >>> from shapewright.hardware.loader import load_device
     >>> [full_width_multiple(load_device(name), "fp16") for name in ("a100-sxm-40gb", "v100-sxm2-16gb")]
     [64, 8]
     """

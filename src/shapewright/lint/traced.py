@@ -14,13 +14,14 @@ from shapewright.lint.evaluate import rate_severity
 from shapewright.lint.rule import Finding, Suggestion, get_rule, select_rules
 from shapewright.lint.shape_fixes import full_width_multiple, nearest_multiples
 from shapewright.lowering.gradients import gemm_gradients
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.prediction.traced import TracedPrediction, predict_trace
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.torch_trace.trace import Trace, TracedLinear
 
 _HEAD_DIM_MULTIPLE = 8

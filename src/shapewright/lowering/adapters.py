@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype, stored_weight_bytes
 from shapewright.lowering.builders import MAX_NARROW_BITS, display_name, dropout, pointwise, quantization
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.workload.finetuning import (
     ADAPTER_IN,
     ADAPTER_OUT,
@@ -33,7 +33,7 @@ from shapewright.workload.finetuning import (
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Numeric
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.models.parameters import stream_weights
 from shapewright.workload.finetuning import QUANTIZATION
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
 
 _FP32_BYTES = get_dtype("fp32").num_bytes

@@ -19,7 +19,8 @@ from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 def validate_layout(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:

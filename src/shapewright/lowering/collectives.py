@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering.builders import display_name
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 FP8_ELEMENT_BYTES = 1.0 + 4.0 / 128.0
 """Width of one element of a routed row in FP8 with an fp32 scale per 128 elements. [byte]

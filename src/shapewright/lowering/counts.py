@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:

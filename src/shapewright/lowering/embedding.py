@@ -24,11 +24,12 @@ from shapewright.lowering.builders import (
 from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
 from shapewright.lowering.gradients import gemm_gradients, lower_backward
 from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
-from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
 
 

@@ -14,18 +14,18 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower, lower_before_backward, lower_parts, lower_passes
-from shapewright.lowering.operations import Attention
+from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.base import PASSES
 from shapewright.models.flop_conventions import get_convention
 from shapewright.models.parameters import count_parameters
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 _SINGLE = ParallelLayout()
 
@@ -160,7 +160,7 @@ def count_convention_flops(
         WorkloadError: the convention is unknown, or the phase is not train.
 
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.workload import Workload
     >>> gpt_22b = TransformerConfig(hidden_size=6144, num_layers=48, num_heads=64, vocab_size=51200)
     >>> f"{count_convention_flops(gpt_22b, Workload(seq_len=2048), 4, 'megatron').model_flops:.6e}"
     '1.143561e+15'

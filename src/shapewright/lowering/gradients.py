@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.builders import MAX_NARROW_BITS, WIDE_DTYPE, quantization
-from shapewright.lowering.operations import (
-    Attention,
-    CausalConv,
-    Collective,
-    Gemm,
-    GroupedGemm,
-    Pointwise,
-    Scan,
-    SparseAttention,
-)
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.workload.finetuning import INPUT_ROLES, QUANTIZATION, is_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.lowering.operations import Operation
-    from shapewright.workload import Workload
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.workload.workload import Workload
 
 # Backward counterparts of collectives; the others are their own counterpart.
 _BACKWARD_OP_NAMES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}

@@ -15,8 +15,8 @@ from shapewright.models.image_linears import EndLinear, list_end_linears, modula
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
     from shapewright.models.images import Patches
 

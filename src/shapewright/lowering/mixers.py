@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shapewright.lowering.builders import activation, bias_gradients, display_name, pointwise, weight_gemm
 from shapewright.lowering.collectives import gather_tokens, reduce_tokens
-from shapewright.lowering.operations import CausalConv, Scan
+from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.models.mixers import make_mixer
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
     from shapewright.models.mixers import Mixer
 

@@ -27,13 +27,14 @@ from shapewright.lowering.collectives import (
     gather_tokens,
     reduce_tokens,
 )
-from shapewright.lowering.operations import GroupedGemm, Pointwise
+from shapewright.lowering.operations.gemm import GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 
 def lower_mlp(shard: Shard, repeats: int) -> list[Operation]:

@@ -46,11 +46,12 @@ from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.recompute import MODULES, read_modules
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.optimizer_step import WeightGroup
     from shapewright.lowering.shard import Shard
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 def lower(

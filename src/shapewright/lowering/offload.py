@@ -10,8 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering.collectives import ranks_per_node
-from shapewright.lowering.operations import Collective
-from shapewright.lowering.operations.collective import HOST_AXIS
+from shapewright.lowering.operations.collective import HOST_AXIS, Collective
 from shapewright.memory.frozen import list_kept_tensors
 from shapewright.memory.tensors import select_kept_tensors, sum_bytes
 from shapewright.models.layers import ATTENTION, LayerKind
@@ -19,8 +18,8 @@ from shapewright.models.layers import ATTENTION, LayerKind
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
     from shapewright.lowering.counts import LayerCounts
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
     from shapewright.workload.optimizers import TrainingRecipe
 

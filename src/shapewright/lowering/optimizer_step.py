@@ -16,7 +16,8 @@ from shapewright.core.records import dataclass
 from shapewright.lowering.collectives import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
 from shapewright.lowering.offload import lower_host_step
-from shapewright.lowering.operations import Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shapewright.core.numeric import Count
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
     from shapewright.workload.optimizers import Optimizer
 

@@ -12,7 +12,8 @@ from shapewright.workload.images import count_image_tokens
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

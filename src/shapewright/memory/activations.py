@@ -17,7 +17,8 @@ from shapewright.memory.tensors import activation_element_bytes, ceil_div, selec
 if TYPE_CHECKING:
     from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 LOGIT_BYTES = 4.0  # cross entropy keeps its softmax in fp32 (arXiv 2205.05198 section 4.3); samplers read fp32 logits
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
@@ -136,8 +137,8 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     stage is p(1 + (p - 1)/(pv)). GPipe: all of the step. Zero-bubble (ZB-H1): p on every stage, of which i wait only
     for their weight gradients and could free a part. DualPipe: p + 1. The step's number of micro-batches is the limit.
 
-    >>> from shapewright.workload import ParallelLayout
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.layout import ParallelLayout
+    >>> from shapewright.workload.workload import Workload
     >>> layout = ParallelLayout(pipeline_parallel=8, virtual_pipeline=3)
     >>> round(count_microbatches_in_flight(Workload(global_batch_size=64, micro_batch_size=1), layout, 0), 3)
     10.333

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from shapewright.models.layers import LayerKind
     from shapewright.models.parameters import ParameterCounts
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
     from shapewright.workload.optimizers import TrainingRecipe
+    from shapewright.workload.workload import Workload
 
 
 CUDA_CONTEXT_BYTES = 0.9e9
@@ -113,8 +114,8 @@ def estimate_memory(
         are left out. Expect a few percent more in practice.
 
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import ParallelLayout
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.layout import ParallelLayout
+    >>> from shapewright.workload.workload import Workload
     >>> gpt2_xl = TransformerConfig(hidden_size=1600, num_layers=48, num_heads=25, vocab_size=50257)
     >>> memory = estimate_memory(gpt2_xl, Workload(phase="decode", micro_batch_size=1), ParallelLayout())
     >>> round(memory.weights_bytes / 1e9, 2)
@@ -344,7 +345,7 @@ def estimate_layer_state(
     activations.
 
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.workload import Workload
     >>> config = TransformerConfig(hidden_size=2048, num_layers=4, num_heads=16, vocab_size=100, head_dim=128,
     ...                            layer_types=("gated_delta_net",), linear_num_value_heads=32)
     >>> estimate_layer_state(config, Workload(phase="decode"), "gated_delta_net")  # 32 * 128 * 128 * 4 + 12288 * 3 * 2

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 # Linear layers that read a tensor, by its role; a block's input is read by those of INPUT_ROLES.
 _READERS = {
@@ -44,7 +45,8 @@ def count_adapters(
 
     >>> from shapewright.models.layers import LayerKind
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import ParallelLayout, Workload
+    >>> from shapewright.workload.layout import ParallelLayout
+    >>> from shapewright.workload.workload import Workload
     >>> llama = TransformerConfig(hidden_size=4096, num_layers=32, num_heads=32, intermediate_size=11008,
     ...                           vocab_size=32000, gated_mlp=True)
     >>> job = Workload(finetune="lora", lora_rank=8, lora_targets="q_proj,v_proj")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from shapewright.models.layers import LayerKind
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _FP32_BYTES = 4.0
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element

@@ -15,7 +15,7 @@ from shapewright.workload.layout import ParallelLayout, layers_of_stage
 if TYPE_CHECKING:
     from shapewright.models.layers import IntArray
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 
 class Stage:

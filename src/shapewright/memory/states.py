@@ -27,7 +27,7 @@ from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 if TYPE_CHECKING:
     from shapewright.models.parameters import ParameterCounts
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 
 def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Workload) -> DeviceParameters:
@@ -59,7 +59,7 @@ def count_trained_parameters(config: TransformerConfig, workload: Workload) -> i
     """Count the parameters of the whole model that training updates; 0 in inference.
 
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.workload import Workload
     >>> llama_3_8b = TransformerConfig(
     ...     hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, intermediate_size=14336,
     ...     vocab_size=128256, norm="rmsnorm", gated_mlp=True,

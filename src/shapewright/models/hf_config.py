@@ -13,10 +13,10 @@ from shapewright.core.errors import ConfigError, plain_text, short_repr
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family
 from shapewright.models.families.family import Family, FieldKeys, Fields, refuse_unread
+from shapewright.models.families.registry import FAMILIES
 from shapewright.models.families.vision_language import ENCODER_PAIRS, TOWERS, TowerValues, find_tower, tower_part
 from shapewright.models.transformer import TransformerConfig
 from shapewright.models.validate import MAX_TEXT_LENGTH

@@ -133,7 +133,7 @@ class ParameterCounts:
 def count_parameters(config: TransformerConfig) -> ParameterCounts:
     """Count the parameters of a model with its language head.
 
-    >>> from shapewright.models import TransformerConfig
+    >>> from shapewright.models.transformer import TransformerConfig
     >>> llama_3_8b = TransformerConfig(
     ...     hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, intermediate_size=14336,
     ...     vocab_size=128256, norm="rmsnorm", gated_mlp=True,

@@ -397,7 +397,7 @@ def _keeps_head_dim(config: TransformerConfig, hidden_size: Any) -> bool:
     """Return whether heads keep their dimension at a new hidden size."""
     if not isinstance(hidden_size, int):
         return False
-    from shapewright.models.families import FAMILIES
+    from shapewright.models.families.registry import FAMILIES
 
     family = FAMILIES.get(config.model_type)
     return hidden_size % config.num_heads != 0 or (family is not None and "head_dim" in family.keys)

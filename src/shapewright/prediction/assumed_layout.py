@@ -15,7 +15,7 @@ from shapewright.core.texts import with_fields
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.pricing.software import TUNED_SOFTWARE
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario

@@ -14,16 +14,19 @@ from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
 from shapewright.core.ranges import check_text
 from shapewright.core.texts import FieldName, joined, with_fields
-from shapewright.hardware import Device, load_device, note_on_board
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import possible_degrees, validate_lengths
-from shapewright.models import Model, ModelLike, TransformerConfig, read_model
 from shapewright.models.images import read_image_size
+from shapewright.models.read import Model, ModelLike, read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import drop_poor_kernels_if_transferred, has_poor_kernel
 from shapewright.pricing.software import TUNED, Software, software_of
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 DeviceLike = str | PathLike[str] | Device
 """A device, or its name, alias or device file."""

@@ -12,10 +12,10 @@ from shapewright.core.notes import Note, Refusal
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.prediction.composition import bound_of
+from shapewright.prediction.composition.step import bound_of
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.prediction.predict import Prediction
 
 BOUNDS = ("compute", "memory", "latency", "communication", "bubble")

@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.lowering.model import lower
-from shapewright.memory import TrainingRecipe, estimate_memory, list_layer_tensors
-from shapewright.models import TransformerConfig
+from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.models.layers import ATTENTION, NO_MIXER
 from shapewright.models.mixer_checks import LINEAR_SIZES
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.optimizers import TrainingRecipe
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
 LAYER_PASSES = (FORWARD, FORWARD_BACKWARD)

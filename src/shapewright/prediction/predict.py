@@ -14,17 +14,16 @@ from shapewright.lowering.checks import describe_long_sequence
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.flops import count_step_flops, sum_flops
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective
-from shapewright.memory import estimate_memory
-from shapewright.models import count_parameters
-from shapewright.prediction.composition import (
+from shapewright.lowering.operations.collective import Collective
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.parameters import count_parameters
+from shapewright.prediction.composition.stages import (
     PricedOperation,
-    StepTimes,
-    compose_step,
     exchange_overlap_fraction,
     overlap_communication,
     rebalance_priced_ends,
 )
+from shapewright.prediction.composition.step import StepTimes, compose_step
 from shapewright.prediction.warnings import (
     warn_if_too_large,
     warn_of_batch,
@@ -40,18 +39,19 @@ from shapewright.prediction.warnings import (
 from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.operations import price_key, price_operations
 from shapewright.pricing.software import TUNED, Software, software_of
-from shapewright.workload import ParallelLayout
 from shapewright.workload.images import count_images
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shapewright.core.notes import Note
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
-    from shapewright.memory import MemoryEstimate
-    from shapewright.models import ParameterCounts, TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.memory.estimate import MemoryEstimate
+    from shapewright.models.parameters import ParameterCounts
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.workload import Workload
 
 # 5 % and 95 % quantiles of published over predicted training step times, 295 rows of 37 sources (docs/decisions/0002):
 # the newest tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Without a given

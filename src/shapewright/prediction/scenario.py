@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
-from shapewright.memory import estimate_memory
-from shapewright.models import Model, TransformerConfig
+from shapewright.memory.estimate import estimate_memory
+from shapewright.models.read import Model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import predict
 from shapewright.pricing.software import TUNED_SOFTWARE, Software
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.memory import MemoryEstimate
+    from shapewright.hardware.device import Device
+    from shapewright.memory.estimate import MemoryEstimate
     from shapewright.prediction.predict import Prediction
 
     Outcomes = dict[tuple[TransformerConfig, Workload, ParallelLayout], Prediction | ShapewrightError]

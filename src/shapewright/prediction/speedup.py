@@ -18,7 +18,7 @@ from math import erf, exp, log, sqrt
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.prediction.composition import error_correlation
+from shapewright.prediction.composition.step import error_correlation
 
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction

@@ -14,13 +14,14 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Refusal
 from shapewright.core.ranges import read_integer
 from shapewright.core.records import dataclass
-from shapewright.models import with_changes
+from shapewright.models.transformer import with_changes
 from shapewright.prediction.predict import predict
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 

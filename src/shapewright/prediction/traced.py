@@ -13,11 +13,15 @@ from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lowering.flops import sum_flops
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.optimizer_step import matrix_gemms
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
-from shapewright.prediction.composition import PricedOperation, compose_sequence, overlap_communication
+from shapewright.prediction.composition.stages import PricedOperation, overlap_communication
+from shapewright.prediction.composition.step import compose_sequence
 from shapewright.prediction.predict import calibration_sources, widen_by_software
 from shapewright.prediction.warnings import warn_of_calibration
 from shapewright.pricing.operations import price_operations
@@ -28,10 +32,10 @@ from shapewright.workload.projection import DEFAULT_INTERVAL, RANK_DIVISOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.lowering.torch_trace.trace import TracedMemory
-    from shapewright.prediction.utilization import TraceComparison
     from shapewright.prediction.utilization.kineto import Trace as Profile
+    from shapewright.prediction.utilization.trace_losses import TraceComparison
     from shapewright.pricing.calibration.source import CalibrationSource
     from shapewright.workload.optimizers import Optimizer
 

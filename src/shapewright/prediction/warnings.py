@@ -10,17 +10,20 @@ from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
 from shapewright.core.units import format_bytes
 from shapewright.lowering.flops import count_masked_fraction
-from shapewright.lowering.operations import Collective, Gemm, Scan
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.scan import Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.memory import MemoryEstimate
-    from shapewright.models import TransformerConfig
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.hardware.device import Device
+    from shapewright.memory.estimate import MemoryEstimate
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.pricing.calibration.source import CalibrationSource
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 # MFU from which the share of masked scores is reported. Presentation only: no price depends on it.
 _HIGH_MFU = 0.75

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Collective
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.collective import Collective
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.calibration.source import CalibrationSource
 

@@ -16,8 +16,8 @@ from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.price import Price
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Collective
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.collective import Collective
 
 LINK_FRACTION = 0.8
 """Fraction of the host link's rate that copies to pinned memory reach. Assumed: such copies usually reach 0.75 to

@@ -14,26 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from shapewright.core.deadline import check_deadline
-from shapewright.lowering.operations import (
-    UNPRICED_FIELDS,
-    Attention,
-    CausalConv,
-    Collective,
-    Gemm,
-    GroupedGemm,
-    Pointwise,
-    Scan,
-    SparseAttention,
-)
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.base import UNPRICED_FIELDS
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.operations.rows import OperationRows
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.pricing.calibration.records import load_record
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.pricing.price import Price
 
 _key_fields = {

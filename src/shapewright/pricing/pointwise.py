@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.intervals import interval_factors, read_residual_groups
 from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, list_records, load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Pointwise
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.pointwise import Pointwise
     from shapewright.pricing.calibration.records import CalibrationRecord
 
     KernelNumbers = Float[np.ndarray, "8 *kinds"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.core.numeric import Numeric
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 
 @dataclass(frozen=True, kw_only=True)

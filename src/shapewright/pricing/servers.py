@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.pricing.price import Price
 
 _FOLDER = "data/servers"

@@ -24,14 +24,15 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.lowering.operations import Attention, Gemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Numeric
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.pricing.price import Price
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 TUNED = "tuned"
 """Default: a current stack whose host always keeps up, and an interval that covers all published ones."""

@@ -44,7 +44,7 @@ def training_recipe(config: TransformerConfig, workload: Workload) -> TrainingRe
     """Return the bytes per parameter of the workload's optimizer; projected moments depend on the model's matrices.
 
     >>> from shapewright.models.transformer import TransformerConfig
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.workload.workload import Workload
     >>> square = TransformerConfig(hidden_size=1024, num_layers=1, num_heads=8, intermediate_size=1024, vocab_size=512)
     >>> training_recipe(square, Workload(optimizer="galore", galore_rank=256)).optimizer_bytes  # (1 + 2) / 4 x 2 bytes
     1.5

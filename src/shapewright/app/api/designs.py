@@ -14,9 +14,9 @@ from shapewright.prediction.scenario import Scenario
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Note
-    from shapewright.models import Model, ModelLike
-    from shapewright.optimize.design import DesignResult
-    from shapewright.optimize.plan import Plan
+    from shapewright.models.read import Model, ModelLike
+    from shapewright.optimize.design.result import DesignResult
+    from shapewright.optimize.plan.result import Plan
 
 _DEFAULT_FAMILY = "llama"
 _DEFAULT_SEQ_LEN = 4096
@@ -85,7 +85,8 @@ def design(
     Raises:
         ShapewrightError: an argument is invalid, nothing fits, or no budget and no size are given.
     """
-    from shapewright.optimize.design import DesignRequest, budget_device_hours, design_model
+    from shapewright.optimize.design.design import design_model
+    from shapewright.optimize.design.request import DesignRequest, budget_device_hours
 
     given, layout = given_fields(parts.get("workload")), given_fields(parts.pop("layout", None))
     keep_shape, keep_plan = _split_kept(keep or {}, given, layout)
@@ -135,7 +136,7 @@ def _split_kept(
     keep: Mapping[str, Any], workload: Mapping[str, Any], layout: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, tuple[Any, ...]]]:
     """Fields of the shape with their value, and fields of the plan with the values that they may take."""
-    from shapewright.optimize.plan import PLAN_FIELDS, SHORT_NAMES, combine_kept
+    from shapewright.optimize.plan.request import PLAN_FIELDS, SHORT_NAMES, combine_kept
 
     shape: dict[str, int] = {}
     plan: dict[str, tuple[Any, ...]] = {}
@@ -153,7 +154,8 @@ def _keep_expressible(
     keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str]
 ) -> tuple[dict[str, tuple[Any, ...]], tuple[Note, ...]]:
     """Restrict the fields of plans to the values that all formats can express, with a note on it."""
-    from shapewright.app.formats import find_format, keep_expressible, note_on_limits
+    from shapewright.app.formats.output_format import keep_expressible, note_on_limits
+    from shapewright.app.formats.registry import find_format
 
     kept = dict(keep)
     for name in formats:
@@ -163,7 +165,7 @@ def _keep_expressible(
 
 def _refusal_of(formats: Sequence[str]) -> Callable[[Plan], str]:
     """Make the check of plans against formats: it returns why a plan cannot be written in one, or an empty string."""
-    from shapewright.app.formats import write_format
+    from shapewright.app.formats.registry import write_format
 
     def refusal(plan: Plan) -> str:
         try:
@@ -189,8 +191,9 @@ def _family(
     The tensor degree divides its heads, so that plans can split them. A model of a family has the context window of
     its first training.
     """
-    from shapewright.models import read_model, without_position_scaling
-    from shapewright.optimize.search import scale_model, usual_model
+    from shapewright.models.read import read_model
+    from shapewright.models.write import without_position_scaling
+    from shapewright.optimize.search.baseline import scale_model, usual_model
 
     if source is None:
         return lambda num_parameters: without_position_scaling(

@@ -10,10 +10,12 @@ from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, cast
 
 from shapewright.core.errors import close_names
-from shapewright.models import ModelLike, TransformerConfig
+from shapewright.models.read import ModelLike
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import DeviceLike
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 ScenarioLike = ModelLike | Scenario
 """A Scenario, or the model of one: preset, config.json or its folder or content, hub id, Model, TransformerConfig."""

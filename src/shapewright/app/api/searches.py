@@ -10,16 +10,17 @@ from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields,
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.texts import with_fields
-from shapewright.models import read_model
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split, find_ignored_modules
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.models import Model, ModelLike
-    from shapewright.optimize.plan import PlanResult
-    from shapewright.optimize.search import SearchRequest, SearchResult
+    from shapewright.hardware.device import Device
+    from shapewright.models.read import Model, ModelLike
+    from shapewright.optimize.plan.result import PlanResult
+    from shapewright.optimize.search.request import SearchRequest
+    from shapewright.optimize.search.result import SearchResult
     from shapewright.prediction.build import DeviceLike
 
 # Batch and context of a served model, for the cost of a generated token: a loaded server and an average conversation.
@@ -58,10 +59,12 @@ def search(
         num_parameters: Parameters that shapes should have; the baseline is scaled to them. None: as many as it has.
         family: Prefix of preset names, such as ``llama`` (the default) or ``gpt``.
         tolerance_fraction: Largest deviation from that size.
-        vary: Fields to vary, of ``shapewright.optimize.search.VARIED`` and ``VARIED_IN_BRANCHES``; empty: the defaults.
+        vary: Fields to vary, of ``VARIED`` and ``VARIED_IN_BRANCHES`` in ``shapewright.optimize.search.request``; by
+            default the usual ones.
         keep: Values that fields must have.
-        objective: What to optimize, a key of ``shapewright.optimize.search.OBJECTIVES``. By default ``time-to-loss``
-            where the length of the run is given (``loss-at-budget`` with gpu_hours), else the speed of the phase.
+        objective: What to optimize, a key of ``shapewright.optimize.search.objective.OBJECTIVES``. By default
+            ``time-to-loss`` where the length of the run is given (``loss-at-budget`` with gpu_hours), else the speed of
+            the phase.
         guard: Quality guard: ``usual``, ``strict`` or ``free``.
         top: Number of shapes to list.
         train_tokens: Tokens that the baseline is trained on; losses are compared there. Without it, gpu_hours and
@@ -82,9 +85,10 @@ def search(
     Raises:
         ShapewrightError: an argument is invalid, or a constraint leaves no shape.
     """
-    from shapewright.optimize.search import Goal, SearchRequest, search_shapes
-    from shapewright.optimize.search.request import DEFAULT_VARIED
+    from shapewright.optimize.search.objective import Goal
+    from shapewright.optimize.search.request import DEFAULT_VARIED, SearchRequest
     from shapewright.optimize.search.runners import runner_of
+    from shapewright.optimize.search.search import search_shapes
 
     request = SearchRequest(
         vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,
@@ -194,7 +198,7 @@ def _baseline(
     tensor_parallel: int,
 ) -> Model:
     """The model that shapes are compared with: the given one, scaled to a given size, or a public one of that size."""
-    from shapewright.optimize.search import scale_model, usual_model
+    from shapewright.optimize.search.baseline import scale_model, usual_model
 
     if config is None and not overrides:
         if num_parameters is None:
@@ -248,12 +252,12 @@ def plan(
         config: A model or a Scenario, see ScenarioLike.
         num_devices: Devices of the job: fewer than a node has, or whole nodes.
         global_batch_size: Sequences of one optimizer step, unless ``workload`` has it.
-        objective: A key of ``shapewright.optimize.plan.OBJECTIVES``: time, cost or memory.
+        objective: A key of ``shapewright.optimize.plan.request.OBJECTIVES``: time, cost or memory.
         top: Number of plans to list.
         keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size,
             recompute, offload_activations and offload_optimizer.
         headroom_fraction: Share of a device's memory that a plan must leave free.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, unless ``workload`` has it.
+        optimizer: A key of ``shapewright.workload.optimizers.OPTIMIZERS``, unless ``workload`` has it.
         usd_per_hour: Price of one device. [USD/h]
         straggler_factor: Expected over predicted step time.
         try_offload: Try keeping activations and optimizer states in host memory too.
@@ -266,7 +270,8 @@ def plan(
     Raises:
         ShapewrightError: an argument is invalid, or the model fits in no plan.
     """
-    from shapewright.optimize.plan import PlanRequest, combine_kept, offload_choices, plan_job
+    from shapewright.optimize.plan.plan import plan_job
+    from shapewright.optimize.plan.request import PlanRequest, combine_kept, offload_choices
 
     named = {"global_batch_size": global_batch_size, "optimizer": optimizer}
     layout = given_fields(parts.pop("layout", None))

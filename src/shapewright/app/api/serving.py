@@ -17,7 +17,9 @@ from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server, runs_on
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving import Adapters, ServingFormat, ServingPlan, Speculation
+    from shapewright.optimize.serving.adapters import Adapters
+    from shapewright.optimize.serving.plan import ServingPlan
+    from shapewright.optimize.serving.request import ServingFormat, Speculation
 
 # Fields of a scenario's workload that matter for serving.
 _SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel", "images", "image_size")
@@ -74,7 +76,8 @@ def serve_plan(
     Raises:
         ShapewrightError: an argument is invalid, or the model does not fit.
     """
-    from shapewright.optimize.serving import ServingRequest, plan_serving, read_format, usual_formats
+    from shapewright.optimize.serving.plan import plan_serving
+    from shapewright.optimize.serving.request import ServingRequest, read_format, usual_formats
 
     given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
     engine = find_server(server)
@@ -149,7 +152,7 @@ def build_served(
 
 def served_format(scenario: Scenario, server: Server) -> ServingFormat:
     """Return the element formats of a served model."""
-    from shapewright.optimize.serving import ServingFormat
+    from shapewright.optimize.serving.request import ServingFormat
 
     base = scenario.workload
     weight_dtype = base.weight_dtype or base.dtype
@@ -166,7 +169,7 @@ def find_server(server: str | Server | None) -> Server:
 
 def _read_adapters(given: Mapping[str, Any] | None) -> Adapters | None:
     """Build Adapters from a mapping of its fields."""
-    from shapewright.optimize.serving import Adapters
+    from shapewright.optimize.serving.adapters import Adapters
 
     if not given:
         return None
@@ -181,7 +184,7 @@ def _read_adapters(given: Mapping[str, Any] | None) -> Adapters | None:
 
 def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:
     """Build Speculation from a mapping of its three fields."""
-    from shapewright.optimize.serving import Speculation
+    from shapewright.optimize.serving.request import Speculation
 
     if not given:
         return None

@@ -12,23 +12,23 @@ from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields,
 from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.lowering.torch_trace.trace import Trace
-from shapewright.models import read_model
+from shapewright.models.read import read_model
 from shapewright.prediction.build import DeviceLike, build_scenario, find_device, plain_value
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.traced import predict_trace
 from shapewright.pricing.software import TUNED, load_software
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.lint.check import CheckReport
     from shapewright.lint.traced import TracedCheck
-    from shapewright.prediction.capacity import Capacity
+    from shapewright.prediction.capacity.fit import Capacity
     from shapewright.prediction.compare import Comparison
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.sweep import Sweep
     from shapewright.prediction.traced import TracedPrediction
-    from shapewright.prediction.utilization import Utilization
+    from shapewright.prediction.utilization.explain import Utilization
 
 
 @overload
@@ -173,7 +173,7 @@ def fits(config: ScenarioLike, *, optimizer: str | None = None, **parts: Unpack[
 
     Args:
         config: A model or a Scenario, see ScenarioLike.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, instead of that of the workload.
+        optimizer: A key of ``shapewright.workload.optimizers.OPTIMIZERS``, instead of that of the workload.
         parts: See ScenarioParts.
 
     Returns:
@@ -183,7 +183,7 @@ def fits(config: ScenarioLike, *, optimizer: str | None = None, **parts: Unpack[
     Raises:
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
-    from shapewright.prediction.capacity import estimate_capacity
+    from shapewright.prediction.capacity.fit import estimate_capacity
 
     return estimate_capacity(build_scenario(config, **parts), optimizer=optimizer)
 
@@ -231,7 +231,9 @@ def mfu(
         ShapewrightError: an argument is invalid, or the arguments contradict each other.
     """
     from shapewright.prediction.assumed_layout import assume_layout
-    from shapewright.prediction.utilization import explain_utilization, read_measurement, read_trace
+    from shapewright.prediction.utilization.explain import explain_utilization
+    from shapewright.prediction.utilization.kineto import read_trace
+    from shapewright.prediction.utilization.rates import read_measurement
     from shapewright.workload.images import count_images
 
     rates = {"tokens_per_s": tokens_per_s, "tokens_per_s_per_device": tokens_per_s_per_device}

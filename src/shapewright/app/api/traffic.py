@@ -80,7 +80,7 @@ def serve_traffic(
     Raises:
         ShapewrightError: an argument is invalid, the model does not fit, or no layout holds a rate.
     """
-    from shapewright.optimize.serving import ServingRequest
+    from shapewright.optimize.serving.request import ServingRequest
     from shapewright.optimize.serving.traffic.candidates import Scheduler
     from shapewright.optimize.serving.traffic.jobs import TrafficQuestion
     from shapewright.optimize.serving.traffic.requests import RandomTraffic, read_rates

@@ -110,7 +110,7 @@ def _check(table: Mapping[str, Any], path: Path) -> Settings:
 def _check_layout(layout: Any, where: str) -> Mapping[str, Any]:
     from shapewright.app.report.flags import field_named
     from shapewright.core.fields import documented_fields
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     if not isinstance(layout, dict):
         raise ShapewrightError(f"{where}: layout={layout!r} must be a table such as {{tp = 8, dp = 2}}")
@@ -150,7 +150,7 @@ def default_device() -> tuple[str | None, str]:
         named, origin = settings.device or "", f"[tool.shapewright] of {settings.where}"
     if not named:
         return _present_device(), "the GPU of this machine"
-    from shapewright.hardware import load_device
+    from shapewright.hardware.loader import load_device
 
     try:
         load_device(named)
@@ -175,7 +175,7 @@ def _present_device() -> str | None:
         memory_bytes = float(memory_mib) * _MIB
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    from shapewright.hardware import detect_device
+    from shapewright.hardware.loader import detect_device
 
     try:
         return detect_device(name.strip(), None, memory_bytes).name

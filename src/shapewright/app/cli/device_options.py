@@ -11,7 +11,7 @@ from shapewright.app.cli.defaults import add_note, device_callback
 from shapewright.app.cli.names import complete_device
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -115,7 +115,7 @@ def in_given_nodes(device: Device) -> Device:
     node_size, network_bytes_per_s = _given()
     if node_size is None and network_bytes_per_s is None:
         return device
-    from shapewright.hardware import with_nodes
+    from shapewright.hardware.nodes import with_nodes
 
     return with_nodes(device, node_size=node_size, inter_node_bandwidth_bytes_per_s=network_bytes_per_s)
 
@@ -156,7 +156,7 @@ def named_device(name: str) -> Device:
         DeviceError: there is no such device.
         CalibrationError: the calibration cannot be read, or is of another device.
     """
-    from shapewright.hardware import load_device, note_on_board
+    from shapewright.hardware.loader import load_device, note_on_board
 
     path = given_calibration()
     board = note_on_board(name)
@@ -187,7 +187,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     Raises:
         CalibrationError: the calibration cannot be read, or none of them is the device it is of.
     """
-    from shapewright.hardware import note_on_board
+    from shapewright.hardware.loader import note_on_board
 
     for board in filter(None, map(note_on_board, names)):
         add_note(board, "device")
@@ -196,7 +196,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         has_options = _is_given(_PHYSICS_ONLY) or _is_given(_UNCALIBRATED) or bool(given_nodes())
         return [named_device(name) for name in names] if has_options else list(names)
     from shapewright.core.errors import CalibrationError
-    from shapewright.hardware import load_device
+    from shapewright.hardware.loader import load_device
     from shapewright.pricing.calibration.file import calibrated_device, read_calibration
 
     own = read_calibration(path).device.name

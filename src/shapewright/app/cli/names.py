@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from shapewright.models import Model
+    from shapewright.models.read import Model
 
 Completion = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
@@ -35,21 +35,21 @@ def complete(list_names: Callable[[], Iterable[str]]) -> Completion:
 
 def complete_device(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a device, or the path of a device file."""
-    from shapewright.hardware import list_devices
+    from shapewright.hardware.loader import list_devices
 
     return _names_or_file(list_devices(), incomplete)
 
 
 def complete_devices(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the last name of a list of devices."""
-    from shapewright.hardware import list_devices
+    from shapewright.hardware.loader import list_devices
 
     return complete(list_devices)(context, parameter, incomplete)
 
 
 def complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a preset, or a path."""
-    from shapewright.models import list_presets
+    from shapewright.models.read import list_presets
 
     return _names_or_file(list_presets(), incomplete)
 

@@ -36,13 +36,14 @@ from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
 from shapewright.models.transformer import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.loss import ExperimentsOutput
-    from shapewright.models import Model
-    from shapewright.optimize.design import DesignResult
-    from shapewright.optimize.search import SearchResult
+    from shapewright.models.read import Model
+    from shapewright.optimize.design.result import DesignResult
+    from shapewright.optimize.search.result import SearchResult
     from shapewright.prediction.scenario import Scenario
 
 
@@ -110,7 +111,7 @@ def _read_config(context: click.Context, _: click.Parameter, value: str | None) 
         return read_standard_input()
     if value is None or not os.path.isfile(value.partition("::")[0]):  # noqa: PTH113 - takes long names
         return value
-    from shapewright.app.formats import is_job_file
+    from shapewright.app.formats.registry import is_job_file
 
     if not is_job_file(value):
         return value
@@ -127,7 +128,7 @@ def _read_run(context: click.Context, _: click.Parameter, value: str | None) -> 
 
 
 def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
-    from shapewright.app.formats import read_job
+    from shapewright.app.formats.registry import read_job
 
     reading = read_job(path)
     found = context.meta.setdefault(_KEY, _FileFields())
@@ -364,7 +365,7 @@ experiments_option = click.option(
 def write_experiments(result: SearchResult | DesignResult, path: str) -> ExperimentsOutput:
     """Write the runs that would decide between the shapes."""
     from shapewright.app.report.outputs.loss import experiments_output, runs_file
-    from shapewright.optimize.experiments import experiments_of
+    from shapewright.optimize.experiments.propose import experiments_of
 
     plan = experiments_of(result)
     write_text_file(path, runs_file(plan))

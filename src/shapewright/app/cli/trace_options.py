@@ -17,7 +17,7 @@ from shapewright.core.records import dataclass
 from shapewright.lowering.torch_trace import DEFAULT_TIME_LIMIT_S, is_target
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.lowering.torch_trace.trace import Trace
     from shapewright.prediction.traced import TracedPrediction
 

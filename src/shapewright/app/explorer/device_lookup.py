@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.catalogue import describe_calibration
 from shapewright.core.notes import Note
-from shapewright.hardware import load_named_device, with_nodes
+from shapewright.hardware.loader import load_named_device
+from shapewright.hardware.nodes import with_nodes
 from shapewright.pricing.calibration.file import calibrated_device, read_calibration
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 _BYTES_PER_GBIT = 1e9 / 8
 _MAX_CACHED = 64

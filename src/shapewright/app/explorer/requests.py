@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from shapewright.app.figures.sweep_values import MAX_POINTS, SWEPT_FIELDS
-from shapewright.app.formats.servers import ENGINES
+from shapewright.app.formats.servers.launch import ENGINES
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.fields import documented_fields
-from shapewright.models import Model, Preset, TransformerConfig, load_preset, read_model, read_object
+from shapewright.models.read import Model, Preset, load_preset, read_model, read_object
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.optimize.search.objective import OBJECTIVES
 from shapewright.optimize.search.request import DEFAULT_VARIED, FEWEST_PARAMETERS, MOST_PARAMETERS, VARIED
@@ -25,7 +26,8 @@ from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS
 from shapewright.pricing.software import TUNED, software_names
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup

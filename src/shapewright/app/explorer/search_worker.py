@@ -114,7 +114,7 @@ def run_design(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.report.optimize.design import answer_facts, describe_request, describe_space, design_columns
     from shapewright.app.report.outputs.design import design_output
     from shapewright.app.report.outputs.model import plain
-    from shapewright.models import to_config_json
+    from shapewright.models.write import to_config_json
 
     _write_line({"done": 0, "of": 0})
     job = Job.model_validate(request["job"])

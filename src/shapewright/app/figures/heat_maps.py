@@ -11,18 +11,18 @@ from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
 from shapewright.measure.store.record import OK
-from shapewright.models import with_changes
+from shapewright.models.transformer import with_changes
 from shapewright.prediction.model_runs import FORWARD_BACKWARD, LayerRun, layer_run
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.store.record import Row
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 # Widths range from -40 % to +40 % of the current one, in multiples of 128.
 _REACH_FRACTION = 0.4

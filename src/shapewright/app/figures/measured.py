@@ -11,14 +11,17 @@ from shapewright.app.figures.chart import PALETTE, Line, Points, XYChart
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.record import OK
 from shapewright.prediction.model_runs import predict_times_s
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.measure.store.record import Row
     from shapewright.pricing.price import Price
 

@@ -9,12 +9,14 @@ from shapewright.app.figures.chart import Band, Line, Mark, Points, XYChart
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
 from shapewright.core.records import dataclass
 from shapewright.core.units import GIGA, MEGA, TERA
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.pointwise import GATED_READ_RATIO
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 # Least number of sizes of a sweep.
 MIN_SIZES = 4

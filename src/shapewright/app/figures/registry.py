@@ -19,14 +19,14 @@ from shapewright.app.figures.operation_sweep import find_operation_sweeps, opera
 from shapewright.app.figures.step import samples_roofline_chart
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.measure.store.record import Row
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.workload import Workload
 
 # Pages with more charts load slowly.
 MAX_CHARTS = 24

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shapewright.app.report.outputs.design import DesignOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
-    from shapewright.optimize.design import FrontRun
+    from shapewright.optimize.design.result import FrontRun
 
 _FRONTIER_COLOR = "#7f7f7f"
 _SIZE_COLORS = tuple(color for color in PALETTE if color != _FRONTIER_COLOR)

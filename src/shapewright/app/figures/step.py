@@ -13,13 +13,14 @@ from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points,
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
 from shapewright.app.report.outputs.predict import operation_output
 from shapewright.core.units import GIB, GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
-from shapewright.lowering.operations import Attention, Collective
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.memory import MemoryOutput
     from shapewright.app.report.outputs.mfu import MfuOutput, WaterfallOutput
-    from shapewright.hardware import Device
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.hardware.device import Device
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
 
 LAYER_PASSES = ("forward", "backward", "recompute")

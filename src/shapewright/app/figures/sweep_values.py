@@ -18,17 +18,18 @@ from shapewright.core.numeric import divisors
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Gemm
-from shapewright.models import with_changes
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.models.transformer import with_changes
 from shapewright.prediction.predict import predict
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.price import GemmPrice
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 

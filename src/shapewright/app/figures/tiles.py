@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.gemm.tiling import count_tiles, count_waves
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
 
 

@@ -26,8 +26,9 @@ from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, 
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": {"enabled": True}},

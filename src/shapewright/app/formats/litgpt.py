@@ -25,11 +25,12 @@ from shapewright.app.formats.output_format import (
 from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
-from shapewright.models import list_presets, load_preset
+from shapewright.models.read import list_presets, load_preset
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _SIZES = {
     "n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_heads", "n_query_groups": "num_kv_heads",

@@ -23,8 +23,9 @@ from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 _ACTIVATIONS: dict[tuple[str, bool], list[str]] = {
@@ -273,7 +274,7 @@ def _offload(layout: ParallelLayout | None) -> list[str]:
 def _pipeline_layout(num_layers: int, layout: ParallelLayout) -> str:
     """Pipeline layout string: E embedding, t layer, L loss; the first and last chunks have fewer layers.
 
-    >>> from shapewright.workload import ParallelLayout
+    >>> from shapewright.workload.layout import ParallelLayout
     >>> _pipeline_layout(7, ParallelLayout(pipeline_parallel=4))
     'Ett|tt|tt|tL'
     >>> _pipeline_layout(6, ParallelLayout(pipeline_parallel=4))

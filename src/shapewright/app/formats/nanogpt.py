@@ -23,8 +23,9 @@ from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 # Default of train.py for data sets without a meta.pkl.
 _VOCAB_SIZE = 50304

@@ -37,8 +37,9 @@ from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _POSITIONS = {"learned": "learned", "rotary": "rotary", "alibi": "alibi", "none": "none"}
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "fp16", "fp32": "fp32"}

@@ -9,8 +9,9 @@ from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.models import TransformerConfig
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
 _IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shapewright.app.formats.output_format import OutputFormat, Untimed
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 FORMATS: dict[str, OutputFormat] = {

@@ -33,8 +33,9 @@ from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _FLAVOR = "shapewright"
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}

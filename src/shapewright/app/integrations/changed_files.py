@@ -15,8 +15,8 @@ from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lint.check import CheckReport, check_scenario
 from shapewright.lint.combined import combine_fixes
-from shapewright.models import locate_fields
 from shapewright.models.config_file import read_json_file
+from shapewright.models.write import locate_fields
 
 if TYPE_CHECKING:
     from shapewright.lint.combined import CombinedFix

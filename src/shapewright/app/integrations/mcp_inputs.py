@@ -13,10 +13,11 @@ from shapewright.core.errors import ConfigError, short_path
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
 from shapewright.core.units import parse_count
-from shapewright.models import Model, TransformerConfig, read_model, read_object
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
-from shapewright.models.read import is_preset
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import Model, is_preset, read_model, read_object
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 LIMIT_S = 60.0
 """Default time limit of a call. [s]"""

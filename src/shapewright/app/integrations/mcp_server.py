@@ -39,7 +39,7 @@ from shapewright.app.report.predict import describe
 from shapewright.core.deadline import Deadline, check_deadline
 from shapewright.core.errors import ShapewrightError, close_names, short_repr
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.hardware import load_named_device
+from shapewright.hardware.loader import load_named_device
 from shapewright.lint.check import check_scenario
 from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.prediction.build import build_scenario

@@ -12,13 +12,13 @@ from shapewright.app.api.steps import mfu
 from shapewright.core.errors import DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
-from shapewright.hardware import detect_device
+from shapewright.hardware.loader import detect_device
 from shapewright.lint.check import check_scenario
 from shapewright.lint.rule import Finding
 from shapewright.prediction.build import build_scenario
 
 if TYPE_CHECKING:
-    from shapewright.prediction.utilization import Utilization
+    from shapewright.prediction.utilization.explain import Utilization
 
 WARNED_FROM_FRACTION = 0.02
 """Findings that cost at least this share of the step are warned of."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
-    from shapewright.prediction.calculators import Term
+    from shapewright.prediction.calculators.parameters import Term
 
 _WEIGHT_FORMATS = ("fp32", "bf16", "fp8", "int4")
 _BATCH_ROWS = 40

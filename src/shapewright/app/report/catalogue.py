@@ -8,14 +8,14 @@ from shapewright.app.report.columns import Column, columns_of, print_table
 from shapewright.app.report.outputs.catalogue import models_output
 from shapewright.core.errors import UnknownModelError, close_names
 from shapewright.core.units import GIGA, TERA, format_bytes
-from shapewright.models import list_presets
+from shapewright.models.read import list_presets
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput
-    from shapewright.hardware import Device
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.models.transformer import TransformerConfig
 
 
 def _rate_words(device: Device, *dtypes: str) -> str:

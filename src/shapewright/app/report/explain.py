@@ -17,8 +17,9 @@ from shapewright.app.report.outputs.predict import (
 )
 from shapewright.core.errors import WorkloadError, close_names
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.lowering.operations import MEANING_FIELDS, Collective, Gemm, GroupedGemm
-from shapewright.lowering.operations.gemm import contiguous_dims
+from shapewright.lowering.operations.base import MEANING_FIELDS
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm, contiguous_dims
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.price import describe_tiles
 from shapewright.pricing.price import AttentionPrice, GemmPrice
@@ -26,7 +27,7 @@ from shapewright.pricing.price import AttentionPrice, GemmPrice
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
 
 

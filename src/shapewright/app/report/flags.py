@@ -94,7 +94,8 @@ def flags_by_field() -> dict[str, str]:
     """Flags of every field that the command line can set."""
     from shapewright.core.fields import documented_fields
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
     names = [spec.name for cls in (Workload, ParallelLayout, TransformerConfig) for spec, _ in documented_fields(cls)]
     flags = {name: flag_of(name) for name in (*names, *_OTHER_FIELDS) if name != "model_type"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.measure import CalibrateOutput, StoreContentsOutput
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.measure.accuracy.evaluate import Evaluation
     from shapewright.measure.store.record import Row
 

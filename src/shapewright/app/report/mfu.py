@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.core.units import GIGA, TERA, format_count, format_percent, format_rate, format_seconds
-from shapewright.prediction.utilization import MODEL_PART, SECONDS
+from shapewright.prediction.utilization.rates import MODEL_PART, SECONDS
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:

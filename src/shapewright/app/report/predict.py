@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.app.report.columns import Column, columns_of, fill, print_facts, print_notes, print_table
 from shapewright.app.report.outputs.model import degree_words
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
-from shapewright.memory import count_trained_parameters
+from shapewright.memory.states import count_trained_parameters
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.compare import SweepOutput, SweptRow
     from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, StepMemory
     from shapewright.app.report.traced.outputs import TracedMemoryParts, TracedPredictOutput
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
 

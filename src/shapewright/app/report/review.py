@@ -26,19 +26,20 @@ from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
 from shapewright.lint.check import check_scenario
 from shapewright.lowering.counts import num_microbatches
-from shapewright.optimize.search import SearchRequest, search_shapes
-from shapewright.prediction.capacity import estimate_capacity
+from shapewright.optimize.search.request import SearchRequest
+from shapewright.optimize.search.search import search_shapes
+from shapewright.prediction.capacity.fit import estimate_capacity
 from shapewright.prediction.scenario import Scenario
-from shapewright.prediction.utilization import explain_utilization
+from shapewright.prediction.utilization.explain import explain_utilization
 from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
 from shapewright.pricing.software import TUNED, load_software
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.check import CheckOutput, FindingOutput
-    from shapewright.optimize.search import SearchResult
-    from shapewright.prediction.capacity import Capacity
+    from shapewright.optimize.search.result import SearchResult
+    from shapewright.prediction.capacity.fit import Capacity
     from shapewright.prediction.predict import Prediction
-    from shapewright.prediction.utilization import Utilization
+    from shapewright.prediction.utilization.explain import Utilization
 
 _OPERATIONS_LISTED = 40
 _CANDIDATES_LISTED = 12

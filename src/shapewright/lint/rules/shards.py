@@ -20,9 +20,9 @@ from shapewright.lint.shape_fixes import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 
 @rule(

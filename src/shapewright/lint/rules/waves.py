@@ -17,7 +17,7 @@ from shapewright.lint.shape_fixes import (
     list_mlp_width_fields,
     nearest_multiples,
 )
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:

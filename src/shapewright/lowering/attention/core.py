@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shapewright.lowering.builders import activation_gemm, display_name, dropout, move, pointwise
 from shapewright.lowering.collectives import collective, exchange_keys_values
-from shapewright.lowering.operations import Attention, Gemm, SparseAttention
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.workload.finetuning import group_documents, pack_sequence
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
 
 

@@ -24,11 +24,11 @@ from shapewright.lowering.builders import (
     weight_gemm,
 )
 from shapewright.lowering.collectives import gather_tokens, reduce_tokens
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
 
 

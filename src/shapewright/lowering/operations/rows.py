@@ -13,7 +13,7 @@ from shapewright.lowering.operations.base import STAGES
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
 
 
 class OperationRows:

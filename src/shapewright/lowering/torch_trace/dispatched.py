@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import LOG_SOFTMAX, Operation, Pointwise
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import LOG_SOFTMAX, Pointwise
 from shapewright.lowering.torch_trace.operators import (
     FREE,
     FUSIBLE_KINDS,

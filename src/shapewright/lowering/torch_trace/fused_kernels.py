@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Operation, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.operators import dtype_of
 
 _recorders: list[Any] = []

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from shapewright.lowering.operations import CausalConv, Scan
+from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.torch_trace.fused_kernels import FusedCall, scaled_dot_product_attention
 from shapewright.lowering.torch_trace.operators import dtype_of
 

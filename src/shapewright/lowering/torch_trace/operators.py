@@ -7,7 +7,9 @@ from math import prod
 from typing import Any
 
 from shapewright.core.errors import TraceError
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.torch_trace.errors import user_line
 
 UNKNOWN = "unknown"

@@ -8,7 +8,9 @@ from typing import Any
 
 from shapewright.core.errors import TraceError
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.dispatched import (
     Operator,
     count_bytes,

@@ -12,7 +12,7 @@ from typing import Any
 
 from shapewright.core.errors import MissingExtraError, TraceError
 from shapewright.core.texts import with_fields
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.torch_trace.dispatched import emulated_autocast
 from shapewright.lowering.torch_trace.errors import user_errors
 from shapewright.lowering.torch_trace.inputs import (

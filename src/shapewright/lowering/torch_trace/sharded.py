@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.torch_trace.inputs import local
 from shapewright.lowering.torch_trace.recorder import Call
 from shapewright.lowering.torch_trace.storages import GRADIENTS, WORKSPACE

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from shapewright.lowering.operations import CausalConv, Gemm, Operation, Pointwise, Scan
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.torch_trace.operators import UNKNOWN
 from shapewright.lowering.torch_trace.recorder import Call
 from shapewright.lowering.torch_trace.trace import (

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Operation
+from shapewright.lowering.operations.operation import Operation
 
 _KINDS: dict[str, type] = {cls.kind: cls for cls in get_args(Operation)}
 

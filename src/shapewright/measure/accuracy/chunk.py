@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.prediction.composition import compose_step
-from shapewright.workload import ParallelLayout
+from shapewright.prediction.composition.step import compose_step
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from shapewright.core.numeric import Numeric
-    from shapewright.models import TransformerConfig
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.pricing.price import Price
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
     Index = Int[np.ndarray, " rows"]
 

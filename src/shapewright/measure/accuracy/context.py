@@ -20,7 +20,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, UnknownDeviceError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
-from shapewright.hardware import find_measured_device, is_exact_name
+from shapewright.hardware.loader import find_measured_device, is_exact_name
 from shapewright.measure.accuracy.chunk import Columns, Prices
 from shapewright.pricing.calibration.libraries import nearest_library
 from shapewright.pricing.calibration.records import load_record
@@ -29,7 +29,7 @@ from shapewright.pricing.experts.kernels import has_same_defaults
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 # Widening of the logarithmic interval if a format is priced as a similar one: judgment, as for formats that borrow

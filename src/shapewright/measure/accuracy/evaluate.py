@@ -15,7 +15,7 @@ from shapewright.core.errors import MeasuredFileError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import Text, with_fields
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import count_repeated, read_columns
@@ -33,7 +33,7 @@ from shapewright.measure.accuracy.tables.registry import SUFFIXES, TABLES, find_
 from shapewright.pricing.calibration.file import calibrated_device, read_calibration
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Chunk
     from shapewright.measure.accuracy.tables.registry import Table
 

@@ -15,12 +15,15 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, StoreError
 from shapewright.core.files import read_start
-from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.chunk import Chunk, Labels, Prices, price_step, prices_of, split_chunks
 from shapewright.measure.accuracy.context import ROWS_AT_ONCE
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK
-from shapewright.prediction.composition import PricedOperation
+from shapewright.prediction.composition.stages import PricedOperation
 from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 from shapewright.prediction.predict import predict
 from shapewright.pricing.attention.price import price_attention
@@ -33,7 +36,7 @@ from shapewright.pricing.price import roofline_s
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.context import Context
     from shapewright.measure.store.record import Row
 

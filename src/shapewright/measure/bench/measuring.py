@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.bench.device.timer import measure
 from shapewright.measure.bench.operations.attention import prepare_attention
 from shapewright.measure.bench.operations.gemm import prepare_gemm, prepare_grouped_gemm

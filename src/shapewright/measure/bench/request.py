@@ -19,8 +19,9 @@ from shapewright.measure.bench.suites.registry import choose_dtypes, collective_
 from shapewright.measure.bench.worker import Worker, WorkerOptions
 from shapewright.measure.store.database import Store, require_writable
 from shapewright.measure.store.record import Case
-from shapewright.models import read_model
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.models.read import read_model
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import DeviceFacts

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shapewright.measure.bench.run import Measurer
     from shapewright.measure.bench.suites.layers import ModelCases
     from shapewright.measure.store.record import Case, Run
-    from shapewright.optimize.search import Candidate, SearchResult
+    from shapewright.optimize.search.result import Candidate, SearchResult
 
 _ROUNDS = 3
 # Limits of a measurement's share of the budget. [s]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Attention
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.fit.shared import (
     Array,
     error_summary,
@@ -32,7 +32,7 @@ from shapewright.pricing.attention.prefill import PrefillParameters, estimate_pr
 from shapewright.pricing.calibration.records import load_record
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.store.record import Row
 
 FEWEST_ROWS = 4

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import CalibrationError, UnknownDeviceError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.hardware import Device, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
 from shapewright.measure.fit.pointwise_record import assume_pointwise_record, fit_pointwise_record

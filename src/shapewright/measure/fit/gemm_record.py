@@ -35,7 +35,7 @@ from shapewright.pricing.gemm.section import FALLBACK_DTYPES
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.gemm.kernels import DeviceRates
 
 # From this many rows on, a fifth of the shapes is held out once; below, each fifth is held out in turn.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float, Int
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from shapewright.measure.accuracy.stores import is_store
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import loss_records
 from shapewright.measure.store.record import OK
-from shapewright.prediction.loss import ShapeForLoss
+from shapewright.prediction.loss.terms import ShapeForLoss
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

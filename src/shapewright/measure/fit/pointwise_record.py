@@ -15,7 +15,7 @@ from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import CACHE_EDGE_POWER, GATED_READ_RATIO
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.store.record import Row
 
 # A constant of a record: its field, and its kind; an empty kind for those of the device.

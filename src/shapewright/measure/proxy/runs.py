@@ -16,11 +16,12 @@ from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.measure.proxy.text import VOCAB_SIZE
-from shapewright.models import TransformerConfig, count_parameters, read_model
-from shapewright.models.transformer import FIELD_NAMES
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
+from shapewright.models.transformer import FIELD_NAMES, TransformerConfig
 from shapewright.prediction.model_runs import ProxyRun, proxy_run
 from shapewright.prediction.training_run import MOST_TOKENS
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

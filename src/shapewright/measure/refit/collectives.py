@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import Device, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,
     Array,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.hardware import find_measured_device
+from shapewright.hardware.loader import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.attention import ENCODER, LATENT, LINEAR, SPARSE, TRAINING
 from shapewright.measure.accuracy.tables.communication import ALL_REDUCE, EXCHANGE

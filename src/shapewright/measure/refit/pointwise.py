@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Pointwise
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.tables.pointwise import bytes_of, kind_names, with_launch
 from shapewright.measure.fit.pointwise_record import Constant, predict_pointwise
 from shapewright.measure.fit.shared import (

@@ -18,7 +18,7 @@ import numpy as np
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.serving.rows import FORMAT, STATIC_FORMAT, ServedRow, read_served, read_static

@@ -21,14 +21,14 @@ import numpy as np
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.published_rows import FORMAT
 from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, predict_in_turn
 from shapewright.measure.refit.record_files import command, write_record
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import Prediction, borrowed_fraction, predict
 from shapewright.pricing.software import (
     EXCHANGE_HIDDEN_FRACTION,
@@ -38,7 +38,8 @@ from shapewright.pricing.software import (
     Software,
     load_software,
 )
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # Most rows per fit; steps of similar rows have similar errors.
 MOST_ROWS = 60

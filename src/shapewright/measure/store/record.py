@@ -8,11 +8,15 @@ from dataclasses import asdict, field, fields
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.base import UNPRICED_FIELDS
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
 
     Measurable = Operation | LayerRun | StepRun
 

@@ -11,25 +11,28 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 from shapewright.optimize.design.result import Design, DesignResult, Estimate, Run
 from shapewright.optimize.design.sizes import FamilySizes
-from shapewright.optimize.plan import plan_job
 from shapewright.optimize.plan.notes import describe_plan
+from shapewright.optimize.plan.plan import plan_job
 from shapewright.optimize.plan.result import explain_difference
-from shapewright.optimize.search import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED, search_shapes
+from shapewright.optimize.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED
+from shapewright.optimize.search.search import search_shapes
 from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
-from shapewright.prediction.loss import describe_extrapolation, estimate_loss_effect, is_far_outside, load_loss_law
+from shapewright.prediction.loss.effect import describe_extrapolation, estimate_loss_effect, is_far_outside
+from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
 
 if TYPE_CHECKING:
-    from shapewright.models import Model, TransformerConfig
+    from shapewright.models.read import Model
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.design.request import DesignRequest
-    from shapewright.optimize.plan import Plan, PlanResult
+    from shapewright.optimize.plan.result import Plan, PlanResult
     from shapewright.optimize.search.result import Verdict
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     Progress = Callable[[int, int], None]
 

@@ -10,9 +10,9 @@ from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
-from shapewright.optimize.plan import PlanRequest
-from shapewright.optimize.search import DEFAULT_VARIED, Goal, SearchRequest
-from shapewright.optimize.search.request import check_num_parameters
+from shapewright.optimize.plan.request import PlanRequest
+from shapewright.optimize.search.objective import Goal
+from shapewright.optimize.search.request import DEFAULT_VARIED, SearchRequest, check_num_parameters
 from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS, check_price
 
 if TYPE_CHECKING:

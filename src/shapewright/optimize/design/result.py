@@ -9,15 +9,16 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
-    from shapewright.models import Model, TransformerConfig
+    from shapewright.models.read import Model
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.design.request import DesignRequest
-    from shapewright.optimize.plan import Difference, Plan
+    from shapewright.optimize.plan.result import Difference, Plan
     from shapewright.optimize.search.result import Verdict
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.speedup import Speedup
     from shapewright.prediction.training_run import RunCost, RunSchedule
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

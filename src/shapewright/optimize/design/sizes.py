@@ -11,20 +11,20 @@ from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.lowering.flops import count_rule_of_thumb_flops
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 from shapewright.optimize.design.request import usual_batch_size
 from shapewright.optimize.design.result import FrontRun
-from shapewright.optimize.plan import plan_job
+from shapewright.optimize.plan.plan import plan_job
 from shapewright.optimize.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
-from shapewright.prediction.loss import ShapeForLoss
 from shapewright.prediction.loss.law import Z_90
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
-    from shapewright.models import Model
+    from shapewright.models.read import Model
     from shapewright.optimize.design.request import DesignRequest
-    from shapewright.optimize.plan import PlanResult
-    from shapewright.prediction.loss import LossLaw
+    from shapewright.optimize.plan.result import PlanResult
+    from shapewright.prediction.loss.law import LossLaw
     from shapewright.prediction.scenario import Scenario
 
 _SECONDS_PER_HOUR = 3600.0

@@ -21,16 +21,15 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.optimize.experiments.small_models import Experiment, make_experiment, scale_down
 from shapewright.optimize.search.result import SearchResult
-from shapewright.prediction.loss import LossLaw, ShapeForLoss, load_loss_law, net_speedup
-from shapewright.prediction.loss.effect import count_active_parameters, keeps_loss, scale_to_baseline
-from shapewright.prediction.loss.law import Z_90
-from shapewright.prediction.loss.terms import derivatives, evaluate_terms
+from shapewright.prediction.loss.effect import count_active_parameters, keeps_loss, net_speedup, scale_to_baseline
+from shapewright.prediction.loss.law import Z_90, LossLaw, load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.models import TransformerConfig
-    from shapewright.optimize.design import Design, DesignResult
-    from shapewright.optimize.search import Candidate
+    from shapewright.hardware.device import Device
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.optimize.design.result import Design, DesignResult
+    from shapewright.optimize.search.result import Candidate
     from shapewright.prediction.speedup import Speedup
 
 # Sizes of small models that are considered, without embeddings. [parameter]

@@ -7,14 +7,13 @@ from math import log2
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
-from shapewright.models.transformer import FIELD_NAMES
-from shapewright.prediction.loss import ShapeForLoss
+from shapewright.models.transformer import FIELD_NAMES, TransformerConfig
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.predict import predict
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 # Tokens per parameter of compute-optimal training. Source: Hoffmann et al. 2022, arXiv 2203.15556, table 3.
 _TOKENS_PER_PARAMETER = 20.0

@@ -10,7 +10,7 @@ import numpy as np
 from shapewright.core.errors import LayoutError
 from shapewright.core.notes import Refusal
 from shapewright.lowering.checks import validate_layout
-from shapewright.memory import ALLOCATOR_BAND_FRACTION
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION
 from shapewright.optimize.plan.findings import Choice, Findings
 from shapewright.optimize.plan.memory import SplitMemoryEstimator, layout_of
 from shapewright.optimize.plan.space import (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shapewright.optimize.plan.request import PlanRequest
     from shapewright.optimize.plan.space import ActivationPolicy, Schedule, Sharding, Split
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     Table = dict[str, NDArray[Any]]
 

@@ -19,18 +19,17 @@ import numpy as np
 
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
+from shapewright.lowering.operations.base import STAGES
 from shapewright.models.layers import LayerKind
-from shapewright.prediction.composition import (
-    EXPERT_EXCHANGES,
-    GRADIENT_GEMMS,
-    STAGES,
+from shapewright.prediction.composition.stages import EXPERT_EXCHANGES, GRADIENT_GEMMS
+from shapewright.prediction.composition.step import (
     STEP_PARTS,
     add_exposed_communication,
     collective_part,
     compose_parts,
     parts_of,
 )
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
     from shapewright.lowering.model import StepParts
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.pricing.software import Software
 
     PerKind = Float[np.ndarray, "kinds"]

@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.memory import (
-    CUDA_CONTEXT_BYTES,
+from shapewright.memory.activations import (
     LayerBytes,
-    Stage,
     count_microbatches_in_flight,
-    count_stage_parameters,
     estimate_activation_terms,
     estimate_layer,
-    estimate_states,
-    peak_stage_candidates,
 )
-from shapewright.models import count_parameters
+from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
+from shapewright.memory.stages import Stage, peak_stage_candidates
+from shapewright.memory.states import count_stage_parameters, estimate_states
+from shapewright.models.parameters import count_parameters
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.models import TransformerConfig
     from shapewright.models.layers import LayerKind
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.plan.request import PlanJob
     from shapewright.optimize.plan.space import ActivationPolicy, Schedule, Split
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
     ByPolicy = Float[np.ndarray, "splits stages policies"]
     BySharding = Float[np.ndarray, "splits stages shardings"]

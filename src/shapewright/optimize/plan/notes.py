@@ -12,7 +12,7 @@ from shapewright.core.numeric import divisors
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes, format_seconds
 from shapewright.hardware.nodes import is_whole_allocation
-from shapewright.memory import ALLOCATOR_BAND_FRACTION
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.request import LARGEST_JOB, offload_choices
 from shapewright.prediction.predict import predict
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.plan.request import PlanJob, PlanRequest
     from shapewright.optimize.plan.result import Plan
     from shapewright.prediction.predict import Prediction
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 
 def describe_choice(choice: Choice) -> str:

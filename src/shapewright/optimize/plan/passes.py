@@ -24,14 +24,14 @@ from shapewright.optimize.plan.layers import (
 )
 from shapewright.optimize.plan.space import list_activation_policies
 from shapewright.pricing.operations import price_key, price_operations
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from shapewright.lowering.model import StepParts
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.optimize.plan.layers import MatrixOptimizerGemms
     from shapewright.optimize.plan.request import PlanJob
     from shapewright.optimize.plan.space import Split

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
-from shapewright.memory import ALLOCATOR_BAND_FRACTION
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION
 from shapewright.prediction.scenario import ScenarioResult
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.optimize.plan.findings import Choice, Tally
     from shapewright.optimize.plan.request import PlanRequest
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 IN_NODE, BETWEEN_NODES = "in node", "between nodes"
 BUBBLE = "pipeline bubble"

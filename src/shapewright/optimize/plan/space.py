@@ -15,8 +15,8 @@ from shapewright.hardware.nodes import is_whole_allocation
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.plan.request import PlanRequest
     from shapewright.prediction.scenario import Scenario
 

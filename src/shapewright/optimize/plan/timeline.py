@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shapewright.prediction.predict import Prediction
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weight gradients"
 SIMULATED_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
@@ -109,7 +109,7 @@ def simulate_pipeline(layout: ParallelLayout, num_passes: int, times: PassTimes)
     Raises:
         LayoutError: the micro-batches cannot be interleaved.
 
-    >>> from shapewright.workload import ParallelLayout
+    >>> from shapewright.workload.layout import ParallelLayout
     >>> passes = simulate_pipeline(ParallelLayout(pipeline_parallel=4), 8, PassTimes(1.0, 2.0))
     >>> max(each.end_s for each in passes)  # 8 passes of 3 s, and 3 more to fill and to drain
     33.0

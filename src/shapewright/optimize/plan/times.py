@@ -12,7 +12,8 @@ from shapewright.core.records import dataclass
 from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import layers_per_stage, spare_layers
 from shapewright.lowering.gradients import lower_backward
-from shapewright.lowering.operations import Collective, Pointwise
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.optimizer_step import (
     lower_gradient_communication,
     lower_optimizer,
@@ -33,17 +34,17 @@ from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.operations import price_key
 from shapewright.pricing.pointwise import price_pointwise
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.plan.passes import LayerPass
     from shapewright.optimize.plan.request import PlanJob
     from shapewright.optimize.plan.space import Split
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
     PerSplit = Int[np.ndarray, "splits"]
     SplitTimes = Float[np.ndarray, "splits columns"]

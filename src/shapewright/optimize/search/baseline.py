@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.texts import with_fields
-from shapewright.models import Model, count_parameters, list_presets, load_preset, read_model, with_changes
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import Model, list_presets, load_preset, read_model
+from shapewright.models.transformer import with_changes
 from shapewright.optimize.search.request import check_num_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 _UNSCALED_WITHIN = 0.01  # relative deviation of the parameters below which a model is not scaled
 _UNIT = 128  # elements; widths of public models are multiples of it

@@ -19,18 +19,18 @@ from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import num_microbatches
-from shapewright.models import to_config_json
 from shapewright.models.layers import ATTENTION
+from shapewright.models.write import to_config_json
 from shapewright.optimize.search.request import ffn_field
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.request import SearchRequest
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     PerShape = Int[np.ndarray, " shapes"]
 
@@ -117,7 +117,7 @@ def other_layouts(scenario: Scenario) -> Iterator[ParallelLayout]:
     Args:
         scenario: The baseline; its own layout is left out.
     """
-    from shapewright.optimize.plan import PlanRequest
+    from shapewright.optimize.plan.request import PlanRequest
     from shapewright.optimize.plan.space import list_splits
 
     workload, layout = scenario.workload, scenario.layout

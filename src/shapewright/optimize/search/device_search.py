@@ -21,26 +21,27 @@ from shapewright.optimize.search.space.guard import measure_shape, percentile_of
 from shapewright.optimize.search.space.space import make_space
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.optimize.search.verdict import judge_search, recommend
-from shapewright.prediction.loss import (
-    ShapeForLoss,
+from shapewright.prediction.loss.effect import (
+    NARROWEST_FREE_HEAD,
+    WIDEST_FREE_HEAD,
     count_active_parameters,
     estimate_loss_effect,
     has_loss_law,
     is_far_outside,
 )
-from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.speedup import compare_times
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.branches import Branch
     from shapewright.optimize.search.findings import Table
     from shapewright.optimize.search.objective import Objective
     from shapewright.optimize.search.request import SearchRequest
     from shapewright.optimize.search.result import Verdict
     from shapewright.optimize.search.space.space import Space
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
     from shapewright.prediction.speedup import Speedup

@@ -17,14 +17,15 @@ import numpy as np
 from shapewright.core.errors import ConfigError
 from shapewright.core.records import dataclass
 from shapewright.core.traced import Tape, Traced, untraced
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 from shapewright.optimize.search.branches import encode_changes
 from shapewright.optimize.search.findings import Findings, Tally, take
 from shapewright.optimize.search.memory import ShapeMemoryEstimator
 from shapewright.optimize.search.objective import Limits
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_for_each
-from shapewright.prediction.loss import ShapeForLoss, count_active_parameters
+from shapewright.prediction.loss.effect import count_active_parameters
+from shapewright.prediction.loss.terms import ShapeForLoss
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

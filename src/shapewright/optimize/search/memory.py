@@ -9,7 +9,7 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.traced import Node, Tape
-from shapewright.memory import count_cached_elements, estimate_memory
+from shapewright.memory.estimate import count_cached_elements, estimate_memory
 from shapewright.models.compressed import make_compressed
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from shapewright.core.traced import Guard
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.optimize.search.steps import VariedScenario
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
     Bytes = Float[np.ndarray, " shapes"]
 

@@ -11,7 +11,9 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
-from shapewright.prediction.loss import ShapeForLoss, load_loss_law, scale_to_baseline
+from shapewright.prediction.loss.effect import scale_to_baseline
+from shapewright.prediction.loss.law import load_loss_law
+from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.training_run import (
     FEWEST_TOKENS,
     MOST_TOKENS,

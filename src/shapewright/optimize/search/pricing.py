@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.traced import Traced
-from shapewright.lowering.operations import (
-    UNPRICED_FIELDS,
-    Attention,
-    CausalConv,
-    Collective,
-    Gemm,
-    GroupedGemm,
-    Pointwise,
-    Scan,
-    SparseAttention,
-)
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.base import UNPRICED_FIELDS
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.optimize.search.space.grid import Values
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.records import load_record
@@ -35,8 +31,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Num
 
     from shapewright.core.traced import Node
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.pricing.software import Software
 

@@ -11,13 +11,14 @@ from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.models import to_config_json
 from shapewright.models.transformer import FIELD_NAMES, LAYER_PATTERNS
+from shapewright.models.write import to_config_json
 from shapewright.optimize.search.objective import Goal
 from shapewright.optimize.search.space.guard import check_guard, has_grouped_heads
 
 if TYPE_CHECKING:
-    from shapewright.models import Model, TransformerConfig
+    from shapewright.models.read import Model
+    from shapewright.models.transformer import TransformerConfig
 
 VARIED = {
     "heads": "num_heads",

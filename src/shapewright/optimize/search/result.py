@@ -12,11 +12,12 @@ from shapewright.core.records import dataclass
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
-    from shapewright.models import Model, TransformerConfig
+    from shapewright.models.read import Model
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.findings import Tally
     from shapewright.optimize.search.objective import Objective
-    from shapewright.prediction.composition import PricedOperation
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.prediction.composition.stages import PricedOperation
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.speedup import Speedup
     from shapewright.prediction.training_run import TrainingRun

@@ -23,7 +23,7 @@ from shapewright.optimize.search.objective import OBJECTIVES, Limits
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
-from shapewright.prediction.loss import describe_extrapolation, has_loss_law
+from shapewright.prediction.loss.effect import describe_extrapolation, has_loss_law
 from shapewright.prediction.training_run import SECONDS_PER_HOUR, TrainingRun
 
 if TYPE_CHECKING:

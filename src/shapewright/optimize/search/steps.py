@@ -15,21 +15,18 @@ from shapewright.core.traced import Tape, Traced
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective, Pointwise
+from shapewright.lowering.operations.base import STAGES
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.optimize.search.pricing import count_cells, price_at_index, price_key, price_on_grid
 from shapewright.optimize.search.space.grid import AXES, MOST_CELLS, Sum, Values, is_constant, split_by
-from shapewright.prediction.composition import (
+from shapewright.prediction.composition.stages import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
-    STAGES,
-    STEP_PARTS,
     WEIGHT_GRADIENTS,
-    collective_part,
-    compose_parts,
-    compute_part,
     exchange_overlap_fraction,
-    parts_of,
 )
+from shapewright.prediction.composition.step import STEP_PARTS, collective_part, compose_parts, compute_part, parts_of
 from shapewright.prediction.predict import count_tokens
 from shapewright.workload.layout import SPLIT_BACKWARD_SCHEDULES
 
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Num
 
     from shapewright.core.traced import Guard, Node
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.space.grid import Grid, Index, OnGrid, Positions
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 
 _COLLECTIVE_PARTS = frozenset(collective_part(pool, stage) for pool in COLLECTIVE_POOLS for stage in STAGES)

@@ -9,8 +9,8 @@ from shapewright.models.layers import describe_pattern
 from shapewright.optimize.search.result import Verdict
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.speedup import Speedup
 
 

@@ -26,7 +26,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import layers_per_stage
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.workload.finetuning import (
     ADAPTER_IN,
     ADAPTER_OUT,
@@ -39,9 +39,9 @@ from shapewright.workload.finetuning import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import ParallelLayout
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.layout import ParallelLayout
 
 MOST_RANK = 4096
 MOST_ADAPTERS = 100_000

@@ -29,7 +29,7 @@ from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import Instance
-    from shapewright.prediction.composition import StepTimes
+    from shapewright.prediction.composition.step import StepTimes
 
 MOST_LOAD_FRACTION = 0.8
 """Largest used share of the prefill capacity, by judgment: at 0.8 the mean wait is twice the service time, and it grows

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import Instance, OperatingPoint
     from shapewright.optimize.serving.request import ServingRequest
-    from shapewright.prediction.composition import StepTimes
+    from shapewright.prediction.composition.step import StepTimes
     from shapewright.prediction.scenario import Scenario
 
 Candidate = AggregatedCandidate | PrefillCandidate | DecodeCandidate

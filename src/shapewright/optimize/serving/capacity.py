@@ -13,13 +13,13 @@ from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.core.units import format_bytes
 from shapewright.lowering.checks import validate_layout
 from shapewright.optimize.serving.point import Instance
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 MOST_STAGES = 8
 # Most devices that a model is split over, to report what it needs if it does not fit.

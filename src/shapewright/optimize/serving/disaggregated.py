@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import ShapewrightError
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
 from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes, span_of, waiting_s
 from shapewright.pricing.operations import price_operations
@@ -27,7 +27,7 @@ from shapewright.pricing.operations import price_operations
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import Instance
-    from shapewright.prediction.composition import StepTimes
+    from shapewright.prediction.composition.step import StepTimes
 
 _PROMPT_BATCHES = (1, 2, 4, 16, 64)
 _MOST_PREFILL_TOKENS = 32768

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.optimize.serving.point import Span, span_of
-from shapewright.prediction.composition import compose_passes
+from shapewright.prediction.composition.step import compose_passes
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.point import Instance
-    from shapewright.prediction.composition import StepTimes
+    from shapewright.prediction.composition.step import StepTimes
     from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.servers import Server
 

@@ -22,16 +22,20 @@ import numpy as np
 
 from shapewright.lowering.images import of_tower
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, CausalConv, Collective, Scan, SparseAttention
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.rows import OperationRows
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.workload.images import tower_job
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.serving.adapters import Adapters
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _MOST_PASSES = 11
 """Most passes of a prompt that are priced. It is odd so that they do not all fall on the same position of a chunk: the
@@ -69,7 +73,7 @@ def contexts_of_passes(config: TransformerConfig, mean_context: int, tokens: int
     Args:
         mean_context: Mean number of tokens in the cache before a pass.
 
-    >>> from shapewright.models import TransformerConfig
+    >>> from shapewright.models.transformer import TransformerConfig
     >>> chunks = {"attention_windows": (32, 0), "attention_window_kind": "chunked"}
     >>> model = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, **chunks)
     >>> contexts_of_passes(model, 16, 16, 3)

@@ -26,7 +26,7 @@ from shapewright.pricing.experts.kernels import describe_expert_kernel
 from shapewright.pricing.servers import CURRENT_SERVER
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
 

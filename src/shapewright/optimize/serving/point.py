@@ -9,18 +9,19 @@ from math import floor
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.memory import estimate_stages
+from shapewright.memory.estimate import estimate_stages
 from shapewright.optimize.serving.passes import Passes
-from shapewright.prediction.composition import StepTimes
+from shapewright.prediction.composition.step import StepTimes
 
 if TYPE_CHECKING:
-    from shapewright.memory import MemoryEstimate
-    from shapewright.models import TransformerConfig
+    from shapewright.memory.estimate import MemoryEstimate
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.servers import Server
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _SECONDS_PER_HOUR = 3600.0
 _LARGEST_NODE_WITHOUT_RACK = 8

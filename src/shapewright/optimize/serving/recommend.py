@@ -22,7 +22,7 @@ from shapewright.core.units import format_seconds
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
 from shapewright.optimize.serving.point import Instance, recommended_ttft_limit_s
-from shapewright.prediction.composition import bound_of, price_passes
+from shapewright.prediction.composition.step import bound_of, price_passes
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.passes import Pass

@@ -25,7 +25,7 @@ from shapewright.prediction.training_run import check_price
 from shapewright.pricing.servers import CURRENT_SERVER, Server
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.optimize.serving.adapters import Adapters
 
 _MOST_DRAFT_TOKENS = 64

@@ -21,14 +21,14 @@ from shapewright.core.records import dataclass
 from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.flops import StepFlops, count_convention_flops
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.prediction.calculators.parameters import Term, substitute
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.workload import Workload
 
 # Passes of the data around a ring: an all_reduce is a reduce_scatter and an all_gather.
 _RING_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
@@ -149,8 +149,8 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     Args:
         workload: Only its seq_len and its recomputation have an effect.
 
-    >>> from shapewright.models import TransformerConfig
-    >>> from shapewright.workload import Workload
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> from shapewright.workload.workload import Workload
     >>> gpt_22b = TransformerConfig(hidden_size=6144, num_layers=48, num_heads=64, vocab_size=51200)
     >>> found = count_flops(gpt_22b, Workload(seq_len=2048))
     >>> found.layer_weights == 12 * 48 * 6144**2, found.attention_flops == 48 * 4 * 2048 * 6144

@@ -15,15 +15,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.models import count_parameters
 from shapewright.models.compressed import make_compressed
 from shapewright.models.image_linears import list_end_linears
 from shapewright.models.layers import ATTENTION, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
-from shapewright.models.parameters import IMAGE_GATES
+from shapewright.models.parameters import IMAGE_GATES, count_parameters
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 
 _LETTERS = re.compile(r"[A-Za-z][A-Za-z_]*")
@@ -58,7 +57,7 @@ def substitute(formula: str, values: Mapping[str, float]) -> str:
 def explain_parameters(config: TransformerConfig) -> tuple[Term, ...]:
     """Return the parameters of each component of a model, with formulas.
 
-    >>> from shapewright.models import TransformerConfig
+    >>> from shapewright.models.transformer import TransformerConfig
     >>> gpt = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, tied_embeddings=True)
     >>> [(term.name, term.formula, term.value) for term in explain_parameters(gpt)][:2]
     [('embedding', 'v*h', 6400), ('attention', 'L*(h*3*a*d + a*d*h)', 32768)]

@@ -13,7 +13,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.lowering.checks import describe_long_sequence, max_sequence_length, validate_layout
 from shapewright.lowering.counts import num_microbatches
-from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_stages
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION, estimate_stages
 from shapewright.memory.saved_tensors import SCALE_BYTES_PER_ELEMENT
 from shapewright.prediction.capacity.fit_options import (
     MOST_DEVICES,
@@ -24,14 +24,16 @@ from shapewright.prediction.capacity.fit_options import (
 )
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.software import TUNED
+from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import training_recipe
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.memory import MemoryEstimate
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.memory.estimate import MemoryEstimate
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _LARGEST_BATCH = 2**20
 # The longest sequence is rounded down to a multiple of this, unless it is shorter.
@@ -117,7 +119,7 @@ def estimate_capacity(
     """Compare the memory that a job needs with that of its device.
 
     Args:
-        optimizer: A key of shapewright.memory.OPTIMIZERS, to replace that of the workload.
+        optimizer: A key of shapewright.workload.optimizers.OPTIMIZERS, to replace that of the workload.
         notes: Notes of the result; by default those of the scenario.
 
     Raises:

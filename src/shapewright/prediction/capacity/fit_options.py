@@ -19,7 +19,7 @@ from shapewright.hardware.nodes import is_whole_allocation
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.pricing.host import LINK_FRACTION, host_link_bytes_per_s
 from shapewright.workload.layout import MAX_ZERO_STAGE_IN_PIPELINES
 from shapewright.workload.workload import RECOMPUTE_MODES

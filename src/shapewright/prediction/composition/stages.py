@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.numeric import maximum, minimum
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import layers_per_stage, spare_layers
-from shapewright.lowering.operations import Collective, Gemm, GroupedGemm
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.pricing.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software
 from shapewright.workload.layout import SPLIT_BACKWARD_SCHEDULES, ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.lowering.operations import Operation
-    from shapewright.models import TransformerConfig
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.pricing.price import Price
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 GRADIENT_GEMMS = "gradient_gemms"
 COMPUTE_POOLS = ("forward", "backward", GRADIENT_GEMMS)

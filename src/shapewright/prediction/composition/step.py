@@ -20,8 +20,8 @@ import numpy as np
 
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import layers_per_stage, num_microbatches
-from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.base import STAGES
+from shapewright.lowering.operations.collective import Collective
 from shapewright.prediction.composition.stages import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.operations.rows import OperationRows
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.pricing.price import Price
     from shapewright.pricing.software import Software
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 ERROR_CORRELATION = 0.3

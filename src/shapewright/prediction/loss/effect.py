@@ -18,14 +18,14 @@ import numpy as np
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_count
-from shapewright.models import count_parameters
+from shapewright.models.parameters import count_parameters
 from shapewright.prediction.loss.law import FREE_NATS, REFERENCE, Z_90, load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.speedup import Speedup
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Numeric
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.loss.law import TokensRatio
 
 
@@ -244,7 +244,7 @@ def scale_to_baseline(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: A
 def keeps_loss(baseline: TransformerConfig, candidate: TransformerConfig) -> bool:
     """Whether a change keeps the loss: padded vocabulary, or the same attention width in other heads of 64 to 256.
 
-    >>> from shapewright.models import read_model
+    >>> from shapewright.models.read import read_model
     >>> own = read_model("gpt3-2.7b").config
     >>> heads = read_model("gpt3-2.7b", {"num_heads": 20}).config
     >>> keeps_loss(own, heads), heads.head_dim

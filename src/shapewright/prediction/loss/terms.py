@@ -27,7 +27,7 @@ from shapewright.models.parameters import count_parameters
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class ShapeForLoss:
     def of(cls, config: TransformerConfig) -> ShapeForLoss:
         """Return the shape of a model; layers of an encoder count as layers.
 
-        >>> from shapewright.models import TransformerConfig
+        >>> from shapewright.models.transformer import TransformerConfig
         >>> gpt2 = TransformerConfig(hidden_size=768, num_layers=12, num_heads=12, vocab_size=50257)
         >>> ShapeForLoss.of(gpt2).num_parameters == 12 * (12 * 768**2 + 2 * 768)
         True

@@ -28,12 +28,13 @@ from shapewright.prediction.utilization.trace_losses import TraceComparison, com
 from shapewright.workload.images import count_images
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.models import TransformerConfig
+    from shapewright.hardware.device import Device
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
     from shapewright.prediction.utilization.kineto import Trace
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 _ROUNDING = 1e-9
 """Share of a step below which a loss is rounding error."""

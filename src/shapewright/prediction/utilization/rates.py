@@ -17,18 +17,21 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.hardware import list_devices, load_device
+from shapewright.hardware.loader import list_devices, load_device
 from shapewright.lowering.flops import StepFlops, count_convention_flops
-from shapewright.lowering.operations import Attention, Collective, Pointwise, SparseAttention
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.models.flop_conventions import get_convention
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.hardware.device import Device
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
 SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
 """Measurements outside these ranges are refused: a nanosecond, thirty years, more devices than a layout can have."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_seconds
-from shapewright.lowering.operations import Collective
-from shapewright.memory import estimate_memory
+from shapewright.lowering.operations.collective import Collective
+from shapewright.memory.estimate import estimate_memory
 from shapewright.prediction.predict import Prediction
 from shapewright.prediction.utilization.trace_match import (
     GroupSums,
@@ -27,7 +27,7 @@ from shapewright.prediction.utilization.trace_match import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.utilization.kineto import Kernel, Trace
 
 SLOW, HOST, EXPOSED, RECOMPUTED, UNPREDICTED = (

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.fields import shown
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import LOG_SOFTMAX, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import LOG_SOFTMAX, Pointwise
 
 if TYPE_CHECKING:
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.utilization.kineto import Kernel
 
 _FP32_TYPES = ("float", "c10::Float")

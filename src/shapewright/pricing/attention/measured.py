@@ -18,8 +18,8 @@ from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kern
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Attention
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.attention import Attention
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.kernels.work import KernelRates, KernelWork
     from shapewright.pricing.price import Price

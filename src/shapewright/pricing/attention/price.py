@@ -14,9 +14,10 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.texts import with_fields
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS
-from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
 from shapewright.pricing.attention.kernels import AttentionRates, AttentionShape
 from shapewright.pricing.attention.measured import measured_kind, measured_record, price_measured_attention
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Attention
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.attention import Attention
     from shapewright.pricing.calibration.source import CalibrationSource
 
     PerCall = Float[np.ndarray, "*calls"]

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.attention.sections import Section, choose_section, has_family, kernel_family, read_kernel
 from shapewright.pricing.calibration.donors import DeviceSpec
 from shapewright.pricing.calibration.records import list_records
@@ -51,7 +51,7 @@ from shapewright.pricing.calibration.transfer import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.attention.decode import DecodeParameters
     from shapewright.pricing.attention.kernels import AttentionRates
     from shapewright.pricing.attention.prefill import PrefillParameters

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.hardware.architectures import LAST_RESORT_DONOR, find_architecture
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.source import Transfer
 
 # 16-bit formats, in order of preference, whose data-sheet rate defines the balance.

@@ -16,7 +16,9 @@ from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_
 from shapewright.core.files import read_start
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.hardware import PRICING_FIELDS, Device, build_device, load_device
+from shapewright.hardware.device import PRICING_FIELDS, Device
+from shapewright.hardware.device_file import build_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, parse_record
 from shapewright.pricing.calibration.schema import check_record
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import DeviceSpec, choose_donor
 from shapewright.pricing.calibration.source import CalibrationSource
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.source import Transfer
 
 _DATA = resources.files("shapewright.pricing") / "data"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import GPU_VENDORS, find_compute_capability
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import FORMAT_ERROR
 from shapewright.pricing.calibration.records import list_records, load_record
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
     AnyShape = Float[np.ndarray, "..."]

@@ -40,8 +40,8 @@ from shapewright.pricing.price import GemmPrice, split_rows
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import GroupedGemm
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.gemm import GroupedGemm
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.section import GemmPricing
     from shapewright.pricing.gemm.shapes import Gemms

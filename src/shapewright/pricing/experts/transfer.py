@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import list_records
 from shapewright.pricing.calibration.transfer import (
     clock_hz_of,
@@ -31,7 +31,7 @@ from shapewright.pricing.calibration.transfer import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.parameters import GemmParameters
 

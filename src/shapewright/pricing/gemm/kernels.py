@@ -29,7 +29,7 @@ from shapewright.pricing.gemm.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLA
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.gemm.parameters import GemmParameters
     from shapewright.pricing.gemm.shapes import Gemms
 

@@ -26,7 +26,7 @@ from shapewright.pricing.price import ROOFLINE_HIGH_FACTOR, GemmPrice, split_row
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.parameters import GemmParameters
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.core.dtypes import get_dtype, stored_weight_bytes
 from shapewright.core.errors import CalibrationError
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.forest import FOREST, ResidualForest, load_forests
 from shapewright.pricing.calibration.intervals import (
     FORMAT_ERROR,
@@ -33,7 +33,7 @@ from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM, GemmParameters, 
 from shapewright.pricing.gemm.transfer import transfer_feed_scale, transfer_parameters, transfer_rate_scale
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 # Formats whose fractions stand in for a dtype that a record lacks, nearest first.

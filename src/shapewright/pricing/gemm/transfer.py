@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import DeviceSpec
 from shapewright.pricing.calibration.records import FP32_GEMM, list_records
 from shapewright.pricing.calibration.transfer import (
@@ -59,7 +59,7 @@ from shapewright.pricing.calibration.transfer import (
 from shapewright.pricing.experts.transfer import transfer_experts
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.parameters import GemmParameters
 

@@ -21,7 +21,7 @@ from shapewright.pricing.kernels.work import NOMINAL_START_S, KernelRates, Kerne
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
     PerCall = Float[np.ndarray, "*calls"]
 

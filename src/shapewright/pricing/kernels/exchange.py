@@ -19,7 +19,7 @@ import numpy as np
 
 from shapewright.core.errors import UnknownRateError
 from shapewright.core.texts import with_fields
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, match_kernel, price_kernel
@@ -29,7 +29,7 @@ from shapewright.pricing.price import Price
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
     PerCall = Float[np.ndarray, "*calls"]
 

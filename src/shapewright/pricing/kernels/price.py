@@ -13,7 +13,7 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.intervals import OTHER_LIBRARY_WIDENING, interval_factors, widen_by_error
 from shapewright.pricing.calibration.libraries import nearest_library, split_version
 from shapewright.pricing.calibration.residual import FADE_DOUBLINGS, ResidualTable, interpolate
@@ -30,7 +30,7 @@ from shapewright.pricing.price import ROOFLINE_HIGH_FACTOR, Price
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.kernels.work import KernelWork
 

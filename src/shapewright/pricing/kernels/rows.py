@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
     PerCall = Float[np.ndarray, "*calls"]
 

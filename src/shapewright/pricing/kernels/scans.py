@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.lowering.operations import CausalConv, Pointwise, Scan
+from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.hybrids import convolution_work, scan_work
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, price_kernel
@@ -22,7 +23,7 @@ from shapewright.pricing.price import Price, split_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 MEASURED_SCANS = {"gated_delta_net": "gdn", "kimi_delta_attention": "kda"}

@@ -21,8 +21,8 @@ from shapewright.pricing.price import Price, split_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import SparseAttention
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.sparse import SparseAttention
     from shapewright.pricing.calibration.records import CalibrationRecord
 
 _OPERATIONS = {"logits": "glm5_mqa_logits", "selection": "glm5_topk", "attention": "glm5_dsa_attn"}

@@ -19,7 +19,7 @@ from shapewright.core.records import dataclass
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
     PerCall = Float[np.ndarray, "*calls"]
 

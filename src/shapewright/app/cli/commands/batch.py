@@ -39,7 +39,7 @@ def command(explains: bool, as_json: bool, **given: Any) -> int:
     """Solve global batch = micro-batch x replicas x accumulation for the values not given, in integers."""
     from shapewright.app.report.calculators import print_batch
     from shapewright.app.report.outputs.calculators import batch_output
-    from shapewright.prediction.calculators import BatchRequest, solve_batch
+    from shapewright.prediction.calculators.training import BatchRequest, solve_batch
 
     output = batch_output(solve_batch(BatchRequest(**given)))
     print_output(output, partial(print_batch, explains=explains), as_json=as_json)

@@ -21,7 +21,7 @@ from shapewright.workload.workload import PHASES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.measure import BenchOutput, BenchRow
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.bench.request import SuiteResult
 
@@ -260,7 +260,7 @@ def _predicted_device(name: str | None) -> Device | None:
 
 def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bool) -> Device | None:
     """The device to predict for: the named one, or the measured one if it has a device file."""
-    from shapewright.hardware import list_devices
+    from shapewright.hardware.loader import list_devices
 
     if predicted_for is not None and (is_named or predicted_for.name == facts.name):
         return predicted_for

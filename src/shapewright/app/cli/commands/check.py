@@ -123,7 +123,7 @@ def command(
         set_next("memory {job}")
     if output:
         # Before the report, so that nothing is printed if it cannot be written.
-        from shapewright.models import to_config_json
+        from shapewright.models.write import to_config_json
 
         fixed = fix_config(scenario.config, report)
         write_json_file(output, to_config_json(scenario.model, fixed))
@@ -131,7 +131,7 @@ def command(
         echo(f"wrote {output}{nothing}", err=True)
     if form == "sarif":
         from shapewright.app.integrations.sarif import to_sarif
-        from shapewright.models import locate_fields
+        from shapewright.models.write import locate_fields
 
         source = config if isinstance(config, str) else scenario.model.source
         print_json(to_sarif(report, source, locate_fields(scenario.model, source)))

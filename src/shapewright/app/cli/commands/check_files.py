@@ -16,7 +16,7 @@ from shapewright.app.cli.param_types import SHARE
 from shapewright.app.report.flags import field_named
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.prediction.scenario import Scenario
 
 _EPILOG = """\b
@@ -83,8 +83,8 @@ def command(
 
 def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str, Any]) -> Scenario:
     """Scenario of a config.json, or of a file of a trainer, whose batch and layout come below the given ones."""
-    from shapewright.app.formats import is_job_file, read_job
     from shapewright.app.formats.reading import with_global_batch
+    from shapewright.app.formats.registry import is_job_file, read_job
     from shapewright.prediction.build import build_scenario
 
     if not is_job_file(path):
@@ -100,7 +100,7 @@ def _split(settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     from dataclasses import fields
 
     from shapewright.prediction.sweep import parse_values
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     workload: dict[str, Any] = {}
     layout: dict[str, Any] = {}

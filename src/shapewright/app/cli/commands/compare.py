@@ -78,7 +78,7 @@ def _draw(report: CompareOutput, output: str) -> None:
 def _read_names(text: str) -> list[str]:
     """Names between commas; ``all`` is every device of the package."""
     if text.strip() == "all":
-        from shapewright.hardware import list_devices
+        from shapewright.hardware.loader import list_devices
 
         return list(list_devices())
     return [name.strip() for name in text.split(",") if name.strip()]

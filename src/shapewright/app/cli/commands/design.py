@@ -39,7 +39,7 @@ from shapewright.core.texts import FieldName, with_fields
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.design import DesignOutput
-    from shapewright.optimize.design import DesignResult
+    from shapewright.optimize.design.result import DesignResult
 
 EXIT_INTERRUPTED = 130
 _USUAL_FORMATS = ("megatron-args", "torchtitan-toml")
@@ -177,7 +177,7 @@ def command(
 
 def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
     """Fields and values of --keep, of shapes and of plans."""
-    from shapewright.optimize.plan import PLAN_FIELDS, SHORT_NAMES, read_kept
+    from shapewright.optimize.plan.request import PLAN_FIELDS, SHORT_NAMES, read_kept
     from shapewright.optimize.search.request import field_of
 
     kept: dict[str, Any] = {}
@@ -225,9 +225,9 @@ def _folder(output: str) -> Path:
 
 def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names: list[str]) -> None:
     """Write config.json, the files of trainers, the JSON output and the page of a design."""
-    from shapewright.app.formats import find_format, write_format
+    from shapewright.app.formats.registry import find_format, write_format
     from shapewright.app.report.optimize.design import design_page
-    from shapewright.models import untimed_values
+    from shapewright.models.write import untimed_values
 
     best = result.best
     written = ["config.json", "design.json", "design.html"]

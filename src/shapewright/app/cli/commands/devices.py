@@ -49,7 +49,7 @@ def show(name: str, as_json: bool) -> int:
     """Show one device: every number with its source."""
     from shapewright.app.report.catalogue import print_device
     from shapewright.app.report.outputs.catalogue import device_output
-    from shapewright.hardware import load_device, note_on_board
+    from shapewright.hardware.loader import load_device, note_on_board
 
     device = load_device(name)
     board = note_on_board(name)
@@ -66,7 +66,7 @@ def show(name: str, as_json: bool) -> int:
 )
 def template() -> int:
     """Print a device file to fill in; use it with --device ./my-device.toml."""
-    from shapewright.hardware import device_template
+    from shapewright.hardware.device_file import device_template
 
     click.echo(device_template())
     return 0

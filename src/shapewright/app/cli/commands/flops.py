@@ -63,10 +63,12 @@ def command(
     """
     from shapewright.app.report.calculators import print_flops
     from shapewright.app.report.outputs.calculators import flops_output
-    from shapewright.models import count_parameters, read_model
-    from shapewright.prediction.calculators import count_flops, estimate_budget
+    from shapewright.models.parameters import count_parameters
+    from shapewright.models.read import read_model
+    from shapewright.prediction.calculators.flops import count_flops
+    from shapewright.prediction.calculators.training import estimate_budget
     from shapewright.prediction.training_run import count_chinchilla_tokens
-    from shapewright.workload import Workload
+    from shapewright.workload.workload import Workload
 
     model = read_model(config, group_options(given)["model"])
     longest = min(_USUAL_SEQ_LEN, model.config.max_position_embeddings)
@@ -119,6 +121,6 @@ def _read_rate(tflops: float | None, device: str | None, dtype: str, mfu: float 
     if device is None or mfu is None:
         return None
     check_number("--mfu", mfu, 0, 1, error=WorkloadError, exclude_low=True, hint="give a share such as 0.4")
-    from shapewright.hardware import load_device
+    from shapewright.hardware.loader import load_device
 
     return mfu * load_device(device).peak_flops_per_s(dtype)

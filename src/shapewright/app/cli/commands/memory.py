@@ -47,7 +47,7 @@ def command(
         return 0
     from shapewright.app.report.memory import memory_page, print_memory_report
     from shapewright.app.report.outputs.memory import memory_output
-    from shapewright.prediction.capacity import estimate_capacity
+    from shapewright.prediction.capacity.fit import estimate_capacity
 
     scenario = scenario_from_options(config, device, given, software=software)
     output = memory_output(estimate_capacity(scenario))

@@ -107,7 +107,7 @@ def command(
         from shapewright.app.report.traced.outputs import traced_mfu_output
         from shapewright.app.report.traced.report import print_traced_mfu
         from shapewright.prediction.traced import explain_traced_step
-        from shapewright.prediction.utilization import read_trace
+        from shapewright.prediction.utilization.kineto import read_trace
 
         profile = None if trace is None else read_trace(trace)
         explained = explain_traced_step(job.predict(), seconds, profile)

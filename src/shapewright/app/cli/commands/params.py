@@ -27,7 +27,7 @@ def command(config: str | None, explains: bool, as_json: bool, **given: Any) -> 
     """Count the parameters of CONFIG, exactly, by component."""
     from shapewright.app.report.calculators import print_parameters
     from shapewright.app.report.outputs.calculators import params_output
-    from shapewright.models import read_model
+    from shapewright.models.read import read_model
 
     output = params_output(read_model(config, group_options(given)["model"]))
     print_output(output, partial(print_parameters, explains=explains), as_json=as_json)

@@ -17,9 +17,9 @@ from shapewright.core.errors import ConfigError
 from shapewright.core.texts import FieldName, with_fields
 
 if TYPE_CHECKING:
-    from shapewright.app.formats import OutputFormat
+    from shapewright.app.formats.output_format import OutputFormat
     from shapewright.core.notes import Note
-    from shapewright.optimize.plan import Plan, PlanResult
+    from shapewright.optimize.plan.result import Plan, PlanResult
 
 EXIT_INTERRUPTED = 130
 # Fields of the workload that a plan chooses, beside all of the layout.
@@ -115,7 +115,9 @@ def command(
     from shapewright.app.api.searches import plan
     from shapewright.app.report.optimize.plan import print_plan
     from shapewright.app.report.outputs.plan import plans_output
-    from shapewright.models import read_model, untimed_values, with_changes
+    from shapewright.models.read import read_model
+    from shapewright.models.transformer import with_changes
+    from shapewright.models.write import untimed_values
 
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
@@ -124,7 +126,8 @@ def command(
     limits: tuple[Note, ...] = ()
     fused: dict[str, bool] = {}
     if form is not None:
-        from shapewright.app.formats import FORMATS, fused_as_trained, keep_expressible, note_on_limits, write_format
+        from shapewright.app.formats.output_format import fused_as_trained, keep_expressible, note_on_limits
+        from shapewright.app.formats.registry import FORMATS, write_format
 
         model = read_model(config, keywords["overrides"]).config
         expressible = keep_expressible(form, kept)
@@ -165,14 +168,14 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Out
         return None
     if as_json and output is None:
         raise click.UsageError("--format and --json both print: write the format with -o FILE, or leave one out")
-    from shapewright.app.formats import find_format
+    from shapewright.app.formats.registry import find_format
 
     return find_format(name)
 
 
 def _read_keep(entries: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
     """Fields and values of --keep."""
-    from shapewright.optimize.plan import read_kept
+    from shapewright.optimize.plan.request import read_kept
 
     kept: dict[str, tuple[Any, ...]] = {}
     for entry in entries:
@@ -216,7 +219,7 @@ def _write_files(
         write_text_file(trace, json.dumps(chrome_trace(chosen)) + "\n")
     if format_name is None:
         return ""
-    from shapewright.app.formats import write_format
+    from shapewright.app.formats.registry import write_format
 
     text = write_format(format_name, result.config, workload=chosen.workload, layout=chosen.layout, untimed=untimed)
     if output is None:

@@ -15,7 +15,7 @@ from shapewright.app.cli.help_pages import GroupedCommand
 if TYPE_CHECKING:
     from shapewright.app.figures.chart import Chart
     from shapewright.app.figures.registry import FigureRequest
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.store.record import Row
 
 _EPILOG = """\b
@@ -111,7 +111,7 @@ def _request(device: Device, rows: list[Row], dtype: str, config: str) -> Figure
     from shapewright.core.dtypes import get_dtype
     from shapewright.lowering.model import lower
     from shapewright.prediction.build import build_scenario
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
     given = {"dtype": get_dtype(dtype).name} if dtype else {}
     scenario = build_scenario(config, device, workload=given)

@@ -42,9 +42,8 @@ from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.search import SearchOutput
-    from shapewright.hardware import Device
-    from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.optimize.search.result import Verification
+    from shapewright.hardware.device import Device
+    from shapewright.optimize.search.result import Candidate, SearchResult, Verification
 
 
 def check_files(output: str | None, html: str | None, experiments: str | None, format_name: str) -> None:
@@ -55,7 +54,7 @@ def check_files(output: str | None, html: str | None, experiments: str | None, f
         ShapewrightError: there is no such form, or a file cannot be written.
     """
     if format_name != "hf":
-        from shapewright.app.formats import check_format
+        from shapewright.app.formats.registry import check_format
 
         check_format(format_name)
         if not output:
@@ -91,7 +90,7 @@ def write_shape(result: SearchResult, rank: int, output: str, format_name: str) 
     """Write the shape at a rank to a file of a format, and print changes that the format cannot express."""
     candidate = _ranked(result, rank, "--pick")
     if format_name == "hf":
-        from shapewright.models import to_config_json
+        from shapewright.models.write import to_config_json
 
         write_json_file(output, to_config_json(result.model, candidate.config))
     else:
@@ -108,8 +107,8 @@ def _write_as(format_name: str, candidate: Candidate, result: SearchResult) -> s
     Raises:
         ConfigError: the format cannot express the shape; the message names the first rank that it can express.
     """
-    from shapewright.app.formats import write_format
-    from shapewright.models import untimed_values
+    from shapewright.app.formats.registry import write_format
+    from shapewright.models.write import untimed_values
 
     def write(one: Candidate) -> str | ConfigError:
         job = one.prediction

@@ -196,7 +196,7 @@ def _plan(
     )
     launch = None
     if engine is not None:
-        from shapewright.app.formats.servers import choose_expressible, write_launch
+        from shapewright.app.formats.servers.launch import choose_expressible, write_launch
 
         found = choose_expressible(found, engine)
         launch = write_launch(found, engine.name)
@@ -228,7 +228,7 @@ def _read_engine(format_name: str | None, server: str | None) -> Engine | None:
     """The engine of --format; it must be that of --server."""
     if format_name is None:
         return None
-    from shapewright.app.formats.servers import find_engine
+    from shapewright.app.formats.servers.launch import find_engine
 
     engine = find_engine(format_name)
     if server is not None and server.strip().casefold().partition("-")[0] not in (engine.name, "current"):

@@ -189,7 +189,8 @@ def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype:
     """
     import sys
 
-    from shapewright.measure.store.imports import Overrides, import_files
+    from shapewright.measure.store.imports.files import import_files
+    from shapewright.measure.store.imports.measured import Overrides
 
     given = Overrides(device=_known_device(device), library=library, dtype=dtype)
     words = shlex.join(["shapewright", *sys.argv[1:]])
@@ -203,7 +204,7 @@ def _known_device(name: str) -> str:
     """A device of --device by its canonical name; ``cpu`` has no device file and needs none."""
     if not name or name == "cpu":
         return name
-    from shapewright.hardware import find_measured_device
+    from shapewright.hardware.loader import find_measured_device
 
     return find_measured_device(name).name
 

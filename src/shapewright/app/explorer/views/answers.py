@@ -37,16 +37,16 @@ from shapewright.app.report.traced.report import (
 from shapewright.core.units import format_percent
 from shapewright.lint.check import check_scenario
 from shapewright.lint.traced import check_trace
-from shapewright.lowering.operations import Gemm
-from shapewright.models import to_config_json
-from shapewright.prediction.capacity import estimate_capacity
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.models.write import to_config_json
+from shapewright.prediction.capacity.fit import estimate_capacity
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import Job
     from shapewright.app.report.columns import Column
     from shapewright.app.report.outputs.predict import PredictOutput
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.lowering.torch_trace.trace import Trace
     from shapewright.prediction.scenario import Scenario
 

@@ -13,11 +13,13 @@ from shapewright.core.errors import UnknownModelError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.units import format_count
 from shapewright.lint.rule import list_rules, rule_page
-from shapewright.memory import OPTIMIZERS
-from shapewright.models import TransformerConfig, list_presets, load_preset
+from shapewright.models.read import list_presets, load_preset
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.search.request import DEFAULT_VARIED, VARIED
 from shapewright.pricing.software import load_software, software_names
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.optimizers import OPTIMIZERS
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup

@@ -50,7 +50,7 @@ from shapewright.app.report.outputs.predict import operation_output
 from shapewright.app.report.review import explain_prediction
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_bytes, format_percent, format_rate, format_seconds
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
 
 if TYPE_CHECKING:

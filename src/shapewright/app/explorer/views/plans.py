@@ -19,7 +19,7 @@ from shapewright.app.report.optimize.plan import (
 from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.units import format_bytes, format_seconds
-from shapewright.optimize.plan import PLAN_FIELDS
+from shapewright.optimize.plan.request import PLAN_FIELDS
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup

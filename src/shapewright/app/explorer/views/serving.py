@@ -11,7 +11,7 @@ from shapewright.app.explorer.views.answers import columns_to_json
 from shapewright.app.explorer.views.outputs import FigureOutput, FigureProblem, figure
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart
 from shapewright.app.figures.plan import serving_chart
-from shapewright.app.formats.servers import choose_expressible, find_engine, write_launch
+from shapewright.app.formats.servers.launch import choose_expressible, find_engine, write_launch
 from shapewright.app.report.columns import spread
 from shapewright.app.report.optimize.serving import (
     describe_serving,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import ServingRequestBody
     from shapewright.app.report.outputs.serving import OperatingPointOutput, ServePlanOutput
-    from shapewright.optimize.serving import ServingPlan
+    from shapewright.optimize.serving.plan import ServingPlan
     from shapewright.optimize.serving.traffic.figures import TrafficFigures
 
 Answer = dict[str, Any]

@@ -16,7 +16,7 @@ from shapewright.app.formats.servers.instance import CHECKPOINT, format_key
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance
-    from shapewright.optimize.serving import Adapters
+    from shapewright.optimize.serving.adapters import Adapters
 
 _VLLM_GRAPH_SEQUENCES = 512
 """Largest batch with a CUDA graph if vLLM is not told otherwise (vllm/config/scheduler.py)."""

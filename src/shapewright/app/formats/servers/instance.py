@@ -13,10 +13,11 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving import OperatingPoint, ServingFormat, ServingPlan, ServingRequest
-    from shapewright.optimize.serving.point import Instance
+    from shapewright.optimize.serving.plan import ServingPlan
+    from shapewright.optimize.serving.point import Instance, OperatingPoint
+    from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.pricing.servers import Server
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 Role = Literal["both", "prefill", "decode"]
 CHECKPOINT = "checkpoint"
@@ -92,7 +93,7 @@ def read_engines() -> dict[str, Engine]:
 def format_key(one: ServingFormat) -> str:
     """Key of ``Engine.formats``.
 
-    >>> from shapewright.optimize.serving import read_format
+    >>> from shapewright.optimize.serving.request import read_format
     >>> format_key(read_format("bf16:int4")), format_key(read_format("fp8"))
     ('16:int4', 'fp8:fp8')
     """

@@ -15,14 +15,15 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.models import load_preset
+from shapewright.models.read import load_preset
 from shapewright.optimize.serving.point import Instance
 from shapewright.pricing.servers import runs_on
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance, Role
-    from shapewright.models import Model
-    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.models.read import Model
+    from shapewright.optimize.serving.plan import ServingPlan
+    from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.prediction.scenario import Scenario
 
 ENGINES = ("vllm", "sglang", "trtllm")

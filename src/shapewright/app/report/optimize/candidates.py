@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from shapewright.optimize.search import Candidate, SearchResult
+    from shapewright.optimize.search.result import Candidate, SearchResult
 
 
 _CANDIDATE_COLUMNS = (

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
 from shapewright.core.units import format_bytes, format_percent, format_seconds
 from shapewright.lowering.counts import num_microbatches
-from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES
+from shapewright.optimize.plan.findings import COST_RESOLUTION
 from shapewright.optimize.plan.notes import describe_plan
+from shapewright.optimize.plan.request import OBJECTIVES
+from shapewright.optimize.plan.result import BUBBLE
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.pricing.software import TUNED
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.plan import PlanOutput, PlansOutput
-    from shapewright.optimize.plan import Plan
+    from shapewright.optimize.plan.result import Plan
     from shapewright.prediction.predict import Prediction
 
 _PLAN_COLUMNS = (

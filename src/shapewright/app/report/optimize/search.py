@@ -10,7 +10,7 @@ from shapewright.app.report.outputs.search import describe_changes, describe_gai
 from shapewright.app.report.predict import describe, print_verdict
 from shapewright.app.report.proxies import print_experiments
 from shapewright.core.units import energy_unit, format_amount, format_count, format_seconds
-from shapewright.optimize.search import OBJECTIVES
+from shapewright.optimize.search.objective import OBJECTIVES
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig, count_parameters
 from shapewright.models.flop_conventions import CONVENTIONS
-from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters
-from shapewright.prediction.calculators.training import TrainingBudget
+from shapewright.models.parameters import count_parameters
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.calculators.parameters import Term, explain_parameters
+from shapewright.prediction.calculators.training import BatchSolution, TrainingBudget
 from shapewright.prediction.training_run import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
-    from shapewright.models import Model
-    from shapewright.prediction.calculators import FlopsPerToken
+    from shapewright.models.read import Model
+    from shapewright.prediction.calculators.flops import FlopsPerToken
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take, text_only
 from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
-from shapewright.hardware import PRICING_FIELDS, Device, list_devices, load_device
+from shapewright.hardware.device import PRICING_FIELDS, Device
+from shapewright.hardware.loader import list_devices, load_device
 from shapewright.lint.rule import get_rule, list_rules, rule_page
-from shapewright.models import TransformerConfig, count_parameters, load_preset, read_model
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import load_preset, read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
 from shapewright.pricing.calibration.transfer import without_bridge
 

@@ -21,14 +21,14 @@ from shapewright.app.report.outputs.predict import PredictOutput, predict_output
 from shapewright.core.records import dataclass
 from shapewright.lint.combined import CombinedFix
 from shapewright.lint.rule import Suggestion
-from shapewright.models import TransformerConfig
-from shapewright.workload import Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Note
     from shapewright.lint.check import CheckReport
     from shapewright.lint.rule import Finding
-    from shapewright.prediction.loss import LossEffect
+    from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.scenario import Scenario
 
 

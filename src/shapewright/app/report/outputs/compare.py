@@ -16,8 +16,8 @@ from shapewright.app.report.outputs.model import (
     take,
 )
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
-from shapewright.workload import Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.prediction.compare import ComparedDevice, Comparison

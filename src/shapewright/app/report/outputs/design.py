@@ -11,13 +11,15 @@ from shapewright.app.report.outputs.plan import PlanDevice, PlanOutput, plan_out
 from shapewright.app.report.outputs.search import Change, VerdictOutput, changes_output, verdict_output
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_percent
-from shapewright.models import TransformerConfig, count_parameters, to_config_json
+from shapewright.models.parameters import count_parameters
+from shapewright.models.transformer import TransformerConfig
+from shapewright.models.write import to_config_json
 from shapewright.optimize.design.result import Estimate, FrontRun
-from shapewright.optimize.plan import PLAN_FIELDS
+from shapewright.optimize.plan.request import PLAN_FIELDS
 from shapewright.prediction.training_run import RunCost, RunSchedule
 
 if TYPE_CHECKING:
-    from shapewright.optimize.design import Design, DesignResult
+    from shapewright.optimize.design.result import Design, DesignResult
 
 # Smaller relative differences are not given as a reason.
 _SAME_FRACTION = 0.001

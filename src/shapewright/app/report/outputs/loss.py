@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shapewright.measure.fit.loss_runs import LossCalibration
     from shapewright.measure.proxy.run import ProxyOutcome, ProxyResult
     from shapewright.measure.proxy.text import ByteText
-    from shapewright.optimize.experiments import ExperimentPlan
+    from shapewright.optimize.experiments.propose import ExperimentPlan
 
 
 @dataclass(frozen=True, kw_only=True)

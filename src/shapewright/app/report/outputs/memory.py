@@ -17,13 +17,15 @@ from shapewright.app.report.outputs.model import (
 )
 from shapewright.app.report.outputs.predict import MemoryComponents
 from shapewright.core.records import dataclass
-from shapewright.memory import count_trained_parameters
-from shapewright.models import TransformerConfig
-from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, is_tight
-from shapewright.workload import Workload
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION
+from shapewright.memory.states import count_trained_parameters
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.capacity.fit import is_tight
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.prediction.capacity import Capacity, FitOption, Offload
+    from shapewright.prediction.capacity.fit import Capacity
+    from shapewright.prediction.capacity.fit_options import FitOption, Offload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, optional, take
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
-from shapewright.prediction.utilization import describe_peak
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.utilization.explain import ReachableStep
+from shapewright.prediction.utilization.rates import describe_peak
 from shapewright.prediction.utilization.trace_match import MatchedGroup
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.prediction.utilization import TraceComparison, Utilization
+    from shapewright.prediction.utilization.explain import Utilization
+    from shapewright.prediction.utilization.trace_losses import TraceComparison
 
 
 @dataclass(frozen=True, kw_only=True)

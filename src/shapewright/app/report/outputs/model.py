@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_
 
 from shapewright.core.fields import doc_field, documented_fields, shown_properties
 from shapewright.core.records import dataclass
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 SCHEMA_VERSION = 1
 """Version of the JSON form of all commands; it grows when a key changes its meaning or is removed."""
@@ -101,7 +101,7 @@ def problem_keys(refusal: Refusal | None) -> dict[str, Any]:
 def take(cls: type[T], *sources: object, **given: Any) -> T:
     """Make an object from given fields, and each other field from the first source that has it.
 
-    >>> from shapewright.models import load_preset
+    >>> from shapewright.models.read import load_preset
     >>> @dataclass
     ... class Named:
     ...     name: str
@@ -304,7 +304,7 @@ def job_layout(layout: ParallelLayout) -> JobLayout:
 def degree_words(layout: ParallelLayout) -> list[str]:
     """Every degree above one, and that of experts where it differs from the tensor degree.
 
-    >>> from shapewright.workload import ParallelLayout
+    >>> from shapewright.workload.layout import ParallelLayout
     >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
     ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
     """

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import DeviceSummary, JobLayout, Output, described, job_layout, plain, take
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
-from shapewright.optimize.plan import PLAN_FIELDS, Difference, describe_choice, describe_plan
+from shapewright.models.transformer import TransformerConfig
+from shapewright.optimize.plan.notes import describe_choice, describe_plan
+from shapewright.optimize.plan.request import PLAN_FIELDS
+from shapewright.optimize.plan.result import Difference
 
 if TYPE_CHECKING:
     from shapewright.core.notes import Refusal
-    from shapewright.optimize.plan import FrontPoint, Plan, PlanResult
+    from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult
 
 
 @dataclass(frozen=True, kw_only=True)

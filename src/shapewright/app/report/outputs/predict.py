@@ -19,14 +19,18 @@ from shapewright.app.report.outputs.model import (
 )
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_bytes
-from shapewright.lowering.operations import Attention, CausalConv, Collective, Gemm, GroupedGemm, Scan, SparseAttention
-from shapewright.memory import count_trained_parameters
-from shapewright.models import TransformerConfig
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.operations.sparse import SparseAttention
+from shapewright.memory.states import count_trained_parameters
+from shapewright.models.transformer import TransformerConfig
 from shapewright.pricing.price import GemmPrice
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.calibration.source import CalibrationSource

@@ -22,16 +22,16 @@ from shapewright.app.report.outputs.model import (
 )
 from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, prediction_output
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
 from shapewright.models.layers import describe_pattern
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.search.result import Gain, Verification
 from shapewright.optimize.search.verdict import VERDICTS
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.optimize.search.result import Verdict
+    from shapewright.optimize.search.result import Candidate, SearchResult, Verdict
     from shapewright.prediction.speedup import Speedup
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")

@@ -15,15 +15,17 @@ from shapewright.app.report.outputs.model import (
     take,
 )
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.serving.adapters import Adapters
 from shapewright.optimize.serving.recommend import Fleet, find_limits
 from shapewright.optimize.serving.request import ServingFormat, Speculation
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving import OperatingPoint, ServingPlan, ServingRequest
+    from shapewright.optimize.serving.plan import ServingPlan
+    from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.recommend import PointLimits
-    from shapewright.workload import ParallelLayout
+    from shapewright.optimize.serving.request import ServingRequest
+    from shapewright.workload.layout import ParallelLayout
 
 MODES = ("aggregated", "disaggregated")
 
@@ -282,7 +284,7 @@ def layout_words(layout: ParallelLayout) -> str:
 
     ``DP`` counts replicas of the attention alone; ``ETP 1`` appears where other matrices are split and experts are not.
 
-    >>> from shapewright.workload import ParallelLayout
+    >>> from shapewright.workload.layout import ParallelLayout
     >>> layout_words(ParallelLayout(tensor_parallel=2)), layout_words(ParallelLayout())
     ('TP 2', 'TP 1')
     """

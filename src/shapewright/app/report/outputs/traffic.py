@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import DeviceSummary, Output, described, optional, summarize_device, take
 from shapewright.app.report.outputs.serving import InstanceLayout, instances_words
 from shapewright.core.records import dataclass
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.serving.request import ServingFormat
 
 if TYPE_CHECKING:

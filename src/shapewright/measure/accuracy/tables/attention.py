@@ -14,7 +14,7 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError
-from shapewright.lowering.operations import Attention
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.accuracy.chunk import Chunk, prices_of, split_chunks
 from shapewright.measure.accuracy.context import read_stored_format
 from shapewright.measure.accuracy.measured_files import Format
@@ -25,7 +25,7 @@ from shapewright.pricing.kernels.hybrids import convolution_work, scan_work, spa
 from shapewright.pricing.price import roofline_s
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context, ElementFormat
     from shapewright.measure.accuracy.tables.kernels import KernelGroup

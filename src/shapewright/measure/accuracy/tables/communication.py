@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
-from shapewright.lowering.operations import Collective
-from shapewright.lowering.operations.collective import COLLECTIVE_OPS
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS, Collective
 from shapewright.measure.accuracy.chunk import Chunk, Labels, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.kernels import KernelTable, need
@@ -24,7 +23,7 @@ from shapewright.pricing.kernels.exchange import COMBINE_BYTES, DISPATCH_BYTES, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.units import TERA, format_seconds
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.chunk import Alternatives, Chunk, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.pricing.calibration.records import FP32_GEMM, list_records
@@ -28,7 +28,7 @@ from shapewright.pricing.price import roofline_s
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 

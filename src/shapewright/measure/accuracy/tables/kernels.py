@@ -21,7 +21,7 @@ from shapewright.pricing.kernels.price import kernel_rates, match_kernel, price_
 from shapewright.pricing.kernels.rows import fused_sizes, fused_work, row_work
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.kernels.work import KernelRates, KernelWork

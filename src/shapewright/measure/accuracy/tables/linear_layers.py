@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.chunk import Chunk, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import price_gemms
@@ -25,7 +25,7 @@ from shapewright.measure.accuracy.tables.gemm import price_gemms
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.measure.fit.loss_rows import LossRows
-    from shapewright.prediction.loss import LossLaw
+    from shapewright.prediction.loss.law import LossLaw
 
 TABLE = "loss_by_shape"
 

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
-from shapewright.lowering.operations import GroupedGemm, Pointwise
+from shapewright.lowering.operations.gemm import GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.chunk import Chunk, Prices, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.pricing.calibration.libraries import split_version
@@ -45,7 +46,7 @@ from shapewright.pricing.price import roofline_s
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.calibration.records import CalibrationRecord

@@ -20,7 +20,9 @@ import numpy as np
 
 from shapewright.core.units import TERA, format_seconds
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.chunk import Alternatives, Chunk, Prices, price_step, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import (
@@ -32,18 +34,19 @@ from shapewright.measure.accuracy.tables.gemm import (
     paper_library,
     price_gemms,
 )
-from shapewright.models import TransformerConfig
-from shapewright.prediction.composition import PricedOperation
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.composition.stages import PricedOperation
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.gemm.price import price_gemms as price_shaped
 from shapewright.pricing.operations import price_operations
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.price import Price

@@ -15,7 +15,7 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import MeasuredFileError
-from shapewright.lowering.operations import Pointwise
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.chunk import Chunk, Labels, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import FP32_LIBRARY
@@ -26,7 +26,7 @@ from shapewright.pricing.pointwise import price_pointwise
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 

@@ -30,11 +30,11 @@ import numpy as np
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.measured_files import Format
-from shapewright.models import list_presets, read_model
+from shapewright.models.read import list_presets, read_model
 from shapewright.pricing.software import TUNED, UNNAMED
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns
 
 Release = tuple[int, ...]

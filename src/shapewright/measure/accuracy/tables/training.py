@@ -34,13 +34,15 @@ from shapewright.measure.accuracy.tables.published_rows import (
     software_of_experts,
 )
 from shapewright.memory.estimate import estimate_memory
-from shapewright.models import TransformerConfig, read_model
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import predict
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.recompute import CORE
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.prediction.predict import Prediction

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from shapewright.core.errors import BenchError, DeviceError, MissingExtraError
-from shapewright.hardware import detect_device
+from shapewright.hardware.loader import detect_device
 from shapewright.measure.bench.device.backend import Backend, InputPool
 from shapewright.measure.bench.device.system_info import Nvml, host_cache_bytes, host_memory_bytes, processor_name
 

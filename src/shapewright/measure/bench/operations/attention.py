@@ -18,7 +18,7 @@ from shapewright.measure.bench.operations.prepared import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Attention
+    from shapewright.lowering.operations.attention import Attention
     from shapewright.measure.bench.device.backend import Backend
 
 _CHECKED_QUERIES = 16

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import BenchError
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import Collective
 from shapewright.measure.bench.device.open_device import open_backend
 from shapewright.measure.bench.device.timer import summarize
 from shapewright.measure.bench.measuring import failed_row, now_utc, one_line

@@ -16,7 +16,7 @@ from shapewright.measure.bench.operations.prepared import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Gemm, GroupedGemm
+    from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
     from shapewright.measure.bench.device.backend import Backend
 
 # Rows and columns, and GEMMs of a batch, that are compared with float64.

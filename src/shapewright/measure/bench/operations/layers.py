@@ -16,9 +16,9 @@ from shapewright.measure.bench.operations.prepared import (
 )
 from shapewright.measure.bench.operations.torch_layer import make_layer, make_pass_context, require_supported, run_layer
 from shapewright.measure.bench.operations.torch_model import Decoder, make_optimizer_step
-from shapewright.memory import list_saved_tensors
+from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.prediction.model_runs import FORWARD
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import Backend

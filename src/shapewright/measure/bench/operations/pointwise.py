@@ -22,7 +22,7 @@ from shapewright.measure.bench.operations.prepared import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Pointwise
+    from shapewright.lowering.operations.pointwise import Pointwise
     from shapewright.measure.bench.device.backend import Backend
 
 _CHECKED_ROWS = 64

@@ -18,8 +18,8 @@ from shapewright.core.errors import BenchError
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.workload import Workload
 
 Weights = dict[str, Any]
 # Makes a tensor of a shape; the second argument is the standard deviation of its elements, 0 for a tensor of ones.

@@ -22,8 +22,8 @@ from shapewright.measure.bench.operations.torch_layer import (
 
 if TYPE_CHECKING:
     from shapewright.measure.bench.operations.torch_layer import MakeTensor
-    from shapewright.models import TransformerConfig
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload.workload import Workload
 
 _LEARNING_RATE = 1e-5
 _MAX_GRADIENT_NORM = 1.0

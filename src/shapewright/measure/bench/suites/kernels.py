@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Attention, Collective, Pointwise
-from shapewright.lowering.operations.collective import COLLECTIVE_OPS
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS, Collective
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.bench.operations.pointwise import ADAMW, LOSS, LOSS_BACKWARD, RMS_NORM
 from shapewright.measure.bench.suites.gemm import LINEAR_LAYOUTS, gemm_case
 from shapewright.measure.store.record import Case

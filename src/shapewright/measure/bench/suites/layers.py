@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import BenchError
 from shapewright.core.records import dataclass
 from shapewright.lowering.model import lower
-from shapewright.lowering.operations import Attention, Collective, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.bench.operations.attention import require_sdpa_support
 from shapewright.measure.bench.operations.layers import COMPILED
 from shapewright.measure.bench.operations.pointwise import LOSS, require_proxy_kernel
 from shapewright.measure.store.record import Case
-from shapewright.models import TransformerConfig, read_model
-from shapewright.models.transformer import with_changes
+from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.prediction.model_runs import LAYER_PASSES, layer_run, step_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.lowering.operations import Operation
-    from shapewright.workload import ParallelLayout
+    from shapewright.lowering.operations.operation import Operation
+    from shapewright.workload.layout import ParallelLayout
 
 _GPT3 = ("125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b", "175b")
 _PYTHIA = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
 
 
 # A field of the record, or such a field at one head width.

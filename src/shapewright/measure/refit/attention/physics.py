@@ -25,8 +25,9 @@ import numpy as np
 import pandas as pd
 
 from shapewright.core.records import dataclass
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.gemm import PAPER_LIBRARY, noted_overhead_s

@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from shapewright.core.records import dataclass
-from shapewright.hardware import Device, load_device
-from shapewright.lowering.operations import Attention
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,
     Array,

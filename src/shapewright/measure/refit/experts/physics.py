@@ -19,7 +19,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from shapewright.hardware import Device, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.tables.moe import block_of
 from shapewright.measure.fit.gemm_section import PRIOR_WEIGHT, device_rates, percentage_errors, predict_rows
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, fold_of_rows, interval_of, round_numbers

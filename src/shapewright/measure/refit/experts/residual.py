@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shapewright.hardware import Device, load_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.tables.moe import block_of, unlisted_s
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, error_summary, interval_of, predict_in_turn
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table

@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.tables.gemm import AMD_LIBRARY, section_of
 from shapewright.measure.fit.gemm_section import (
     FitParameters,

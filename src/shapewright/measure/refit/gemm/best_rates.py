@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
-from shapewright.hardware import Device, find_measured_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import find_measured_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.refit.record_files import RECORDS, command
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.gemm.price import flatten, price_shaped

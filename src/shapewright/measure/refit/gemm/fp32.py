@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import Device, load_device
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.fit.gemm_section import (
     FIT_ROWS,
     PRIOR_WEIGHT,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.statistics import kendall_tau
 from shapewright.measure.accuracy.tables.linear_layers import flops_of_runs
 from shapewright.measure.fit.gemm_section import (

@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
@@ -47,8 +48,8 @@ from shapewright.pricing.gemm.slow_cases import NarrowCase, SlowCases, Span, is_
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
 
 # Every call of the paper's collector waits for the host, and nothing separates that wait from a kernel's start: both
 # are set. A kernel starts as on A100; the wait is this share of the shortest call, which moves a few kilobytes.

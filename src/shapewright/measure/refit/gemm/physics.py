@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.hardware.architectures import USUAL_ALIGNMENT_FACTORS
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import find_measured_device, load_device
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, PAPER_SECTION
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS, GEMMS
 from shapewright.measure.fit.gemm_section import (

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.statistics import ranking_regrets
 from shapewright.measure.fit.gemm_section import NARROW, Array, interval_per_regime, percentage_errors
 from shapewright.measure.fit.shared import split_by_shape

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.fit.shared import Array, folds_of_groups
 from shapewright.measure.refit.record_files import fit_trees
 from shapewright.pricing.calibration.forest import SIZES, ResidualForest, forest_features
@@ -32,7 +32,7 @@ from shapewright.pricing.gemm.section import prepare_gemm_pricing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.kernels import DeviceRates
     from shapewright.pricing.gemm.parameters import GemmParameters

@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.hardware import Device, find_measured_device, load_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import find_measured_device, load_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.gemm import GEMMS_ALONE, paper_library
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS, GEMMS
@@ -41,7 +42,7 @@ from shapewright.measure.refit.intervals.rows import (
     sampled,
     with_labels,
 )
-from shapewright.prediction.composition import ERROR_CORRELATION
+from shapewright.prediction.composition.step import ERROR_CORRELATION
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.calibration.residual import section_name
 from shapewright.pricing.gemm.price import price_gemm

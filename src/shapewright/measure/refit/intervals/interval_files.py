@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.fit.shared import round_numbers
 from shapewright.measure.refit.collectives import ONE_MACHINE_GROUPS
 from shapewright.measure.refit.intervals.gemm import gemm_groups, prior_biases

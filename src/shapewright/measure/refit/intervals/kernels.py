@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.hardware import find_measured_device, load_device
+from shapewright.hardware.loader import find_measured_device, load_device
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.refit.intervals.gemm import prior_biases
 from shapewright.measure.refit.intervals.left_out import transfer_groups

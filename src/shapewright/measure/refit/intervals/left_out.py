@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shapewright.hardware import load_device
+from shapewright.hardware.loader import load_device
 from shapewright.measure.fit.shared import COVERAGE, regimes_of
 from shapewright.measure.refit.intervals.residual_intervals import (
     POOL_EDGES_S,

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shapewright.hardware import find_measured_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import find_measured_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.chunk import Columns, Labels
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns

@@ -15,12 +15,14 @@ from dataclasses import field
 from typing import Any
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device, positive
 from shapewright.measure.store.record import FAILED, OK, Case
-from shapewright.models import TransformerConfig
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.model_runs import FORWARD, FORWARD_BACKWARD, layer_run, step_run
-from shapewright.workload import Workload
+from shapewright.workload.workload import Workload
 
 Record = Mapping[str, Any]
 # Memory layout of each GEMM of a linear layer.

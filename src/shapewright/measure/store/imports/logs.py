@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.operations import Gemm
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.imports.measured import Measurement, Overrides, detected_device, measurement_of_rate
 
 _RATE = r"(?P<rate>[0-9.]+)"

@@ -13,8 +13,8 @@ from shapewright import __version__
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError
 from shapewright.core.records import dataclass
 from shapewright.core.units import TERA
-from shapewright.hardware import detect_device, find_measured_device
-from shapewright.lowering.operations import Gemm
+from shapewright.hardware.loader import detect_device, find_measured_device
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 
 

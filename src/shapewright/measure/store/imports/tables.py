@@ -13,7 +13,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.operations import Attention, Collective, Gemm
+from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.tables.gemm import PAPER_DTYPE, PAPER_LIBRARY
 from shapewright.measure.accuracy.tables.paper_layers import FORMAT as LAYERS_FORMAT
 from shapewright.measure.accuracy.tables.paper_layers import GEMMS as LAYER_GEMMS

@@ -26,7 +26,7 @@ from shapewright.core.records import dataclass
 from shapewright.models.read import list_presets, read_model
 
 if TYPE_CHECKING:
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
 
 GUARDS = ("usual", "strict", "free")
 

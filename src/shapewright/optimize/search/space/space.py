@@ -20,10 +20,11 @@ from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-    from shapewright.models import TransformerConfig
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.search.request import SearchRequest
     from shapewright.prediction.scenario import Scenario
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.layout import ParallelLayout
+    from shapewright.workload.workload import Workload
 
 
 HEADS_AXIS = ("hidden_size", "num_heads", "head_dim", "num_kv_heads")

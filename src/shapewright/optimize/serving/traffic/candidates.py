@@ -19,12 +19,12 @@ from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams
 from shapewright.pricing.servers import CURRENT_SERVER
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.optimize.serving.point import OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.servers import Server
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload.layout import ParallelLayout
 
 DEFAULT_LAYOUTS = 3
 MOST_LAYOUTS = 32

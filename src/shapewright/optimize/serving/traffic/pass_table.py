@@ -22,7 +22,7 @@ from shapewright.optimize.serving.traffic.stream import pass_s
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.optimize.serving.point import Instance
 
     PerPass = Float[np.ndarray, "passes"]

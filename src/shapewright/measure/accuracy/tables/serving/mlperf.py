@@ -20,13 +20,14 @@ from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.steady_loads import within_limits
 from shapewright.prediction.scenario import Scenario
-from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.hardware import Device
-    from shapewright.models import Model
+    from shapewright.hardware.device import Device
+    from shapewright.models.read import Model
     from shapewright.optimize.serving.request import ServingFormat
     from shapewright.pricing.servers import Server
 

@@ -21,15 +21,15 @@ from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
 from shapewright.measure.accuracy.tables.serving import mlperf
 from shapewright.measure.accuracy.tables.serving.mlperf import make_instance
-from shapewright.models import Model, list_presets, read_model
+from shapewright.models.read import Model, list_presets, read_model
 from shapewright.optimize.serving.closed_form import Load, queued, static_batch
 from shapewright.optimize.serving.request import ServingFormat
 from shapewright.optimize.serving.steady_loads import disaggregated, open_loop
 from shapewright.pricing.servers import Server, load_server, server_names
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
+    from shapewright.hardware.device import Device
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.optimize.serving.point import Instance

@@ -17,7 +17,7 @@ from shapewright.core.errors import MeasuredFileError, ShapewrightError
 from shapewright.measure.accuracy.chunk import Chunk, Prices
 from shapewright.measure.accuracy.measured_files import Format, read_columns
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
-from shapewright.models import list_presets
+from shapewright.models.read import list_presets
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 from shapewright.optimize.serving.traffic.candidates import pass_interval
@@ -27,14 +27,14 @@ from shapewright.optimize.serving.traffic.state import Limits
 from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.servers import KernelFit, Server, load_server
-from shapewright.workload import ParallelLayout
+from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
-    from shapewright.lowering.operations import Operation
+    from shapewright.hardware.device import Device
+    from shapewright.lowering.operations.operation import Operation
     from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
-    from shapewright.models import Model
+    from shapewright.models.read import Model
     from shapewright.pricing.price import Price
 
 FORMAT = Format(
