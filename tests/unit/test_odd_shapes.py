@@ -62,6 +62,26 @@ def test_baselines_off_every_grid_have_faster_neighbours(sizes: dict[str, int]) 
     assert any(width % 64 == 0 for width in widths)
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "overrides", "changes"),
+    [
+        ("mixtral-8x7b", {"tensor_parallel": 8}, {"hidden_size": 4097}, {"hidden_size": (4097, 4096)}),
+        (
+            "gpt2-xl",
+            {},
+            {"hidden_size": 1601},
+            {"hidden_size": (1601, 1600), "intermediate_size": (6404, 6400)},
+        ),
+    ],
+)
+def test_aligned_neighbor_at_the_end_of_a_range_is_listed(
+    name: str, layout: dict[str, int], overrides: dict[str, int], changes: dict[str, tuple[int, int]]
+) -> None:
+    """Its MLP ratio, or its width per layer, is slightly outside the range that ends at the unaligned baseline."""
+    result = shapewright.search(name, overrides=overrides, device="a100-sxm-40gb", layout=layout)
+    assert changes in [candidate.changes for candidate in result.candidates]
+
+
 _UNALIGNED = {
     "hidden_size": 3000,
     "num_layers": 32,

@@ -179,6 +179,29 @@ class FieldValues:
         unit = _spacing(largest - smallest, _UNIT * self.layout.tensor_parallel, _MOST_FFN)
         return _multiples(smallest, largest, unit, current)
 
+    def ranges_beside_grid(self) -> dict[str, tuple[float, float]]:
+        """Return the ranges, widened to hold the nearest aligned shape.
+
+        An unaligned baseline may lie at the end of a range, with its aligned neighbor just outside of it.
+        """
+        config = self.baseline
+        name, unit = ffn_field(config), _UNIT * self.layout.tensor_parallel
+        width, inner = config.hidden_size, getattr(config, name)
+        if width % _UNIT:
+            width = min((each for each in self.widths() if each != width), key=lambda each: abs(each - width))
+        if inner % _UNIT:
+            inner = max(round(inner / unit), 1) * unit
+        beside = {
+            "aspect": width / config.num_layers,
+            "ffn_ratio": ffn_ratio(config, active_ffn_width(config, inner), width),
+        }
+        widened = {
+            measure: (min(low, beside[measure]), max(high, beside[measure]))
+            for measure, (low, high) in self.ranges.items()
+            if measure in beside
+        }
+        return self.ranges | widened
+
     def depth(self) -> list[int]:
         """Return the numbers of layers."""
         config = self.baseline
@@ -313,6 +336,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
         (low, high), group = ranges["kv_group"], baseline_measures["kv_group"]
         ranges["kv_group"] = (max(group, low), max(group, high))
     listed = FieldValues(baseline, scenario.layout, request, free, ranges, needs_square_heads(scenario.model))
+    listed = replace(listed, ranges=listed.ranges_beside_grid())
     rows = list(listed.heads())
     if not rows:
         raise ConfigError(
@@ -349,7 +373,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
         baseline=baseline,
         grid=Grid(arrays, frozenset(width_fields)),
         followers=_followers(baseline),
-        ranges=ranges,
+        ranges=listed.ranges,
     )
 
 
