@@ -223,7 +223,10 @@ def test_words_of_a_change(gpt3: SearchResult) -> None:
         changes={"vocab_size": (50257, 50304), "num_heads": (32, 20), "head_dim": (80, 128), "num_kv_heads": (32, 20)},
     )
 
-    assert describe_change(shape) == "heads 32 -> 20, vocabulary 50257 -> 50304"
+    assert describe_change(shape) == "heads 32 -> 20, head width 80 -> 128, vocabulary 50257 -> 50304"
+    assert describe_change(replace(shape, changes={"num_heads": (32, 36), "num_kv_heads": (8, 36)})) == (
+        "heads 32 -> 36, KV heads 8 -> 36"
+    )
 
 
 def test_a_run_is_given_in_three_ways() -> None:

@@ -65,6 +65,9 @@ VERDICTS = {
 }
 """Meaning of each code."""
 
+# Fields that a change does not name where they have the value of another field, before and after it.
+_FOLLOWERS = {"num_kv_heads": "num_heads", "v_head_dim": "head_dim", "intermediate_size": "moe_intermediate_size"}
+
 # Words for fields in a sentence, in the order in which they are named.
 _WORDS = {
     "num_layers": "layers",
@@ -89,27 +92,30 @@ _WORDS = {
 
 
 def describe_change(candidate: Judged) -> str:
-    """Return the changed fields in words, without those that follow from others: ``heads 32 -> 20``."""
-    changes = _named_changes(candidate)
+    """Return the changed fields in words, without those that follow from others: ``layers 32 -> 30``."""
+    changes = name_changes(candidate.changes)
     words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
     ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
     return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)
 
 
-def _named_changes(candidate: Judged) -> dict[str, tuple[Any, Any]]:
-    """Return old and new values of the changed fields without those that follow from others."""
-    changes, config = dict(candidate.changes), candidate.config
-    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
-        changes.pop("num_kv_heads", None)
-    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
-        changes.pop("intermediate_size", None)
-    if "num_heads" in changes:
-        changes.pop("head_dim", None)
-    changes.pop("v_head_dim", None)
-    if "layer_types" in changes:
-        old, new = changes["layer_types"]
-        changes["layer_types"] = (describe_pattern(old), describe_pattern(new))
-    return changes
+def name_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Return old and new values of the changed fields, without fields that follow another one before and after."""
+    named = {
+        name: values
+        for name, values in changes.items()
+        if name not in _FOLLOWERS or values != changes.get(_FOLLOWERS[name])
+    }
+    if "layer_types" in named:
+        old, new = named["layer_types"]
+        named["layer_types"] = (describe_pattern(tuple(old)), describe_pattern(tuple(new)))
+    return named
+
+
+def _count_changes(candidate: Judged) -> int:
+    """Return the number of changed fields; the number of heads and their width count once."""
+    changes = name_changes(candidate.changes)
+    return len(changes) - ("num_heads" in changes and "head_dim" in changes)
 
 
 def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[str, Shape] | None:
@@ -130,9 +136,9 @@ def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[
     if sure and not only_free:
         most = max(sure, key=lambda pair: pair[1].low)[1].factor - 1.0
         nearly = [pair for pair in sure if pair[1].factor - 1.0 >= _MOST_OF_THE_GAIN * most]
-        fewest = min(len(_named_changes(candidate)) for candidate, _ in nearly)
+        fewest = min(_count_changes(candidate) for candidate, _ in nearly)
         return "change", max(
-            (pair for pair in nearly if len(_named_changes(pair[0])) == fewest), key=lambda pair: pair[1].low
+            (pair for pair in nearly if _count_changes(pair[0]) == fewest), key=lambda pair: pair[1].low
         )[0]
     if best_free:
         return "free", best_free[0]

@@ -22,10 +22,9 @@ from shapewright.app.report.outputs.model import (
 )
 from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput, prediction_output
 from shapewright.core.records import dataclass
-from shapewright.models.layers import describe_pattern
 from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.search.result import Gain, Verification
-from shapewright.optimize.search.verdict import VERDICTS
+from shapewright.optimize.search.verdict import VERDICTS, name_changes
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -379,25 +378,13 @@ class ChangedShape(Protocol):
     """An output of a shape that differs from a baseline."""
 
     @property
-    def config(self) -> TransformerConfig:
-        """The shape."""
-
-    @property
     def changes(self) -> dict[str, Change]:
         """Every field that differs."""
 
 
 def changes_by_letter(candidate: ChangedShape) -> dict[str, tuple[Any, Any]]:
     """Old and new values of the fields that differ, by symbol; those that follow from others are left out."""
-    changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
-    config = candidate.config
-    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
-        changes.pop("num_kv_heads", None)
-    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
-        changes.pop("intermediate_size", None)  # follows from moe_intermediate_size
-    if "layer_types" in changes:
-        old, new = changes["layer_types"]
-        changes["layer_types"] = (describe_pattern(tuple(old)), describe_pattern(tuple(new)))
+    changes = name_changes({name: (change.old, change.new) for name, change in candidate.changes.items()})
     return {FIELD_LETTERS.get(name, name): values for name, values in changes.items()}
 
 
