@@ -29,6 +29,30 @@ def test_help_fits_one_screen(path: str, capsys: pytest.CaptureFixture[str], mon
         assert all(flag in whole for flag in flags)
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_short_texts_of_options_end_with_a_clause(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that is cut off ends where it can stand alone, or with dots, so that part of a list is not all of it."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    pages = {path: run([*path.split(), "--help"], capsys)[1] for path in ("check", "search", "plan", "bench")}
+    for text in pages.values():
+        assert "[default\n" not in text
+        assert "; default\n" not in text
+        assert not re.search(r"^ {2}--\S.* with --\S+$", text, re.MULTILINE)
+    assert re.search(r"fields to vary: heads, .*\.\.\.\n", pages["search"])
+    assert re.search(r"values that a field may take: tp, .*\.\.\.\n", pages["plan"])
+
+
+@pytest.mark.parametrize("path", ["predict", "check", "memory", "compare"])
+def test_help_explains_batch_length_and_tensor_parallelism(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What most jobs set has its own line on the first page, before what few calls need."""
+    _, out, _ = run([path, "--help"], capsys)
+    lines = out.partition("  Also:")[0].splitlines()
+    for flag in ("--micro-batch-size", "--seq-len", "--tp"):
+        assert any(re.match(rf"  (--\S+, )?{flag}\b.* {{2,}}\S", line) for line in lines)
+
+
 def test_a_bare_call_shows_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a command there are three commands to try, each of which exists."""
     code, out, _ = run([], capsys)

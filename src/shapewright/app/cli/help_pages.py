@@ -22,12 +22,17 @@ _MOST_EXAMPLES = 3
 _MOST_NAME_LINES = 5  # of the paragraph that only names options
 _FLAGS_WIDTH = 28
 _TYPED = "shapewright.typed"  # key of the words that were typed, in a context's meta
-_CLAUSE_END = re.compile(r"[;:,] (?![^(]*\))| [(\[]")  # not inside parentheses
+# Ends of what can stand alone, and commas, behind which a list or a sentence goes on; neither inside of parentheses.
+_CLAUSE_END = re.compile(r"; (?![^(]*\)|[^[]*\])| [(\[]")
+_COMMA = re.compile(r", (?![^(]*\)|[^[]*\])")
+_MORE = " ..."
 # Options of many commands that few calls need; a short page only names them.
 _SELDOM_USED = """
     --help --help-all --calibration --physics-only --uncalibrated --node-size --network-gbit-per-s --loss-law --software
     --engine --address --verify --verify-budget --experiments --usd-per-hour --straggler-factor
 """
+# Options of a job that most calls need; a short page explains them before those above.
+_OFTEN_USED = "--micro-batch-size --seq-len --dtype --tp"
 _TITLES = {
     "": "Options",
     "traffic": "Traffic (simulated requests)",
@@ -118,7 +123,8 @@ class GroupedCommand(GuidedCommand):
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
         general = [option for option in options if not isinstance(option, GroupedOption)]
         fields = [option for option in options if isinstance(option, GroupedOption) and FINER not in option.group]
-        order = sorted(general, key=lambda option: (not option.required, option.opts[-1] in _SELDOM_USED.split()))
+        explained = [*general, *(option for option in fields if set(option.opts) & set(_OFTEN_USED.split()))]
+        order = sorted(explained, key=lambda option: (not option.required, option.opts[-1] in _SELDOM_USED.split()))
         lines = {option: _option_line(option, ctx, width) for option in order[:SCREEN_LINES]}
         examples = [line.strip() for line in (self.epilog or "").splitlines() if line.strip().startswith("shapewright")]
         # Those that a narrow terminal does not wrap come first.
@@ -127,7 +133,7 @@ class GroupedCommand(GuidedCommand):
         ending += f"\n'{ctx.command_path} --help-all' explains all {len(options)} options.\n"
 
         def page(num_options: int) -> str:
-            listed = [option for option in general if option in order[:num_options]]
+            listed = [option for option in explained if option in order[:num_options]]
             names = [min(option.opts, key=len) for option in (*general, *fields) if option not in listed]
             also = "\n" + "".join(f"  {line}\n" for line in _name_lines(names, width)) if names else ""
             return f"{formatter.getvalue()}\nOptions:\n{''.join(map(lines.__getitem__, listed))}{also}{ending}"
@@ -165,13 +171,19 @@ def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
         flags = ", ".join(option.opts)
         meaning = ", ".join(choices) or meaning
     meaning, room = " ".join(meaning.split()), max(width - max(_FLAGS_WIDTH, len(flags)) - 4, 20)
-    if len(meaning) > room and meaning == ", ".join(choices):
-        meaning = textwrap.shorten(meaning, room, placeholder=" ...", break_on_hyphens=False)
-    elif len(meaning) > room:
-        clauses = [match.start() for match in _CLAUSE_END.finditer(meaning) if match.start() <= room]
-        last = max(clauses, default=0)
-        meaning = meaning[:last] if last >= room // 3 else textwrap.shorten(meaning, room, placeholder=" ...")
-    return f"  {flags:<{_FLAGS_WIDTH}}  {meaning}".rstrip() + "\n"
+    return f"  {flags:<{_FLAGS_WIDTH}}  {_shorten(meaning, room)}".rstrip() + "\n"
+
+
+def _shorten(meaning: str, room: int) -> str:
+    """Return a text of at most ``room`` characters that ends with a clause, or with dots where it goes on."""
+    if len(meaning) <= room:
+        return meaning
+    ends = [(match.start(), "") for match in _CLAUSE_END.finditer(meaning)]
+    ends += [(match.start(), f",{_MORE}") for match in _COMMA.finditer(meaning)]
+    length, ending = max((end for end in ends if end[0] + len(end[1]) <= room), default=(0, ""))
+    if length >= room // 3:
+        return meaning[:length] + ending
+    return textwrap.shorten(meaning, room, placeholder=_MORE, break_on_hyphens=False)
 
 
 # Command -> template of the next one. {job} is CONFIG, the device and every option of _SCENARIO and the model that was
