@@ -106,6 +106,8 @@ def test_overrides_on_a_preset() -> None:
     assert "changed with the overrides: head_dim=128" in model.notes[0]
     assert read_model("gpt3-2.7b", {"hidden_size": 2048}).config.intermediate_size == 8192
     assert read_model("llama-3-8b", {"hidden_size": 2048}).config.intermediate_size == 14336
+    # The width of the embedding is the hidden size, as in every other model.
+    assert not any("embedding_size" in note for note in read_model("llama-3-8b", {"hidden_size": 2048}).notes)
 
 
 KINDS_OF_CONFIG = {
@@ -125,7 +127,7 @@ def test_overrides_apply_to_every_kind_of_config(kind: str) -> None:
 
     assert (before.config.num_heads, before.config.num_layers) == (32, 32)
     assert (after.config.num_heads, after.config.head_dim, after.config.num_layers) == (20, 128, 8)
-    assert after.notes == (*before.notes, "changed with the overrides: head_dim=128, v_head_dim=128, num_kv_heads=20")
+    assert after.notes == (*before.notes, "changed with the overrides: head_dim=128, num_kv_heads=20")
     assert (after.raw, after.source) == (before.raw, before.source)
 
 

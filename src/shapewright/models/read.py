@@ -282,10 +282,13 @@ def _notes_on_derived_fields(
         "embedding_size",
         "moe_intermediate_size",
     )
+    leaders = {"v_head_dim": "head_dim", "embedding_size": "hidden_size"}  # equal in nearly every model
     moved = [
         f"{name}={getattr(after, name)}"
         for name in derived
-        if name not in overrides and getattr(after, name) != getattr(before, name)
+        if name not in overrides
+        and getattr(after, name) != getattr(before, name)
+        and not (name in leaders and getattr(after, name) == getattr(after, leaders[name]))
     ]
     followed = f"changed with the overrides: {', '.join(moved)}"
     notes: list[str] = [Note(followed, "model", "overrides")] if moved else []
