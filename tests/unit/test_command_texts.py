@@ -275,3 +275,23 @@ def test_short_help_shows_what_to_choose_from(
     _, out, _ = run([command, "--help"], capsys)
 
     assert any(shown.strip().startswith(line) for shown in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (
+            "mfu llama-3-8b --device h100-sxm-80gb --seconds 0.2 --gpus 8 --global-batch 128",
+            "check --seconds (of a whole",
+        ),
+        (
+            "mfu llama-3-8b --device h100-sxm-80gb --seconds 0.2 --gpus 8 --global-batch 128",
+            "--global-batch and --dtype",
+        ),
+        ("plan llama-3-70b --device h100-sxm-80gb --gpus 8 --global-batch 64", "with --try-offload it fits"),
+    ],
+)
+def test_advice_names_flags(command: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What to change is named as one types it."""
+    _, out, err = run(command.split(), capsys)
+    assert advice in out + err

@@ -43,7 +43,8 @@ _OTHER_FLAGS = {
 _OTHER_FIELDS = (
     "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
     "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep", "device", "calibration",
-    "inputs", "fused",
+    "inputs", "fused", "try_offload", "seconds", "tokens_per_s", "tokens_per_s_per_device", "steps_per_s",
+    "images_per_s",
 )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def _suggest_offload(job: PlanJob) -> str:
     if with_offload == dict(job.request.kept) or not has_link:
         return ""
     fitting = _describe_smallest(job, kept=with_offload)
-    return f"with try_offload it fits ({fitting}); " if fitting else ""
+    return with_fields("with {try_offload} it fits ({fitting}); ", fitting=fitting) if fitting else ""
 
 
 def _suggest_devices(job: PlanJob) -> str:

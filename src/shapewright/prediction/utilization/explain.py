@@ -240,7 +240,7 @@ def _measurement_notes(
     if chosen.mfu > 1.0:
         problem = f"MFU of {format_percent(chosen.mfu)} by convention {chosen.name} exceeds the peak of the device"
         advice = with_fields(
-            "check {given} ({scope}?), {num_devices}, {global_batch_size} and dtype",
+            "check {given} ({scope}?), {num_devices}, {global_batch_size} and {dtype}",
             given=FieldName(given),
             scope=MEASUREMENT_SCOPES[given],
         )
