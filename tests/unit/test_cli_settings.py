@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 import shapewright
 from command_line import run
@@ -74,6 +75,16 @@ def test_settings_reach_every_command(
     assert (code, "TC101" in out, "tensor_parallel=2" in err) == (0, False, True)
     code, _, err = run(["plot", "roofline", "-o", "roofline.html"], capsys)
     assert (code, "h200-sxm-141gb" in err) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["search gpt2 --vary heads --top 1", "compare gpt2 --devices a100,h100"])
+def test_the_next_command_comes_last(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes on defaults come before the next command, also where they go to standard error."""
+    monkeypatch.chdir(_project(tmp_path, 'device = "h200-sxm-141gb"\nlayout = { tp = 2 }'))
+    lines = CliRunner().invoke(cli, command.split(), prog_name="shapewright").output.splitlines()
+
+    assert lines[-1].startswith("next: ")
+    assert any("tensor_parallel=2: [tool.shapewright]" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import echo
+from shapewright.app.cli.defaults import take_notes
 from shapewright.app.cli.names import CONFIG_FILE
+from shapewright.app.report.flags import with_flags
 
 SCREEN_LINES = 40
 """Lines of a page of --help, at most."""
@@ -63,8 +65,10 @@ class GuidedCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, then print the next one."""
+        """Run the command, then print the notes that its output had no place for, and the next one."""
         code = super().invoke(ctx)
+        for note in take_notes():
+            echo(f"note: {with_flags(note)}", err=True)
         line = describe_next(ctx, is_met=not code)
         if line:
             echo(line)

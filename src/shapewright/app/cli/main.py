@@ -20,7 +20,6 @@ from shapewright.core.errors import ShapewrightError, close_names, plain_text
 from shapewright.core.ranges import read_integer
 
 EXIT_FINE, EXIT_USAGE = 0, 2
-_NOTES = "shapewright.notes"  # key in the context of a command, as in defaults.py, which commands import
 
 # Command -> one-line help, in the order of use. The module of that name in ``commands`` is imported when it runs.
 _COMMANDS = {
@@ -79,10 +78,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a closed pipe exits with 0, where click would exit with 1 (findings)."""
         try:
-            code = super().invoke(ctx)
-            for note in ctx.meta.get(_NOTES, ()):  # of commands whose output has no place for them
-                click.echo(plain_text(f"note: {with_flags(note)}"), err=True)
-            return code
+            return super().invoke(ctx)
         except BrokenPipeError:
             _drop_output()
             raise click.exceptions.Exit(EXIT_FINE) from None
