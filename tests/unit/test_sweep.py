@@ -55,6 +55,20 @@ def test_sizes_of_the_model_are_swept() -> None:
     assert wider.prediction.step_time_s < published.prediction.step_time_s
 
 
+def test_yes_and_no_are_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    """The row of ``false`` is that of the flag turned off, not that of a text which counts as true."""
+    training = ["predict", "llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "2", "--json"]
+    _, out, _ = run_command([*training, "--sweep", "sequence_parallel=false,true"], capsys)
+    swept = [row["step_time_s"] for row in json.loads(out)["rows"]]
+    single = []
+    for flag in ("--no-sequence-parallel", "--sequence-parallel"):
+        _, out, _ = run_command([*training, flag], capsys)
+        single.append(json.loads(out)["step_time_s"])
+
+    assert swept == single
+    assert swept[0] != swept[1]
+
+
 def test_size_sweep_shows_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     """If parameter counts differ between rows, the table shows them; JSON always does."""
     code, text, _ = run(["--sweep", "vocab_size=128256,256512"], capsys)

@@ -73,6 +73,7 @@ def test_invalid_workload_is_rejected(fields: dict[str, Any], message: str) -> N
             "expert_parallel=8 must divide data_parallel * context_parallel = 4",
         ),
         ({"virtual_pipeline": 2}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
+        ({"sequence_parallel": "no"}, "sequence_parallel='no' must be true or false"),
     ],
 )
 def test_invalid_layout_is_rejected(fields: dict[str, Any], message: str) -> None:

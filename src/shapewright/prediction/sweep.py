@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 10_000
 _MOST_VALUES = 1000
+_FLAGS = {"true": True, "false": False}
 # Fields of TransformerConfig that can be swept; sizes derived from them change with them.
 SWEPT_SIZES = (
     "hidden_size",
@@ -126,8 +127,8 @@ def _fields_of(cls: type[Workload | ParallelLayout], values: Mapping[str, Any]) 
 def parse_values(text: str) -> tuple[Any, ...]:
     """Parse comma-separated values; ``a..b`` doubles from a to b, ``a..b:step`` counts in steps.
 
-    >>> parse_values("1,3,8..64"), parse_values("0..3000:1000"), parse_values("bf16,fp8")
-    ((1, 3, 8, 16, 32, 64), (0, 1000, 2000, 3000), ('bf16', 'fp8'))
+    >>> parse_values("1,3,8..64"), parse_values("0..3000:1000"), parse_values("bf16,fp8"), parse_values("false,true")
+    ((1, 3, 8, 16, 32, 64), (0, 1000, 2000, 3000), ('bf16', 'fp8'), (False, True))
 
     Raises:
         WorkloadError: a range is malformed, or has too many values.
@@ -138,7 +139,7 @@ def parse_values(text: str) -> tuple[Any, ...]:
             values += _read_range(part)
         else:
             number = read_integer(part)
-            values.append(part if number is None else number)
+            values.append(_FLAGS.get(part.lower(), part) if number is None else number)
     if not values:
         raise WorkloadError(f"{text!r} has no values; give some such as 1,2,4 or 1..64")
     return tuple(dict.fromkeys(values))

@@ -72,12 +72,12 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for spec, doc in documented_fields(type(self)):
             value = getattr(self, spec.name)
-            if spec.name == "sequence_parallel" or (spec.name == "expert_tensor_parallel" and value is None):
+            if spec.name == "expert_tensor_parallel" and value is None:
                 continue
-            if spec.name in _COUNTED_ENDS:
+            if isinstance(spec.default, bool):
                 if not isinstance(value, bool):
                     raise LayoutError(f"{spec.name}={value!r} must be true or false")
-                if value and self.pipeline_parallel == 1:
+                if value and spec.name in _COUNTED_ENDS and self.pipeline_parallel == 1:
                     raise LayoutError(
                         with_fields("{name} needs {pipeline_parallel} above 1", name=FieldName(spec.name)),
                         advice="omit it",
