@@ -57,10 +57,39 @@ def test_cost_above_the_limit_fails(
     assert "`bad/config.json`" in comment
     assert "128256" in comment
     assert (":x:" in comment) == bool(code)
-    # The fix comes with its total, and the next command checks a file that has findings.
+    # The fix comes with its total, then how many fail, and the next command checks a file that has findings.
     assert "combined fix of TC101: vocab_size=128256: step " in out
     assert "vocab_size=128256: step " in comment
-    assert out.splitlines()[-1] == "next: shapewright check bad/config.json --device h100-sxm-80gb"
+    verdict = "1 of 2 fail (limit 2 % of the step)" if code else "none costs over 90 %"
+    assert out.splitlines()[-2:] == [verdict, "next: shapewright check bad/config.json --device h100-sxm-80gb"]
+
+
+def test_findings_that_do_not_count_are_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that needs several devices is no error of its config.json, in the lines as in the SARIF log."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, large={**GOOD, "num_hidden_layers": 32}, bad=BAD)
+    files = ["large/config.json", "bad/config.json"]
+    code, out, _ = run(["check-files", *files, *H100, "--sarif", "s.sarif"], capsys)
+    found = json.loads(Path("s.sarif").read_text(encoding="utf-8"))["runs"][0]
+
+    assert (code, "ME101" in out) == (1, False)
+    assert [result["ruleId"] for result in found["results"]] == ["TC101"]
+    assert "properties" not in found  # a combined fix would be of one of the files
+
+
+def test_the_next_command_keeps_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fields of --set become the flags of ``check``, so that it shows the same findings."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, bad=BAD)
+    settings = ["--set=dp=2", "--set=sequence_parallel=false", "--set=dtype=fp8", "--ignore=TC102"]
+    out = run(["check-files", "bad/config.json", *H100, *settings], capsys)[1]
+
+    flags = "--dtype fp8 --dp 2 --no-sequence-parallel --ignore TC102"
+    assert out.splitlines()[-1] == f"next: shapewright check bad/config.json {flags} --device h100-sxm-80gb"
 
 
 def test_a_missing_file_has_no_next_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,11 +118,32 @@ def describe_file(checked: CheckedFile) -> list[str]:
     return lines
 
 
+def describe_verdict(checked: Sequence[CheckedFile], limit_fraction: float) -> str:
+    """How many of the configs fail, and the limit.
+
+    Args:
+        limit_fraction: Predicted cost above which a file fails.
+    """
+    models = [each for each in checked if each.is_model]
+    failed = sum(each.fails(limit_fraction) for each in models)
+    limit = format_percent(limit_fraction)
+    return f"{failed} of {len(models)} fail (limit {limit} of the step)" if failed else f"none costs over {limit}"
+
+
 def join_sarif(checked: Sequence[CheckedFile]) -> dict[str, Any]:
-    """One SARIF log with one run: code scanning refuses several runs of one tool in a file."""
-    logs = [to_sarif(each.report, each.path, each.lines) for each in checked if each.report is not None]
+    """One SARIF log with one run, of the findings that count: code scanning refuses several runs of one tool in a file.
+
+    The run states a combined fix only where it is of one file.
+    """
+    logs = [
+        to_sarif(replace(each.report, findings=each.findings, combined_fix=each.fix), each.path, each.lines)
+        for each in checked
+        if each.report is not None
+    ]
     first = logs[0] if logs else to_sarif(CheckReport(prediction=None, findings=()), "")
     run = first["runs"][0]
+    if len(logs) > 1:
+        run.pop("properties", None)
     for log in logs[1:]:
         other = log["runs"][0]
         for result in other["results"]:
@@ -140,12 +161,10 @@ def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fract
         limit_fraction: Predicted cost above which a file fails.
     """
     models = [each for each in checked if each.is_model]
-    failed = sum(each.fails(limit_fraction) for each in models)
-    limit = format_percent(limit_fraction)
-    verdict = f"{failed} of {len(models)} fail (limit {limit} of the step)" if failed else f"none costs over {limit}"
     lines = [
         COMMENT_MARK,
-        f"### Shapes of {len(models)} changed config{'s' if len(models) != 1 else ''} on {device_title}: {verdict}",
+        f"### Shapes of {len(models)} changed config{'s' if len(models) != 1 else ''} on {device_title}: "
+        f"{describe_verdict(models, limit_fraction)}",
         "",
         "| config | step | cost of its shape | fix |",
         "| --- | ---: | ---: | --- |",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shlex import quote
+from collections.abc import Iterable
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.options import default_layout
 from shapewright.app.cli.param_types import SHARE
-from shapewright.app.report.flags import field_named
+from shapewright.app.report.flags import SHORT_FLAGS, field_named, flag_of
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
@@ -60,7 +61,13 @@ def command(
     Files that describe no model are passed over. Findings about batch and layout are not counted, since a config.json
     does not set them. Exit code 0: no shape costs more than --fail-above; 1: one does, or cannot be used.
     """
-    from shapewright.app.integrations.changed_files import check_files, describe_file, join_sarif, write_comment
+    from shapewright.app.integrations.changed_files import (
+        check_files,
+        describe_file,
+        describe_verdict,
+        join_sarif,
+        write_comment,
+    )
 
     refuse_unwritable(sarif, comment)
     found = named_device(device)
@@ -71,14 +78,31 @@ def command(
     console = make_console()
     for line in (line for each in checked for line in describe_file(each)):
         console.print(line, soft_wrap=True)
+    if any(each.is_model for each in checked):
+        console.print(describe_verdict(checked, fail_above), soft_wrap=True)
     costly = next((each.path for each in checked if each.findings), None)
     if costly is not None:
-        set_next(f"check {quote(costly).replace('{', '{{').replace('}', '}}')} --device {{device}}")
+        set_next(_check_of(costly, _split(settings), ignore))
     if sarif:
         write_json_file(sarif, join_sarif(checked))
     if comment:
         write_text_file(comment, write_comment(checked, found.title, fail_above))
     return int(any(each.fails(fail_above) for each in checked))
+
+
+def _check_of(path: str, fields: Iterable[dict[str, Any]], ignore: tuple[str, ...]) -> str:
+    """Template of the command that checks one file with the same settings."""
+    words = [word for group in fields for name, value in group.items() for word in _flags_of(name, value)]
+    words += [word for code in ignore for word in ("--ignore", code)]
+    escaped = join([path, *words]).replace("{", "{{").replace("}", "}}")
+    return f"check {escaped} --device {{device}}"
+
+
+def _flags_of(name: str, value: Any) -> tuple[str, ...]:
+    """The words that set a field on the command line."""
+    if isinstance(value, bool):
+        return (flag_of(name if value else f"no_{name}"),)
+    return (SHORT_FLAGS.get(name, flag_of(name)), str(value))
 
 
 def _build(path: str, device: Device, workload: dict[str, Any], layout: dict[str, Any]) -> Scenario:
