@@ -198,11 +198,12 @@ def shell(step: str, folder: Path, **environment: str) -> subprocess.CompletedPr
         (programs / "shapewright").write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m shapewright "$@"\n')
         (programs / "gh").write_text(
             '#!/bin/sh\necho "$@" >> "$RUNNER_TEMP/gh.log"\ncase "$*" in\n'
-            '*graphql*) echo "github-actions[bot]";; *--paginate*) echo "$FOUND";; esac\n'
+            '*graphql*) echo "github-actions[bot]";; *--paginate*) echo "$FOUND";; *) exit "${REFUSED:-0}";; esac\n'
         )
         for program in programs.iterdir():
             program.chmod(0o755)
-    paths = {"RUNNER_TEMP": str(runner), "GITHUB_OUTPUT": str(runner / "output")}
+    files = {f"GITHUB_{name}": str(runner / name.lower()) for name in ("OUTPUT", "STEP_SUMMARY")}
+    paths = {"RUNNER_TEMP": str(runner), **files}
     search = f"{runner / 'shapewright' / 'bin'}:{os.environ['PATH']}"
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", STEPS[step]["run"]]
     whole = {**child_environment(), **paths, **environment, "PATH": search}
@@ -242,6 +243,10 @@ def test_steps_of_the_action(tmp_path: Path) -> None:
         said = shell("Comment", work, NUMBER="7", REPOSITORY="o/r", GH_TOKEN="x", FOUND=found)
         assert said.returncode == 0, said.stderr
         assert f"--method {method} " in (runner / "gh.log").read_text().splitlines()[-1]
+    # The token of a fork may not comment, which is no failure of the shapes.
+    refused = shell("Comment", work, NUMBER="7", REPOSITORY="o/r", GH_TOKEN="x", FOUND="", REFUSED="1")
+    assert (refused.returncode, refused.stdout.startswith("::warning::")) == (0, True)
+    assert "`a new one/config.json`" in (runner / "step_summary").read_text(encoding="utf-8")
     assert shell("Fail above the limit", work).returncode == 1
     assert shell("Check", work, **{**inputs, "DEVICE": "no-such-device"}).returncode != 0
 
