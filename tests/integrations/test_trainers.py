@@ -154,6 +154,17 @@ def test_lightning_logs_the_comparison(tmp_path: Path, caplog: pytest.LogCapture
     assert any("TC108" in record.message for record in caplog.records)  # fp32, the trainer's default
 
 
+def test_an_assumed_length_is_warned_of() -> None:
+    """A length of sequences that neither trainer nor user gives would put every comparison off without a word."""
+    warnings: list[str] = []
+    for given in ({}, {"seq_len": SEQ_LEN}):
+        monitor = StepMonitor(every=1, warn=warnings.append, device=DEVICE)
+        monitor.start(tiny_model(), 1, {"micro_batch_size": 2, "dtype": "bf16", **given})
+    lengths = [line for line in warnings if "seq_len" in line]
+
+    assert lengths == [f"shapewright: sequences of {SEQ_LEN} tokens are assumed; give seq_len where they have others"]
+
+
 def test_explain_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module, or what predict takes; devices come from WORLD_SIZE, the batch from the micro-batch on each."""
     workload = {"seq_len": SEQ_LEN, "micro_batch_size": 2}
@@ -206,4 +217,4 @@ def test_no_error_of_a_prediction_stops_a_training() -> None:
 
     assert [monitor.finish_step() for _ in range(3)] == [None, None, None]
     (warning,) = warnings
-    assert warning.startswith("no prediction to compare the training with: ")
+    assert warning.startswith("shapewright: no prediction to compare the training with: ")

@@ -23,7 +23,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         device: Device name, alias or file; None for the GPU that PyTorch sees.
         every: Steps between two comparisons.
         micro_batch_size: Sequences of a micro-batch; None for the batch size of the data loader.
-        seq_len: Tokens of a sequence.
+        seq_len: Tokens of a sequence; None for the usual number, of which a warning tells.
         parts: Other keywords of ``shapewright.predict``: layout, workload, overrides, software.
 
     Raises:

@@ -176,7 +176,7 @@ class StepMonitor:
 
     def __init__(self, *, every: int, warn: Callable[[str], None], **parts: Any) -> None:
         check_integer("every", every, 1, error=WorkloadError, hint="give the steps between two comparisons")
-        self.every, self._warn, self._parts = every, warn, parts
+        self.every, self._print_warning, self._parts = every, warn, parts
         self._config: Any = None
         self._num_devices, self._workload = 1, dict[str, Any]()
         self._num_steps = -1  # the first step compiles kernels and fills caches
@@ -195,7 +195,11 @@ class StepMonitor:
             self._config = describe_module(config)
             self._parts["device"] = self._parts.get("device") or find_local_device()
             one = {name: value for name, value in self._workload.items() if name != "global_batch_size"}
-            for finding in costly_findings(self._config, **{**self._parts, "workload": one}):
+            parts = {**self._parts, "workload": one}
+            if "seq_len" not in one:
+                assumed = build_scenario(self._config, **parts).workload.seq_len
+                self._warn(f"sequences of {assumed} tokens are assumed; give seq_len where they have others")
+            for finding in costly_findings(self._config, **parts):
                 self._warn(warning_of(finding))
         except Exception as error:
             self._give_up(error)
@@ -228,6 +232,9 @@ class StepMonitor:
         return mfu(
             self._config, seconds=seconds, num_devices=self._num_devices, global_batch_size=global_batch, **parts
         )
+
+    def _warn(self, words: str) -> None:
+        self._print_warning(f"shapewright: {words}")  # loggers may not print their names
 
     def _give_up(self, error: Exception) -> None:
         self._config = None

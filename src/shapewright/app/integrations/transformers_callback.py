@@ -25,7 +25,8 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         device: Device name, alias or file; None for the GPU that PyTorch sees.
         config: What ``shapewright.predict`` takes; None for the model of the trainer, if it is one of transformers.
         every: Steps between two comparisons.
-        seq_len: Tokens of a sequence; None for the maximum length in the trainer's arguments.
+        seq_len: Tokens of a sequence; None for the maximum length in the trainer's arguments, or the usual one, of
+            which a warning tells.
         parts: Other keywords of ``shapewright.predict``: layout, workload, overrides, software.
 
     Raises:
