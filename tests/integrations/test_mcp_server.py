@@ -21,6 +21,7 @@ from shapewright.app.api.steps import predict
 from shapewright.app.integrations.mcp_inputs import MAX_CONFIG_BYTES, Access
 from shapewright.app.integrations.mcp_server import make_server
 from shapewright.core.child_process import child_environment
+from shapewright.hardware.loader import list_devices
 
 H100 = {"device": "h100-sxm-80gb"}
 TINY = {
@@ -191,6 +192,25 @@ def test_sizes_may_be_texts() -> None:
     assert as_text == as_number
     assert failed
     assert "train_tokens" in words
+
+
+def test_names_that_do_not_exist_have_similar_ones() -> None:
+    """An agent has no other tool to look names up: devices are listed, and presets of a similar name suggested."""
+    failed, text = call("predict", config="lama-3-8b", **H100)
+    assert failed
+    assert "did you mean 'llama-3-8b'" in text
+
+    failed, text = call("predict", config="gpt2", device="mi300")
+    assert failed
+    assert "unknown device 'mi300'; did you mean 'mi300x'" in text
+    assert text.endswith(f"devices: {', '.join(list_devices())}")
+
+
+def test_a_name_of_several_boards_is_noted() -> None:
+    """The answer says which of them it is for, as on the command line."""
+    (note, *_) = answer("plan", config="gpt2", device="h100", num_devices=1, global_batch_size=8)["notes"]
+
+    assert note.startswith("h100 is taken for h100-sxm-80gb; there are also ")
 
 
 def test_missing_and_invalid_arguments_are_named_in_one_line() -> None:

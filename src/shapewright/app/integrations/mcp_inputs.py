@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from shapewright.core.errors import ConfigError, short_path
+from shapewright.core.errors import ConfigError, close_names, short_path
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
 from shapewright.core.units import parse_count
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
-from shapewright.models.read import Model, is_preset, read_model, read_object
+from shapewright.models.read import Model, is_preset, list_presets, read_model, read_object
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -142,9 +142,11 @@ class Access:
             return read_object(read_json_file(found), overrides, where=f"hub {config}", name=config.rpartition("/")[2])
         folders = ", ".join(short_path(root) for root in self.roots) or "none (shapewright mcp --root FOLDER)"
         hub = "allowed" if self.allows_hub else "not allowed (--hub)"
+        hint = close_names(config, list_presets())
         raise ConfigError(
-            f"config {short_path(config)} is no preset and no file that this server may read; folders: {folders}; hub "
-            f"ids: {hub}; give a preset or the content of the config.json"
+            f"config {short_path(config)} is no preset and no file that this server may read; "
+            f"{f'{hint} ' if hint else ''}folders: {folders}; hub ids: {hub}; give a preset or the content of the "
+            "config.json"
         )
 
     def _find_file(self, config: str) -> Path | None:

@@ -37,9 +37,10 @@ from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.app.report.predict import describe
 from shapewright.core.deadline import Deadline, check_deadline
-from shapewright.core.errors import ShapewrightError, close_names, short_repr
+from shapewright.core.errors import ShapewrightError, UnknownDeviceError, close_names, short_repr
 from shapewright.core.units import format_percent, format_seconds
-from shapewright.hardware.loader import load_named_device
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import list_devices, load_named_device, note_on_board
 from shapewright.lint.check import check_scenario
 from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.prediction.build import build_scenario
@@ -108,7 +109,7 @@ KEYS: dict[str, Keys] = {
         **_NOTES,
     },
     "plan": {
-        "plans": {"rank": None, **_PLAN, "loss": {"text": None}},
+        "plans": {"rank": None, **_PLAN, "loss": dict.fromkeys(("part", "slower_by_s"))},
         "space": {"size": None, "priced": None},
         **_NOTES,
     },
@@ -241,7 +242,9 @@ def make_server(access: Access) -> MCPServer:
             try:
                 with turn, Deadline(access.limit_s).running():
                     found = compute(*values, **given)
-                    return {"answer": found["answer"], **shorten(compute.__name__, found)}
+                board = note_on_board(given["device"])
+                found["notes"] = [*([board] if board else []), *found.get("notes", ())]
+                return {"answer": found["answer"], **shorten(compute.__name__, found)}
             except ShapewrightError as error:
                 raise ToolError(str(error)) from None
 
@@ -253,6 +256,22 @@ def make_server(access: Access) -> MCPServer:
     return server
 
 
+def _load_device(name: str) -> Device:
+    """Load a device of the package.
+
+    Raises:
+        UnknownDeviceError: there is none of this name; the message has all names, as no tool lists them.
+    """
+    try:
+        return load_named_device(name)
+    except UnknownDeviceError:
+        names = list_devices()
+        hint = close_names(name, names)
+        raise UnknownDeviceError(
+            f"unknown device {short_repr(name)}; {f'{hint} ' if hint else ''}devices: {', '.join(names)}"
+        ) from None
+
+
 def _check_progress(_done: int, _num: int) -> None:
     check_deadline()
 
@@ -262,7 +281,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
 
     def parts(device: str, workload: Fields, layout: Fields, software: str) -> dict[str, Any]:
         return {
-            "device": load_named_device(device),
+            "device": _load_device(device),
             "workload": workload.given(),
             "layout": layout.given(),
             "software": software,
@@ -349,7 +368,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
     ) -> _Answer:
         """Design a model and its run for a size and tokens, or for a budget: shape, plan, time and config.json."""
         found = designs.design(
-            device=load_named_device(device),
+            device=_load_device(device),
             num_devices=num_devices,
             num_parameters=None if num_parameters is None else int(num_parameters),
             train_tokens=None if train_tokens is None else int(train_tokens),
@@ -414,7 +433,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
             tpot_limit_s=tpot_limit_s,
             num_devices=num_devices,
             usd_per_hour=usd_per_hour,
-            device=load_named_device(device),
+            device=_load_device(device),
             workload=workload.given(),
             layout=layout.given(),
         )
