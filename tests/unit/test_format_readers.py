@@ -608,8 +608,23 @@ def test_every_format_has_a_reader() -> None:
     assert set(LOST) == {*FORMATS, *RUN_FORMATS}
 
 
+def test_litgpt_has_the_nodes_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes given on the command line are those of the file."""
+    nodes = ["--device", "h100-sxm-80gb", "--gpus", "16", "--node-size", "4"]
+    question = ["plan", "tinyllama-1.1b", *nodes, "--global-batch", "64", "--keep", "dp=16"]
+    _, out, _ = run([*question, "--format", "litgpt-yaml"], capsys)
+
+    assert out.splitlines()[-2:] == ["devices: 4  # of a node", "num_nodes: 4"]
+
+
 @pytest.mark.parametrize(
-    ("num_devices", "lines"), [(8, ["devices: 8"]), (32, ["devices: 8  # of a node", "num_nodes: 4"])]
+    ("num_devices", "lines"),
+    [
+        (8, ["devices: 8"]),
+        (32, ["devices: 8  # of a node", "num_nodes: 4"]),
+        (12, ["devices: 6  # of a node", "num_nodes: 2"]),
+        (11, ["devices: 1  # of a node", "num_nodes: 11"]),
+    ],
 )
 def test_litgpt_has_devices_of_a_node(num_devices: int, lines: list[str]) -> None:
     """More devices than a node has are several nodes, and read back as they were written."""

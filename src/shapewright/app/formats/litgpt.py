@@ -24,6 +24,7 @@ from shapewright.app.formats.output_format import (
 )
 from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.numeric import divisors
 from shapewright.core.texts import with_fields
 from shapewright.models.read import list_presets, load_preset
 
@@ -50,7 +51,7 @@ _MLPS = {
     ("silu", True): ("LLaMAMLP", "none"),
 }
 _UNTIMED = {"rope_base": "rotary_base", "norm_eps": "norm_epsilon"}
-# Devices of a usual node, such as an HGX board; the file has no other place for them.
+# Devices of a usual node, such as an HGX board, and the most: a rack such as NVL72 has several hosts.
 _NODE_DEVICES = 8
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 
@@ -93,16 +94,16 @@ def write_yaml(
     if layout is not None:
         if layout.num_devices != layout.data_parallel:
             raise layout_error(FORM.name, "model parallelism", "it has data parallelism and FSDP")
-        lines += _devices(layout.data_parallel)
+        lines += _devices(layout.data_parallel, int(min(untimed.get("node_size", _NODE_DEVICES), _NODE_DEVICES)))
     return "\n".join(lines) + "\n"
 
 
-def _devices(num_devices: int) -> list[str]:
-    """Lines of the devices of a node and of the nodes, which have 8 devices each in a larger job."""
-    num_nodes, rest = divmod(num_devices, _NODE_DEVICES)
-    if rest or num_nodes < 2:
+def _devices(num_devices: int, node_size: int) -> list[str]:
+    """Lines of the devices of a node and of the nodes: the largest ones of equal size."""
+    of_node = max(size for size in divisors(num_devices) if size <= node_size)
+    if of_node == num_devices:
         return [f"devices: {num_devices}"]
-    return [f"devices: {_NODE_DEVICES}  # of a node", f"num_nodes: {num_nodes}"]
+    return [f"devices: {of_node}  # of a node", f"num_nodes: {num_devices // of_node}"]
 
 
 def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:

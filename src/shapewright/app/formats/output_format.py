@@ -36,8 +36,8 @@ _EXPERT_FIELDS = (
 
 
 Untimed = Mapping[str, float]
-"""Values that no prediction depends on, by name: those of ``models.untimed_values``, and of a run its ``RunSchedule``.
-Those unknown are missing."""
+"""Values that model, workload and layout do not have, by name: those of ``models.untimed_values``, the ``RunSchedule``
+of a run, and the ``node_size`` of the device. Those unknown are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,8 @@ def write_format(
     Args:
         name: A key of FORMATS or RUN_FORMATS; the latter write only workload and layout.
         workload: Batch, sequence length, dtype and recomputation of a training step.
-        untimed: Values that no prediction depends on: those of ``models.untimed_values``, and the fields of a
-            ``RunSchedule`` where the length of the run is known.
+        untimed: Values that the model, workload and layout do not have: those of ``models.untimed_values``, the fields
+            of a ``RunSchedule`` where the length of the run is known, and the ``node_size`` of the device.
 
     Returns:
         Text of the file, with a trailing newline.

@@ -230,6 +230,7 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
     from shapewright.models.write import untimed_values
 
     best = result.best
+    node_size = best.plan.prediction.device.node_size
     written = ["config.json", "design.json", "design.html"]
     write_json_file(str(folder / "config.json"), found.config_json)
     write_json_file(str(folder / "design.json"), found.to_json())
@@ -242,7 +243,7 @@ def write_folder(result: DesignResult, found: DesignOutput, folder: Path, names:
                 best.config,
                 workload=best.workload,
                 layout=best.plan.layout,
-                untimed={**untimed_values(result.model), **asdict(best.run.schedule)},
+                untimed={**untimed_values(result.model), **asdict(best.run.schedule), "node_size": node_size},
             )
         except ShapewrightError as error:
             echo(f"note: no {path.name}, as {error}; --format {name} finds a design that it can express", err=True)

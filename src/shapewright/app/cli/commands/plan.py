@@ -150,6 +150,7 @@ def command(
         return EXIT_INTERRUPTED
     result = replace(result, notes=(*result.notes, *limits))
     untimed = untimed_values(read_model(config, keywords["overrides"])) if format_name else {}
+    untimed["node_size"] = result.scenario.device.node_size
     text = _write_files(result, format_name, untimed, pick=pick, output=output, html=html, trace=trace)
     if text:
         click.echo(text, nl=False)
