@@ -400,11 +400,46 @@ def test_unread_keys_are_named() -> None:
             "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_param_device: cpu, zero_stage: 3}\n",
             {"deepspeed_config.offload_param_device"},
         ),
+        (
+            "distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {parallelism_config_dp_replicate_size: 2, "
+            "parallelism_config_dp_shard_size: 4, parallelism_config_sp_size: 1}\n",
+            {
+                "parallelism_config.parallelism_config_dp_replicate_size",
+                "parallelism_config.parallelism_config_sp_size",
+            },
+        ),
     ],
 )
 def test_what_is_not_priced_is_named(text: str, named: set[str]) -> None:
     """Settings that cost time or save memory and that no prediction has are named."""
     assert set(parse_job(text).unread) == named
+
+
+@pytest.mark.parametrize(
+    ("launch", "replicas", "unread"),
+    [
+        ("--nproc_per_node 8 --nnodes 4 --master_addr host --node_rank 0", 4, ()),
+        ("--nproc-per-node=8 --standalone", 1, ()),
+        ("--nnodes $NODES --nproc_per_node 8", None, ("nnodes=$NODES",)),
+        ("--nproc_per_node gpu --nnodes 2", None, ("nproc_per_node",)),
+    ],
+)
+def test_devices_that_torchrun_starts(launch: str, replicas: int | None, unread: tuple[str, ...]) -> None:
+    """A launch script of Megatron-LM says the data-parallel degree, by its processes and the other degrees."""
+    arguments = "--num-layers 2 --hidden-size 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
+    found = parse_job(f"torchrun {launch} pretrain_gpt.py {arguments}", format_name="megatron-args")
+
+    assert found.layout.get("data_parallel") == replicas
+    assert found.unread == unread
+
+
+@pytest.mark.parametrize(("sizes", "positions"), [("model_name: tiny-llama-1.1b", 2048), ("model: {n_layer: 2}", 4096)])
+def test_litgpt_trains_at_the_context_of_the_model(sizes: str, positions: int) -> None:
+    """Without a length of its own, a training has sequences as long as the model's context."""
+    text = f"{sizes}\ntrain:\n  max_seq_length: null\n  micro_batch_size: 4\n"
+    found = parse_job(text, format_name="litgpt-yaml")
+
+    assert found.workload["seq_len"] == positions
 
 
 def test_flavors_are_data(tmp_path: Path) -> None:
@@ -440,6 +475,24 @@ def test_flavors_are_data(tmp_path: Path) -> None:
             "num_processes: 4\ndeepspeed_config: {zero_stage: 3}\n",
             {"phase": "train", "dtype": "fp32"},
             {"data_parallel": 4, "zero_stage": 3},
+        ),
+        (
+            "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 16\nparallelism_config:\n"
+            "  parallelism_config_tp_size: 4\n  parallelism_config_cp_size: 2\n  parallelism_config_dp_shard_size: 2\n",
+            {"phase": "train", "dtype": "bf16", "recompute": "none"},
+            {
+                "tensor_parallel": 4,
+                "context_parallel": 2,
+                "data_parallel": 2,
+                "sequence_parallel": False,
+                "zero_stage": 3,
+            },
+        ),
+        (
+            "distributed_type: FSDP\nmixed_precision: bf16\nparallelism_config: "
+            "{parallelism_config_dp_replicate_size: 4}\n",
+            {"phase": "train", "dtype": "bf16", "recompute": "none"},
+            {"data_parallel": 4, "zero_stage": 0},
         ),
         (
             "vllm serve meta-llama/Llama-3.1-70B -tp 4 --tensor-parallel-size 4 --pipeline-parallel-size=2 \\\n"

@@ -2,12 +2,13 @@
 
 The file does not describe the model and the batch, which the script defines; comments at its top state the batch.
 
-Source: Accelerate, guides of FSDP and of FSDP 1 against FSDP 2 (huggingface.co/docs/accelerate), version 1.6 or
-later.
+Source: Accelerate, guides of FSDP, of FSDP 1 against FSDP 2, and of several degrees (huggingface.co/docs/accelerate),
+version 1.6 or later.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from shapewright.workload.workload import Workload
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
+_DEGREE = "parallelism_config_"
+_DEGREES = {f"{_DEGREE}tp_size": "tensor_parallel", f"{_DEGREE}cp_size": "context_parallel"}
 
 
 def write_yaml(
@@ -96,13 +99,22 @@ def read_accelerate(text: str) -> Reading:
     values = Values(parse_yaml(text))
     kind = str(values.get("distributed_type", default="NO")).upper()
     sharding, deepspeed = Values(values.get("fsdp_config") or {}), Values(values.get("deepspeed_config") or {})
-    layout: dict[str, Any] = {"data_parallel": values.number("num_processes", default=1)}
+    degrees = Values(values.get("parallelism_config") or {})
+    layout = degrees.pick(_DEGREES)
+    of_replica = prod(layout.values()) or 1
+    replicas = degrees.number(f"{_DEGREE}dp_replicate_size", default=1)
+    shards = degrees.number(f"{_DEGREE}dp_shard_size", default=1)
+    processes = values.number("num_processes", default=of_replica * replicas * shards)
+    layout["data_parallel"] = max(1, processes // of_replica)
+    if layout.get("tensor_parallel", 1) > 1:
+        layout["sequence_parallel"] = False  # plans of transformers split the matrices alone
     workload: dict[str, Any] = {"phase": "train"}
     old = str(sharding.get("fsdp_sharding_strategy", default="")).upper()
     if kind == "FSDP":
         reshards = sharding.get("fsdp_reshard_after_forward", default=True)
         keeps = old in ("2", "SHARD_GRAD_OP") or str(reshards).lower() in ("false", "shard_grad_op")
-        layout["zero_stage"] = 0 if old in ("3", "NO_SHARD") else 2 if keeps else 3
+        is_whole = old in ("3", "NO_SHARD") or (replicas > 1 and shards * layout.get("context_parallel", 1) == 1)
+        layout["zero_stage"] = 0 if is_whole else 2 if keeps else 3
         workload["recompute"] = "full" if sharding.flag("fsdp_activation_checkpointing") else "none"
     elif kind == "DEEPSPEED":
         layout["zero_stage"] = deepspeed.number("zero_stage", default=2)
@@ -118,12 +130,14 @@ def read_accelerate(text: str) -> Reading:
     not_priced = {
         "fsdp_config.fsdp_offload_params": sharding.flag("fsdp_offload_params"),
         "fsdp_config.fsdp_sharding_strategy": "HYBRID" in old or old in ("4", "5"),  # within a node alone
+        f"parallelism_config.{_DEGREE}dp_replicate_size": replicas > 1 and layout.get("zero_stage", 0) > 0,
         "deepspeed_config.offload_param_device": deepspeed.get("offload_param_device", default="none") != "none",
         "deepspeed_config.offload_optimizer_device": deepspeed.get("offload_optimizer_device") == "nvme",
     }
     inner = [name for name, is_set in not_priced.items() if is_set]
     inner += [f"fsdp_config.{key}" for key in sharding.unread()]
     inner += [f"deepspeed_config.{key}" for key in deepspeed.unread()]
+    inner += [f"parallelism_config.{key}" for key in degrees.unread()]
     return Reading(
         format="accelerate-yaml",
         workload=workload,

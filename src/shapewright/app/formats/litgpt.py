@@ -26,7 +26,7 @@ from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.numeric import divisors
 from shapewright.core.texts import with_fields
-from shapewright.models.read import list_presets, load_preset
+from shapewright.models.read import list_presets, load_preset, read_model
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -176,6 +176,8 @@ def read_litgpt(text: str) -> Reading:
     preset = "" if sizes else _preset_of(name)
     fields, untimed, unread = ({"fused_qkv": True}, {}, ()) if preset else _read_model(sizes)
     fields["tied_embeddings"] = Values(file.get("train") or {}).flag("tie_embeddings")
+    positions = read_model(preset).config.max_position_embeddings if preset else fields["max_position_embeddings"]
+    workload.setdefault("seq_len", positions)  # as pretrain.py does
     return Reading(
         format="litgpt-yaml",
         fields=fields,

@@ -41,6 +41,7 @@ _SIGNS = ("num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batc
 _WITHOUT_EFFECT = (
     "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm",
     "optimizer_offload_fraction", "use_precision_aware_optimizer", "multi_latent_attention",
+    "master_addr", "master_port", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone",
 )  # fmt: skip
 
 
@@ -216,13 +217,19 @@ def _more_layout(values: Values, fields: dict[str, Any]) -> dict[str, Any]:
         layout["zero_stage"] = 3
     for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
         layout[name] = values.flag(name)
-    world = values.number("world_size")
+    world = _num_devices(values)
     if world and values.number("data_parallel_size") is None:
         degrees = [values.number(name, default=1) for name in tuple(_LAYOUT)[:3]]
         layout["data_parallel"] = max(1, world // (degrees[0] * degrees[1] * degrees[2]))
     if layout["sequence_parallel"] is False and values.number("tensor_model_parallel_size", default=1) == 1:
         del layout["sequence_parallel"]
     return layout
+
+
+def _num_devices(values: Values) -> int:
+    """Devices of the job: those of a checkpoint or a log, or those that torchrun starts; 0 where they are not known."""
+    of_node, nodes = values.count("nproc_per_node"), values.count("nnodes", default=1)
+    return values.number("world_size") or (of_node or 0) * (nodes or 0)
 
 
 def _workload(values: Values, chunks: int) -> dict[str, Any]:

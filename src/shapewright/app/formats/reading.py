@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from shapewright.core.errors import ConfigError, MissingExtraError, short_repr
+from shapewright.core.ranges import read_integer
 from shapewright.core.records import dataclass
 
 _MAX_EXPONENT = 64
@@ -136,6 +137,15 @@ class Values:
                 f"{keys[0]}={short_repr(value)} is not a number; write its value into the file, or give the field"
             ) from None
         return int(found) if found.is_integer() and "." not in str(value) and "e" not in str(value) else found
+
+    def count(self, key: str, *, default: int | None = None) -> int | None:
+        """A whole number, also before the name of a script; None for any other value, which counts as unread."""
+        if self._values.get(key) is None:
+            return default
+        value = read_integer(str(self._values[key]).partition(" ")[0])
+        if value is not None:
+            self._read.add(key)
+        return value
 
     def flag(self, *keys: str, default: bool = False) -> bool:
         """Whether any of the keys is true; a switch of a list of arguments is, also before a variable."""
