@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lowered import ONE_DEVICE, gpt, letters, moved, named
@@ -62,15 +63,29 @@ def test_chains_of_pytorch_move_what_their_kernels_read_and_write() -> None:
 
 
 def test_fused_loss_is_computed_in_chunks_without_a_backward_pass() -> None:
-    """There are v / h = 96 / 32 chunks, whose weight gradients are added twice: 2 reads and 1 write each."""
-    config = gpt(hidden_size=32, num_heads=4, vocab_size=96)
+    """There are v / h = 128 / 32 chunks, whose weight gradients are added three times: 2 reads and 1 write each."""
+    config = gpt(hidden_size=32, num_heads=4, vocab_size=128)
     operations = lower(config, Workload(micro_batch_size=2, seq_len=8, kernels="fused"), ONE_DEVICE)
     loss = named(operations, "cross_entropy")
-    assert (loss.repeats, loss.read_bytes, loss.written_bytes) == (3, 16 * 96 * 4 / 3, 16 * 96 * 2 / 3)
+    assert (loss.repeats, loss.read_bytes, loss.written_bytes) == (4, 16 * 128 * 4 / 4, 16 * 128 * 2 / 4)
     assert not any(operation.name == "cross_entropy.backward" for operation in operations)
-    assert letters(named(operations, "logits")) == (1, 6, 96, 32, "NT")
+    assert letters(named(operations, "logits")) == (1, 4, 128, 32, "NT")
     summed = named(operations, "logits.sum.backward", "backward")
-    assert (summed.repeats, *moved(summed)) == (2, 2 * 96 * 32 * 2, 96 * 32 * 2)
+    assert (summed.repeats, *moved(summed)) == (3, 2 * 128 * 32 * 2, 128 * 32 * 2)
+
+
+def test_fused_loss_rounds_the_rows_of_a_chunk_to_a_power_of_two() -> None:
+    """16 tokens over 96 / 32 chunks are 6 rows, rounded to 8: two chunks; 1,000 over 32 are 32 chunks of 32."""
+    config = gpt(hidden_size=32, num_heads=4, vocab_size=96)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8, kernels="fused"), ONE_DEVICE)
+    assert letters(named(operations, "logits")) == (1, 8, 96, 32, "NT")
+    assert named(operations, "logits.sum.backward", "backward").repeats == 1
+
+    fused = Workload(kernels="fused")
+    assert [fused.count_loss_chunks(tokens, 32, 96, 1) for tokens in (1, 16, 24)] == [1, 2, 3]
+    assert fused.count_loss_chunks(1000, 32, 1024, 1) == 32
+    vocabularies = np.array([96, 128, 1024])
+    assert np.array_equal(fused.count_loss_chunks(16, 32, vocabularies, 1), [2, 4, 16])
 
 
 def test_embedding_rows_are_gathered_and_their_gradients_scattered() -> None:

@@ -254,7 +254,9 @@ def _logits(shard: Shard, rows: int) -> Gemm:
 
 def _num_chunks(shard: Shard) -> Count:
     config = shard.config
-    return shard.workload.count_loss_chunks(config.embedding_size, config.vocab_size, shard.layout.tensor_parallel)
+    return shard.workload.count_loss_chunks(
+        shard.num_tokens, config.embedding_size, config.vocab_size, shard.layout.tensor_parallel
+    )
 
 
 def _sum_of_chunks(shard: Shard) -> list[Operation]:

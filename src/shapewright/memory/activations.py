@@ -173,7 +173,7 @@ def estimate_logits(stage: Stage, workload: Workload, element_bytes: float = LOG
         rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
     config, degree = stage.config, stage.layout.tensor_parallel
     if workload.is_training:
-        rows = ceil_div(rows, int(workload.count_loss_chunks(config.embedding_size, config.vocab_size, degree)))
+        rows = ceil_div(rows, int(workload.count_loss_chunks(rows, config.embedding_size, config.vocab_size, degree)))
         if workload.kernels == "fused":
             element_bytes = min(element_bytes, activation_element_bytes(workload.dtype))
     return element_bytes * rows * ceil_div(config.vocab_size, degree)

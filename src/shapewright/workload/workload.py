@@ -356,20 +356,25 @@ class Workload:
             return stop - first
         return max(0, stop - max(first, num_layers - self.last_layers))
 
-    def count_loss_chunks(self, embedding_size: Count, vocab_size: Count, tensor_parallel: int) -> Count:
+    def count_loss_chunks(
+        self, num_tokens: Count, embedding_size: Count, vocab_size: Count, tensor_parallel: int
+    ) -> Count:
         """Count the chunks of tokens for which logits and loss are computed one after the other.
 
-        Fused kernels take as many as the vocabulary is wider than the embeddings, so that the logits of a chunk are no
-        larger than the hidden states of all tokens; not where the vocabulary is split, which the kernel does not do.
+        Fused kernels divide the tokens by how much wider the vocabulary is than the embeddings, so that the logits of
+        a chunk are about as large as the hidden states of all tokens, and round the rows of a chunk up to a power of
+        two; not where the vocabulary is split, which the kernel does not do.
 
-        Source: linkedin/Liger-Kernel @ead96b6, ops/fused_linear_cross_entropy.py, which rounds rows to powers of two.
+        Source: linkedin/Liger-Kernel @ead96b6, ops/fused_linear_cross_entropy.py.
 
-        >>> Workload(kernels="fused").count_loss_chunks(4096, 128256, 1)
-        32
+        >>> fused = Workload(kernels="fused")
+        >>> fused.count_loss_chunks(16384, 4096, 128256, 1), fused.count_loss_chunks(16384, 2048, 128256, 1)
+        (32, 32)
         """
         if self.kernels != "fused" or not self.is_training or self.loss_chunks > 1 or tensor_parallel > 1:
             return self.loss_chunks
-        return -(-vocab_size // embedding_size)
+        rows = _round_to_power_of_two(-(-num_tokens // -(-vocab_size // embedding_size)))
+        return -(-num_tokens // rows)
 
     def with_all_trained(self) -> Workload:
         """Return the training step that updates every weight."""
@@ -401,3 +406,16 @@ class Workload:
     def kv_len(self) -> int:
         """Tokens that the query of the last position attends to, itself included."""
         return self.context_len + self.query_len
+
+
+def _round_to_power_of_two(count: Count) -> Count:
+    """Round up, by filling the bits below the highest one of ``count - 1``.
+
+    >>> _round_to_power_of_two(261), _round_to_power_of_two(512)
+    (512, 512)
+    """
+    below: Any = count - 1
+    for shift in (1, 2, 4, 8, 16, 32):
+        below = below | below >> shift
+    rounded: Count = below + 1
+    return rounded
