@@ -285,6 +285,17 @@ def test_a_fixed_order_of_gradients_costs_time_on_blackwell() -> None:
     assert 1.08 < float(fixed.time_s) / float(plain.time_s) < 1.3
 
 
+@pytest.mark.parametrize("sizes", [{"window_size": 128}, {"batch_size": 32, "query_len": 512, "kv_len": 512}, {}])
+@pytest.mark.parametrize("device", ["h200-sxm-141gb", "h100-sxm-80gb", "gb200", "b300-sxm-288gb"])
+def test_a_fixed_order_of_gradients_never_saves_time(device: str, sizes: dict[str, int]) -> None:
+    """H200's deterministic pass has one measured size, whose fit alone halves the time of short sequences."""
+    backward = call(is_backward=True, **sizes)
+    plain, fixed = price_operations([backward, backward.changed(is_deterministic=True)], load_device(device))
+
+    assert fixed.time_s >= plain.time_s
+    assert fixed.low_s < fixed.time_s < fixed.high_s
+
+
 def test_a_sibling_keeps_the_cycles_beyond_its_traffic() -> None:
     """Time of H200 beyond full-bandwidth traffic is cycles: H100, with 0.7 of its bandwidth, is as fast."""
     h100 = load_device("h100-sxm-80gb")

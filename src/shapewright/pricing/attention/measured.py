@@ -6,6 +6,7 @@ backward kernel has an assumed share of their rate (PrefillParameters.backward_r
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.attention import LatentSizes, encoder_work, latent_attention_work, training_work
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, match_kernel, price_kernel
+from shapewright.pricing.price import Price
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations.attention import Attention
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.kernels.work import KernelRates, KernelWork
-    from shapewright.pricing.price import Price
 
     Sizes = dict[str, Float[np.ndarray, "*calls"]]
 
@@ -104,7 +105,7 @@ def price_measured_attention(operation: Attention, device: Device, record: Calib
         )
         return price_kernel(work, device, record, KernelMatch(found.name, is_same=True)).widened(LIBRARY_ERROR)
     is_backward = bool(np.all(operation.is_backward))
-    labels = ("", "backward" if is_backward else "forward", dtype, str(int(operation.is_deterministic and is_backward)))
+    labels = ("", "backward" if is_backward else "forward", dtype)
     work = training_work(
         device,
         rates,
@@ -113,7 +114,20 @@ def price_measured_attention(operation: Attention, device: Device, record: Calib
         dtype=dtype,
         **sizes,
     )
-    return price_kernel(work, device, record, match_kernel(record, labels))
+    price = price_kernel(work, device, record, match_kernel(record, (*labels, "0")))
+    if not (is_backward and operation.is_deterministic):
+        return price
+    return _slower(price_kernel(work, device, record, match_kernel(record, (*labels, "1"))), price)
+
+
+def _slower(ordered: Price, unordered: Price) -> Price:
+    """Return the price of a fixed order of gradients, but where it is below that of any order, the latter.
+
+    A fixed order only adds waiting. H200's was measured at a single size, so that its fit says little of others.
+    """
+    is_below = ordered.time_s < unordered.time_s
+    names = [each.name for each in fields(Price) if each.name != "calibration"]
+    return replace(ordered, **{n: np.where(is_below, getattr(unordered, n), getattr(ordered, n)) for n in names})
 
 
 def _find_latent(operation: Attention, record: CalibrationRecord) -> KernelMatch | None:
