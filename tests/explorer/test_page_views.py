@@ -50,6 +50,22 @@ def test_a_fix_is_applied(open_page: Callable[..., Any]) -> None:
     expect(page.locator("#moved")).to_contain_text("(worse)")
 
 
+def test_arrows_of_changes_have_their_room(open_page: Callable[..., Any]) -> None:
+    """No arrow of a change runs into the new value behind it, and a fix names only what it changes."""
+    page = open_page("preset=llama-3-8b&device=h100-sxm-80gb&m.hidden_size=4097")
+    see(page, "findings")
+    overlaps = page.evaluate(
+        """() => [...document.querySelectorAll("#findings td .unbroken")].map((arrow) => {
+          const text = document.createRange();
+          text.selectNodeContents(arrow);
+          return text.getBoundingClientRect().width - arrow.getBoundingClientRect().width;
+        })"""
+    )
+    assert overlaps
+    assert max(overlaps) < 0.5
+    expect(page.locator("#advice .apply", has_text="hidden size 4096")).not_to_contain_text("intermediate size")
+
+
 def test_tiles_follow(open_page: Callable[..., Any]) -> None:
     """An operation chosen in the table has its tiles drawn, with the numbers of the prediction."""
     page = open_page()

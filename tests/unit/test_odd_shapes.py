@@ -82,6 +82,14 @@ def test_aligned_neighbor_at_the_end_of_a_range_is_listed(
     assert changes in [candidate.changes for candidate in result.candidates]
 
 
+def test_changes_of_suggestions_leave_out_what_stays() -> None:
+    """Of Llama-3-8B at 4097 the MLP is aligned already: it is a part of no suggestion, as it is of no title."""
+    report = shapewright.check("llama-3-8b", overrides={"hidden_size": 4097}, device="h100-sxm-80gb")
+    changes = [suggestion.changes for finding in report.findings for suggestion in finding.suggestions]
+    assert {"hidden_size": 4096, "embedding_size": 4096} in changes
+    assert not any(each.get("intermediate_size") == 14336 for each in changes)
+
+
 _UNALIGNED = {
     "hidden_size": 3000,
     "num_layers": 32,

@@ -121,9 +121,7 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
         if fix in chosen and without is not None and fix.changes != findings[fix.index].suggestions[0].changes:
             compared[fix.index] = (without.predict(), after.predict())
     scale = total / sum(shares.values()) if sum(shares.values()) > 0.0 else 0.0
-    parts = (scenario.config, scenario.workload, scenario.layout)
-    present = {name: getattr(part, name) for part in parts for name in _merge(chosen) if hasattr(part, name)}
-    changes = {name: value for name, value in _merge(chosen).items() if present.get(name) != value}
+    changes = drop_unchanged(scenario, _merge(chosen))
     before = base.predict()
     combined = CombinedFix(
         kind=max((findings[fix.index].suggestions[0].kind for fix in chosen), key=_KINDS.index),
@@ -137,6 +135,13 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
         compared_at=common,
     )
     return Combination(combined, {index: share * scale for index, share in shares.items()}, compared)
+
+
+def drop_unchanged(scenario: Scenario, changes: Changes) -> dict[str, Any]:
+    """Return the changes without fields that keep their value."""
+    parts = (scenario.config, scenario.workload, scenario.layout)
+    present = {name: getattr(part, name) for part in parts for name in changes if hasattr(part, name)}
+    return {name: value for name, value in changes.items() if name not in present or present[name] != value}
 
 
 def describe_changes(config: TransformerConfig, changes: Changes) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.lint.combined import describe_changes, independent_changes
+from shapewright.lint.combined import describe_changes, drop_unchanged, independent_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules
 
@@ -92,7 +92,9 @@ def _suggest_if_possible(fix: Fix, scenario: Scenario, own_field: str) -> Sugges
     fixed = scenario.try_replace(fix.changes)
     if fixed is None or str(fixed.outcome) == str(scenario.outcome):
         return None
-    return Suggestion(kind=fix.kind, title=_title(fix, scenario, own_field), changes=dict(fix.changes))
+    return Suggestion(
+        kind=fix.kind, title=_title(fix, scenario, own_field), changes=drop_unchanged(scenario, fix.changes)
+    )
 
 
 def _title(fix: Fix, scenario: Scenario, own_field: str) -> str:
@@ -136,7 +138,7 @@ def _price(fix: Fix, scenario: Scenario, own_field: str, *, keep_slower: bool) -
     suggestion = Suggestion(
         kind=fix.kind,
         title=_title(fix, scenario, own_field),
-        changes=dict(fix.changes),
+        changes=drop_unchanged(scenario, fix.changes),
         parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
         predicted_gain_fraction=None if keep_slower else gain_fraction,
         compared_at=dict(fix.common_changes),
