@@ -90,6 +90,37 @@ def test_changes_of_suggestions_leave_out_what_stays() -> None:
     assert not any(each.get("intermediate_size") == 14336 for each in changes)
 
 
+def test_a_fix_of_the_width_leaves_experts_as_they_are() -> None:
+    """Mixtral has experts alone: a width of the dense MLP sets nothing, and typed would set that of the experts."""
+    given = {"hidden_size": 4196}
+    report = shapewright.check("mixtral-8x7b", overrides=given, device="h100-sxm-80gb")
+    assert report.combined_fix is not None
+    assert set(report.combined_fix.changes) == {"hidden_size", "embedding_size"}
+    typed = shapewright.predict(
+        "mixtral-8x7b", overrides={**given, **report.combined_fix.changes}, device="h100-sxm-80gb"
+    )
+    assert typed.step_time_s == pytest.approx(report.combined_fix.step_time_s)
+
+
+def test_a_combined_fix_states_what_would_follow() -> None:
+    """The MLP of GPT-3 follows a typed hidden size; where the fix was predicted with its old width, it says so."""
+    given, layout = {"hidden_size": 2584, "vocab_size": 50258}, {"tensor_parallel": 4}
+    report = shapewright.check("gpt3-2.7b", overrides=given, layout=layout, device="a100-sxm-80gb")
+    fix = report.combined_fix
+    assert fix is not None
+    assert "intermediate_size=10336" in fix.title
+    degrees = {name: fix.changes[name] for name in ("tensor_parallel", "data_parallel")}
+    sizes = {name: value for name, value in fix.changes.items() if name not in degrees}
+    typed = shapewright.predict(
+        "gpt3-2.7b",
+        overrides={**given, **sizes},
+        layout=degrees,
+        workload=dict(fix.compared_at),
+        device="a100-sxm-80gb",
+    )
+    assert typed.step_time_s == pytest.approx(fix.step_time_s)
+
+
 _UNALIGNED = {
     "hidden_size": 3000,
     "num_layers": 32,

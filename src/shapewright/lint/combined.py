@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shapewright.core.errors import ShapewrightError
 from shapewright.core.records import dataclass
 from shapewright.lint.rule import SuggestionKind
+from shapewright.models.transformer import FIELD_NAMES, with_changes
 
 if TYPE_CHECKING:
     from shapewright.lint.rule import Finding
@@ -121,7 +123,7 @@ def combine_fixes(scenario: Scenario, findings: Sequence[Finding]) -> Combinatio
         if fix in chosen and without is not None and fix.changes != findings[fix.index].suggestions[0].changes:
             compared[fix.index] = (without.predict(), after.predict())
     scale = total / sum(shares.values()) if sum(shares.values()) > 0.0 else 0.0
-    changes = drop_unchanged(scenario, _merge(chosen))
+    changes = _state_followers(scenario.config, after.config, drop_unchanged(scenario, _merge(chosen)))
     before = base.predict()
     combined = CombinedFix(
         kind=max((findings[fix.index].suggestions[0].kind for fix in chosen), key=_KINDS.index),
@@ -144,13 +146,26 @@ def drop_unchanged(scenario: Scenario, changes: Changes) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if name not in present or present[name] != value}
 
 
+def _state_followers(old: TransformerConfig, new: TransformerConfig, changes: Changes) -> dict[str, Any]:
+    """Return the changes of a fix with fields that keep their value where typing the others alone would change them.
+
+    A width of the MLP of four times the hidden size, for example, follows a typed hidden size.
+    """
+    try:
+        typed = with_changes(old, {name: value for name, value in changes.items() if hasattr(old, name)})
+    except ShapewrightError:
+        return dict(changes)
+    followers = {name: getattr(new, name) for name in FIELD_NAMES if getattr(typed, name) != getattr(new, name)}
+    return {**changes, **followers}
+
+
 def describe_changes(config: TransformerConfig, changes: Changes) -> str:
     """Describe changes as ``field=value`` pairs, without fields that follow another one."""
     return ", ".join(f"{name}={value}" for name, value in independent_changes(config, changes).items())
 
 
 def independent_changes(config: TransformerConfig, changes: Changes) -> dict[str, Any]:
-    """Return the changes without fields that keep their value, and without fields that follow another one.
+    """Return the changes without fields that follow another one.
 
     ``v_head_dim`` follows ``head_dim``, for example, if both are equal in the model and after the changes.
     """
@@ -162,8 +177,7 @@ def independent_changes(config: TransformerConfig, changes: Changes) -> dict[str
     independent = {}
     for name, value in changes.items():
         leader, follows = followers.get(name, ("", False))
-        is_same = hasattr(config, name) and getattr(config, name) == value
-        if not is_same and not (follows and changes.get(leader) == value):
+        if not (follows and changes.get(leader) == value):
             independent[name] = value
     return independent
 

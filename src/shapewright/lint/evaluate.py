@@ -99,7 +99,8 @@ def _suggest_if_possible(fix: Fix, scenario: Scenario, own_field: str) -> Sugges
 
 def _title(fix: Fix, scenario: Scenario, own_field: str) -> str:
     """Return the title of a fix with every field that it sets, except the field of the violation."""
-    named = [text.partition("=") for text in describe_changes(scenario.config, fix.changes).split(", ") if text]
+    changes = describe_changes(scenario.config, drop_unchanged(scenario, fix.changes))
+    named = [text.partition("=") for text in changes.split(", ") if text]
     missing = [f"{name}={value}" for name, _, value in named if name != own_field and name not in fix.title]
     return ", ".join([fix.title, *missing])
 
@@ -259,11 +260,11 @@ def find_hidden_findings(
     changed = scenario.try_replace(changes)
     if changed is None or not changed.is_possible:
         return []
-    found = []
+    found, new_values = [], drop_unchanged(scenario, changes)
     for rule in list_rules():
         present = {violation.field: violation.actual for violation in rule.check(scenario) if violation.has_cost}
         for name, actual in present.items():
-            if (rule.code, name) in known or name.rpartition(".")[2] in changes:
+            if (rule.code, name) in known or name.rpartition(".")[2] in new_values:
                 continue
             finding = _evaluate_with(changed, rule, name, actual)
             if finding is not None:

@@ -174,7 +174,7 @@ def with_hidden_size(config: TransformerConfig, hidden_size: int, multiple: int)
     """Change the hidden size, with heads and MLP width in proportion; None where no head count fits.
 
     The head dimension stays where it divides the new hidden size; otherwise the nearest usual one is chosen. Queries
-    per key-value head and f / h stay, with f rounded to a multiple.
+    per key-value head and f / h stay, with f rounded to a multiple; experts keep their width.
     """
     changes: Changes = {"hidden_size": hidden_size}
     if has_square_attention(config):
@@ -188,8 +188,9 @@ def with_hidden_size(config: TransformerConfig, hidden_size: int, multiple: int)
                 break
         else:
             return None
-    ratio = config.intermediate_size / config.hidden_size
-    changes["intermediate_size"] = max(multiple, round(ratio * hidden_size / multiple) * multiple)
+    if "intermediate_size" in list_mlp_width_fields(config):
+        ratio = config.intermediate_size / config.hidden_size
+        changes["intermediate_size"] = max(multiple, round(ratio * hidden_size / multiple) * multiple)
     if config.embedding_size == config.hidden_size:
         changes["embedding_size"] = hidden_size
     return changes
