@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from page_tools import NARROW, ONCE_MORE, WIDE, expect, focused, see, settle, turn_to, words_of
+from page_tools import NARROW, ONCE_MORE, SEARCH_MS, WIDE, expect, focused, see, settle, turn_to, words_of
 
 pytestmark = ONCE_MORE
 
@@ -22,6 +22,19 @@ def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
     page.tap("#question summary")
     page.select_option("#preset", "gpt2")
     settle(page, words_of("gpt2", device="a100-sxm-80gb"))
+
+
+def test_a_phone_shows_what_a_search_found(open_page: Callable[..., Any]) -> None:
+    """The verdict has the whole width, and the gain of each shape is in sight beside its changes."""
+    page = open_page("page=design&preset=gpt2&device=a100-sxm-80gb&m.hidden_size=769", viewport=NARROW)
+    page.locator("#search button", has_text="Search").click()
+    net = page.locator("#search table").first.locator("tbody tr").first.locator("td").nth(2)
+    expect(net).to_contain_text("x", timeout=SEARCH_MS)
+    place = net.bounding_box()
+    assert place["x"] + place["width"] <= NARROW["width"]
+    words = page.locator("#search p", has_text="Verdict:")
+    assert words.evaluate("one => getComputedStyle(one).display") == "block"
+    assert words.locator(".unbroken").count() > 0
 
 
 # Choices whose text is wider than the room that their list leaves for it, beside an arrow of at least 16 pixels.

@@ -47,7 +47,7 @@ export function table(given, { caption, action } = {}) {
 }
 
 /** Text in which no line ends inside of an arrow. */
-const withArrows = (text) => String(text).split("->").flatMap((part, index) => (index ? [h("span", { class: "unbroken" }, "->"), part] : [part]));
+export const withArrows = (text) => String(text).split("->").flatMap((part, index) => (index ? [h("span", { class: "unbroken" }, "->"), part] : [part]));
 
 /** Region that scrolls sideways; its edge fades and a line says so while columns are out of sight. */
 export function scroller(content, label, className = "") {

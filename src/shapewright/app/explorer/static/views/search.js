@@ -2,7 +2,7 @@
 import { get, post, remove } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
 import { groupOf } from "../form/controls.js";
-import { table } from "../core/dom.js";
+import { table, withArrows } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { change, job } from "../core/state.js";
 
@@ -41,7 +41,7 @@ export function makeSearch(about) {
     if (result.pareto.length) draw(place, result.figure, { onPoint: (event) => event.seriesName === "shape" && applyCandidate(result.pareto[event.dataIndex]) });
     const action = (list) => (index) => h("button", { type: "button", class: "apply", onclick: () => applyCandidate(list[index]) }, "Apply");
     fill(found,
-      result.verdict ? h("p", { class: "verdict" }, h("strong", {}, "Verdict: "), result.verdict.text) : null,
+      result.verdict ? h("p", {}, h("strong", {}, "Verdict: "), withArrows(result.verdict.text)) : null,
       result.candidates.length ? [h("h3", {}, "Shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
       result.pareto.length ? h("details", {}, h("summary", {}, `Pareto front: ${result.pareto.length} shapes`), table(pareto, { caption: "Pareto front", action: action(result.pareto) })) : null,
       h("ul", { class: "notes" }, result.notes.map((text) => h("li", {}, text))));
