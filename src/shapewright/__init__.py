@@ -107,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List public names, also those that are not imported yet."""
-    return sorted({*globals(), *_HOMES})
+    """List public names, also those that are not imported yet, and none of the imports of this file."""
+    return sorted({*(name for name in globals() if name.startswith("__")), *_HOMES})

@@ -41,6 +41,7 @@ def test_results_are_short_and_become_dicts_and_frames() -> None:
 def test_public_names_are_listed() -> None:
     """dir() lists the functions before they are imported."""
     assert {"predict", "check", "search", "TransformerConfig"} <= set(dir(shapewright))
+    assert not {"Any", "TYPE_CHECKING", "annotations"} & set(dir(shapewright))
 
 
 @pytest.mark.parametrize(
