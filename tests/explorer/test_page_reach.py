@@ -58,6 +58,28 @@ def test_choices_are_shown_in_full(viewport: dict[str, int], open_page: Callable
     assert page.evaluate(_CHOICES_CUT_OFF) == []
 
 
+# Arrows of a table that are wider than their room, which leaves "32 ->20".
+_ARROWS_CUT_OFF = """() => [...document.querySelectorAll("#findings td .arrow")].filter((one) => {
+  const range = document.createRange();
+  range.selectNodeContents(one);
+  return range.getBoundingClientRect().width > one.getBoundingClientRect().width + 1;
+}).length"""
+
+
+@pytest.mark.parametrize("width", [1280, NARROW["width"]])
+def test_buttons_of_rows_are_in_sight(width: int, open_page: Callable[..., Any]) -> None:
+    """A better shape and a plan are applied without scrolling a table sideways, and its arrows keep their spaces."""
+    page = open_page(viewport={"width": width, "height": 844})
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
+    for card in ("findings", "plan"):
+        button = see(page, card).locator("td button", has_text="Apply").first
+        box, region = button.bounding_box(), page.locator(f"#{card} .scroll").first.bounding_box()
+        assert box["x"] + box["width"] <= region["x"] + region["width"] + 1
+    turn_to(page, "findings")
+    assert page.locator("#findings td .arrow").count() > 0
+    assert page.evaluate(_ARROWS_CUT_OFF) == 0
+
+
 def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
     """Skip link, presets by /, a field, undo by Ctrl+Z, pin by P, the export menu and back with Escape."""
     page = open_page()

@@ -37,10 +37,10 @@ export function table(given, { caption, action } = {}) {
   const shown = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== ""));
   const kind = (index) => (columns[index].is_text ? "words" : "");
   const head = shown.map((index) => h("th", { scope: "col", class: kind(index) }, columns[index].name));
-  if (action) head.push(h("th", { scope: "col" }, h("span", { class: "spoken" }, "Action")));
+  if (action) head.push(h("th", { scope: "col", class: "action" }, h("span", { class: "spoken" }, "Action")));
   const body = rows.map((row, index) => {
     const cells = shown.map((column) => h("td", { class: kind(column) }, withArrows(row[column])));
-    if (action) cells.push(h("td", {}, action(index)));
+    if (action) cells.push(h("td", { class: "action" }, action(index)));
     return h("tr", {}, cells);
   });
   return scroller(h("table", {}, caption ? h("caption", { class: "spoken" }, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)), caption || "table");
