@@ -132,6 +132,13 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         read_model("org/model")
 
 
+def test_presets_of_a_similar_name_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is gated or out of reach may have the shape of a preset."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"; did you mean 'llama-3\.1-70b'"):
+        read_model("meta-llama/Llama-3.1-70B-Instruct@main")
+
+
 def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that accepts connections and is silent is an error after the limit, not after the library's retries."""
     monkeypatch.setattr(config_file, "HUB_LIMIT_S", 0.3)

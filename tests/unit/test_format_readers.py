@@ -501,6 +501,11 @@ def test_flavors_are_data(tmp_path: Path) -> None:
             {"tensor_parallel": 4, "pipeline_parallel": 2},
         ),
         (
+            "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.10 --model org/model -tp 2 --max-model-len 4096\n",
+            {"phase": "decode", "context_len": 4096},
+            {"tensor_parallel": 2},
+        ),
+        (
             "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 8 --enable-dp-attention "
             "--ep-size 16 --context-length 4096 --max-running-requests 128 --dtype bfloat16",
             {"phase": "decode", "context_len": 4096, "micro_batch_size": 16, "dtype": "bf16"},

@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
+from shapewright.core.errors import (
+    ConfigError,
+    ShapewrightError,
+    UnknownModelError,
+    close_names,
+    short_path,
+    short_repr,
+)
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
@@ -262,13 +269,22 @@ def find_config(source: str) -> tuple[dict[str, Any], str, str]:
             resolved.parent.name if resolved.name == "config.json" else resolved.stem,
         )
     if is_hub_id(source) and not source.endswith(".json"):
-        return read_json_file(fetch_config(source)), f"hub {source}", source.rpartition("/")[2]
+        return read_json_file(_fetch(source)), f"hub {source}", source.rpartition("/")[2]
     if "/" in source or "\\" in source or source.endswith(".json"):
         raise UnknownModelError(
             f"nothing at path {short_path(source)}; give a preset, a config.json, a model folder or a hub id"
         )
     hint = close_names(source, list_presets()) or "list them with 'shapewright models'"
     raise UnknownModelError(f"no preset, file or folder {short_path(source)}; {hint}")
+
+
+def _fetch(hub_id: str) -> Path:
+    """Download a config.json; errors suggest presets of a similar name, which need no network and no account."""
+    try:
+        return fetch_config(hub_id)
+    except ShapewrightError as error:
+        presets = close_names(hub_id.rpartition("/")[2].partition("@")[0], list_presets())
+        raise type(error)(error.text, advice=presets) from None
 
 
 def _notes_on_derived_fields(

@@ -17,6 +17,9 @@ from shapewright.core.records import dataclass
 # Heading of an instance in a script of serve-plan.
 _ROLES = re.compile(r"^# (?:\d+ )?(?:(prefill|decode) )?instances?\b", re.MULTILINE)
 _AUTO = "auto"  # left to the engine
+# The word before the arguments: the program, or a container that starts it.
+_VLLM_PROGRAM = re.compile(r"serve|vllm\.entrypoints\.openai\.api_server|(?:\S+/)?vllm-openai(?:[:@]\S+)?")
+_SGLANG_PROGRAM = re.compile(r"sglang\.launch_server")
 _VLLM = {
     "tensor_parallel_size": "tensor_parallel", "pipeline_parallel_size": "pipeline_parallel",
     "data_parallel_size": "data_parallel", "tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel",
@@ -41,7 +44,7 @@ def read_vllm(text: str, part: str = "") -> Reading:
     Args:
         part: Which of several instances: prefill, decode or its number; by default the one that decodes.
     """
-    instance = _instance(text, ("serve", "vllm.entrypoints.openai.api_server"), part)
+    instance = _instance(text, _VLLM_PROGRAM, part)
     values = instance.values
     layout: dict[str, Any] = values.pick(_VLLM)
     model = str(values.get("model", default=instance.word))
@@ -59,7 +62,7 @@ def read_sglang(text: str, part: str = "") -> Reading:
     Args:
         part: As in ``read_vllm``.
     """
-    instance = _instance(text, ("sglang.launch_server",), part)
+    instance = _instance(text, _SGLANG_PROGRAM, part)
     values = instance.values
     layout: dict[str, Any] = values.pick(_SGLANG)
     groups = layout.get("pipeline_parallel", 1)
@@ -90,7 +93,7 @@ class _Instance:
     others: tuple[str, ...] = ()
 
 
-def _instance(text: str, programs: tuple[str, ...], part: str) -> _Instance:
+def _instance(text: str, programs: re.Pattern[str], part: str) -> _Instance:
     """Command of a launch script that starts one of some programs.
 
     Raises:
@@ -98,7 +101,7 @@ def _instance(text: str, programs: tuple[str, ...], part: str) -> _Instance:
     """
     found = []
     for words in read_script(text).commands:
-        program = next((program for program in programs if program in words), "")
+        program = next(filter(programs.fullmatch, words), "")
         if program:
             rest = words[words.index(program) + 1 :]
             word = rest[0] if rest and not rest[0].startswith("-") else ""

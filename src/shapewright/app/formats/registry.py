@@ -130,7 +130,7 @@ READERS: dict[str, Callable[[str], Reading]] = {
 
 # What a file of each format has, in the order in which they are tried.
 _SIGNS: tuple[tuple[str, str], ...] = (
-    ("vllm", r"\bvllm serve\b|vllm\.entrypoints"),
+    ("vllm", r"\bvllm serve\b|vllm\.entrypoints|\bvllm-openai\b"),
     ("sglang", r"sglang\.launch_server"),
     ("nanogpt", r"^(n_embd|n_layer|block_size|gradient_accumulation_steps|init_from) *="),
     ("torchtitan-toml", r"^\[(model|parallelism|training)\]"),
