@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -127,6 +128,14 @@ def test_examples_of_the_readme_run() -> None:
 
     assert len(shown) > 8
     assert set(shown) <= set(examples())
+
+
+def test_the_readme_names_every_extra() -> None:
+    """What a user can install is in the README; the tools of the project's own pages and tests are not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (sentence,) = re.findall(r"^Optional features are extras: .*$", README.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(project["optional-dependencies"]) - {"docs", "test"}
 
 
 def test_every_name_is_documented() -> None:
