@@ -77,6 +77,33 @@ def test_settings_reach_every_command(
     assert (code, "h200-sxm-141gb" in err) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("settings", "command", "words"),
+    [
+        ("layout = { tp = 16 }", "predict gpt2", "(tensor_parallel=16: [tool.shapewright] of "),
+        ('ignore = ["TC999"]', "check gpt2", "(ignore=TC999: [tool.shapewright] of "),
+        ('device = "v100-sxm2-32gb"', "predict gpt2 --dtype fp8", "(device v100-sxm2-32gb: [tool.shapewright] of "),
+        ("layout = { tp = 2 }", "predict gpt2 --tp 16", None),
+    ],
+)
+def test_errors_say_which_default_they_are_of(
+    settings: str,
+    command: str,
+    words: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A value that nobody typed is named with the file that has it; one that was typed is not."""
+    monkeypatch.delenv("SHAPEWRIGHT_DEVICE", raising=False)
+    device = "" if "device" in settings else "device = 'h100-sxm-80gb'\n"
+    monkeypatch.chdir(_project(tmp_path, device + settings))
+    code, _, err = run(command.split(), capsys)
+
+    assert (code, err.count("\n")) == (2, 1)
+    assert "[tool.shapewright]" not in err if words is None else words in err
+
+
 @pytest.mark.parametrize("command", ["search gpt2 --vary heads --top 1", "compare gpt2 --devices a100,h100"])
 def test_the_next_command_comes_last(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Notes on defaults come before the next command, also where they go to standard error."""

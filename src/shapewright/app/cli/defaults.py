@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
-_NOTES = "shapewright.notes"
+_NOTES, _DEFAULTS = "shapewright.notes", "shapewright.defaults"
 _KEYS = ("device", "layout", "ignore")
 _MAX_FILE_BYTES = 2**20
 _GPU_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
@@ -133,7 +133,9 @@ def device_callback(context: click.Context, parameter: click.Parameter, value: s
     found, origin = default_device()
     if found is None:
         raise click.MissingParameter(ctx=context, param=parameter)
-    add_note(f"device {found}: {origin}", "device")
+    words = f"device {found}: {origin}"
+    add_note(words, "device")
+    _keep_default((found,), words)
     return found
 
 
@@ -190,6 +192,41 @@ def add_note(text: str, code: str = "note", name: str = "") -> None:
         notes = context.meta.setdefault(_NOTES, [])
         if text not in notes:
             notes.append(Note(text, code, name))
+
+
+def default_layout(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the layout that pyproject.toml sets and the command line does not, with a note."""
+    settings = read_settings()
+    chosen = {name: value for name, value in settings.layout.items() if name not in given}
+    if chosen:
+        words = (
+            f"{', '.join(f'{name}={value}' for name, value in chosen.items())}: [tool.shapewright] of {settings.where}"
+        )
+        add_note(words, "layout")
+        _keep_default(chosen, words)
+    return chosen
+
+
+def default_ignored() -> Sequence[str]:
+    """Return the rules that pyproject.toml ignores."""
+    settings = read_settings()
+    _keep_default(settings.ignore, f"ignore={', '.join(settings.ignore)}: [tool.shapewright] of {settings.where}")
+    return settings.ignore
+
+
+def _keep_default(names: Iterable[str], words: str) -> None:
+    """Keep what a default sets, for errors that name it."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta.setdefault(_DEFAULTS, []).append((tuple(names), words))
+
+
+def explain_defaults(error: ShapewrightError) -> None:
+    """Add to an error where the defaults come from that it names: nobody typed them."""
+    context = click.get_current_context(silent=True)
+    for names, words in context.meta.get(_DEFAULTS, ()) if context is not None else ():
+        if any(name in error.text for name in names):
+            error.text += f" ({words})"
 
 
 def take_notes() -> tuple[Note, ...]:

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import echo
-from shapewright.app.cli.defaults import take_notes
+from shapewright.app.cli.defaults import explain_defaults, take_notes
 from shapewright.app.cli.names import CONFIG_FILE
 from shapewright.app.report.flags import with_flags
+from shapewright.core.errors import ShapewrightError
 
 SCREEN_LINES = 40
 """Lines of a page of --help, at most."""
@@ -66,7 +67,11 @@ class GuidedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, then print the notes that its output had no place for, and the next one."""
-        code = super().invoke(ctx)
+        try:
+            code = super().invoke(ctx)
+        except ShapewrightError as error:
+            explain_defaults(error)
+            raise
         for note in take_notes():
             echo(f"note: {with_flags(note)}", err=True)
         line = describe_next(ctx, is_met=not code)

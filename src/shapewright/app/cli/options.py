@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import echo, write_text_file
-from shapewright.app.cli.defaults import add_note, read_settings, take_notes
+from shapewright.app.cli.defaults import add_note, default_layout, read_settings, take_notes
 from shapewright.app.cli.device_options import (
     Command,
     calibration_option,
@@ -285,16 +285,6 @@ def scenario_from_options(
         software=software,
     )
     return scenario.replace(remarks=(*take_notes(), *scenario.remarks))
-
-
-def default_layout(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of the layout that pyproject.toml sets and the command line does not, with a note."""
-    settings = read_settings()
-    chosen = {name: value for name, value in settings.layout.items() if name not in given}
-    if chosen:
-        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        add_note(f"{words}: [tool.shapewright] of {settings.where}", "layout")
-    return chosen
 
 
 def group_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

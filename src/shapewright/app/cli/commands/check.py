@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import echo, print_json, print_output, write_json_file
-from shapewright.app.cli.defaults import read_settings
+from shapewright.app.cli.defaults import default_ignored
 from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
 from shapewright.app.cli.names import complete_rule
@@ -93,7 +93,7 @@ def command(
     if output and not fix:
         raise click.UsageError("-o has no effect without --fix")
     as_json = as_json or form == "json"
-    codes = [*(part for entry in ignore for part in entry.split(",") if part), *read_settings().ignore]
+    codes = [*(part for entry in ignore for part in entry.split(",") if part), *default_ignored()]
     job = pop_traced_job(
         config,
         device,

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
-from shapewright.app.cli.defaults import read_settings
+from shapewright.app.cli.defaults import default_ignored, default_layout
 from shapewright.app.cli.device_options import device_option, named_device
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
-from shapewright.app.cli.options import default_layout
 from shapewright.app.cli.param_types import SHARE
 from shapewright.app.report.flags import SHORT_FLAGS, field_named, flag_of
 
@@ -73,7 +72,7 @@ def command(
     found = named_device(device)
     workload, layout = _split(settings)
     layout = {**default_layout(layout), **layout}
-    codes = (*ignore, *read_settings().ignore)
+    codes = (*ignore, *default_ignored())
     checked = check_files(files, lambda path: _build(path, found, workload, layout), ignore=codes)
     console = make_console()
     for line in (line for each in checked for line in describe_file(each)):
