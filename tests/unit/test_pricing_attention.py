@@ -237,3 +237,16 @@ def test_direction_may_differ_from_call_to_call() -> None:
     assert both.flops[1] == 2.0 * both.flops[0]
     assert both.num_bytes[1] == 2.0 * both.num_bytes[0]
     assert both.executed_flops[1] == 2.5 * both.executed_flops[0]
+
+
+def test_an_assumed_backward_pass_is_less_certain_than_the_forward_pass() -> None:
+    """A100's backward pass was not measured: its interval is 1.3 wide to each side, whatever the forward pass has."""
+    device = load_device("a100-sxm-80gb")
+    sizes = {"batch_size": 2, "query_len": 8192, "kv_len": 8192, "num_heads": 32, "num_kv_heads": 8}
+    forward = call(head_dim=128, v_head_dim=128, is_training=True, **sizes)
+    price = price_attention(forward, device, load_record("attention", device))
+    assumed = price_attention(forward.changed(is_backward=True), device, load_record("attention", device))
+
+    assert 0.9 < price.low_s / price.time_s < price.high_s / price.time_s < 1.1
+    assert assumed.low_s / assumed.time_s == pytest.approx(1.0 / 1.3, abs=0.01)
+    assert assumed.high_s / assumed.time_s == pytest.approx(1.3, abs=0.01)

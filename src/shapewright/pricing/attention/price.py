@@ -24,6 +24,7 @@ from shapewright.pricing.attention.measured import measured_kind, measured_recor
 from shapewright.pricing.attention.prefill import estimate_prefill
 from shapewright.pricing.attention.residual import log_correction
 from shapewright.pricing.attention.sections import (
+    ASSUMED_BACKWARD_ERROR,
     ASSUMED_WIDENING,
     Section,
     choose_kernels,
@@ -32,6 +33,7 @@ from shapewright.pricing.attention.sections import (
     read_kernel,
 )
 from shapewright.pricing.attention.transfer import ASSUMED_CLOCK_HZ, decode_section, to_fp8_kernel, transfer_kernel
+from shapewright.pricing.calibration.intervals import widen_by_error
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.calibration.transfer import clock_hz_of, comparable_clock_hz
@@ -167,8 +169,13 @@ def _price_columns(
                 fresh = _estimate(operation, shape, device, rates, (own, name), hot_cache=hot_cache)
                 columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns.pop("total_s"), floor_s)
-    widening = np.where(operation.is_backward, ASSUMED_WIDENING, 1.0)
-    low, high = columns.pop("low") ** widening, columns.pop("high") ** widening
+    low, high = columns.pop("low"), columns.pop("high")
+    if np.any(operation.is_backward):
+        # A user's record has a measured backward pass.
+        error = 1.0 if device.own_records.get("attention") is record else ASSUMED_BACKWARD_ERROR
+        wide_low, wide_high = widen_by_error((low, high), np.log(error))
+        low = np.where(operation.is_backward, np.minimum(low**ASSUMED_WIDENING, wide_low), low)
+        high = np.where(operation.is_backward, np.maximum(high**ASSUMED_WIDENING, wide_high), high)
     return {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
