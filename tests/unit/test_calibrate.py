@@ -318,6 +318,39 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tile", "device"), [(32, "cpu"), (64, "cpu"), (32, "a100-sxm-80gb")], ids=["small", "usual", "on a GPU"]
+)
+def test_attention_of_an_unknown_architecture_may_have_smaller_tiles(tile: int, device: str) -> None:
+    """PyTorch's kernel for CPUs takes 32 queries at a time: with tiles of 64, 32 queries cost as much as 64."""
+
+    def time_s(call: Attention) -> float:
+        blocks = math.ceil(int(call.query_len) / tile)
+        visited = tile**2 * blocks * (blocks + 1) / 2
+        return 1e-6 + int(call.num_heads) * visited * 4 * int(call.head_dim) / (0.1 * TRUTH_FLOPS_PER_S)
+
+    sizes = [(heads, head_dim, length) for heads in (4, 8) for head_dim in (64, 128) for length in (32, 96, 160, 320)]
+    calls = [
+        Attention(
+            name="a", dtype="fp32" if device == "cpu" else "bf16", batch_size=1, query_len=length, kv_len=length,
+            num_heads=heads, num_kv_heads=heads, head_dim=head_dim, v_head_dim=head_dim,
+        )
+        for heads, head_dim, length in sizes
+    ]  # fmt: skip
+    gemms = [Gemm(name="x", dtype=calls[0].dtype, m=m, n=n, k=512) for m in (128, 256, 512) for n in (256, 512, 1024)]
+    rows = [make_row(Case(operation=one), device, simple_time_s(one)) for one in gemms]
+    rows += [make_row(Case(operation=one), device, time_s(one)) for one in calls]
+    result = fit_rows(rows, [device])
+    report = result.content["records"]["attention"]["provenance"]["sections"]["prefill"]
+
+    if device != "cpu":
+        assert "forms" not in report
+        return
+    assert report["form"] == f"a tile of {tile} queries"
+    assert report["held_out"]["mean_absolute_error"] < 0.1
+    assert any(f"attention prefill: a tile of {tile} queries is" in remark for remark in result.remarks)
+
+
+@pytest.mark.parametrize(
     ("name", "donor"),
     [("h100-sxm-80gb", "a100-sxm-80gb"), ("v100-pcie-16gb", "v100-sxm2-16gb"), ("a100-sxm-80gb", None)],
 )

@@ -1,7 +1,8 @@
 """Fit the attention record of a user's device to a store: the nearest sibling's kernels with a few constants fitted.
 
-Structure (tiles, splits) stays the sibling's. Free are the constants that dominate: start, share of the peak, softmax,
-work per tile, bandwidth, and the rate of the backward pass. Some dozen rows are therefore enough.
+Structure (tiles, splits) stays the sibling's; a device of unknown architecture may have smaller tiles, if they err less
+on head layouts left out. Free are the constants that dominate: start, share of the peak, softmax, work per tile,
+bandwidth, and the rate of the backward pass. Some dozen rows are therefore enough.
 
 A record describes one kernel: the library's own choice if there are enough rows of it, otherwise the fastest of the
 kernels that were requested by name. Rows of other kernels are not used.
@@ -20,10 +21,12 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.operations.attention import Attention
 from shapewright.measure.fit.shared import (
     Array,
+    choose_form,
     error_summary,
     fit_log_times,
     folds_of_groups,
     interval_of,
+    mean_error,
     predict_in_turn,
 )
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
@@ -58,6 +61,8 @@ _FREE = {
 }
 # Upper limits of constants.
 _MOST = {"bandwidth_fraction": 0.999}
+# Tiles of PyTorch's kernel for CPUs, which takes 32 queries at a time below 192 and skips keys after them.
+_SMALL_TILES = {"query_tile": 32, "key_tile": 32}
 # Widening of the sibling's interval for an unmeasured phase, as for another family's record.
 _BORROWED_WIDENING = 2.5
 
@@ -136,23 +141,45 @@ def _operation(row: Row) -> object:
 def _fit_phase(
     phase: str, calls: Sequence[Attention], measured: Array, start: Mapping[str, Any], device: Device
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return constants, interval and report of one phase."""
+    """Return constants, interval and report of one phase, in the form that errs least on layouts left out."""
+    layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
+    is_split = len(set(layouts)) > 1
+    forms = {"": start}
+    if phase == "prefill" and is_split and not device.architecture_facts.gemm_tiles:
+        starts = (start, {**start, **_SMALL_TILES})
+        forms = {f"a tile of {one['query_tile']:g} queries": one for one in starts}
+    found = {name: _fit_form(phase, calls, measured, form, device, layouts) for name, form in forms.items()}
+    errors = {name: mean_error(held_out, measured) for name, (_, _, held_out) in found.items()}
+    chosen = choose_form(errors)
+    free, fitted, held_out = found[chosen]
+    report = {
+        "rows": len(calls),
+        "split": "folds of whole head layouts (num_heads, num_kv_heads, head_dim)" if is_split else "none: one layout",
+        "held_out": error_summary(held_out, measured) if is_split else None,
+        "fitted": error_summary(fitted, measured),
+        "factors": free,
+        **({"form": chosen, "forms": errors} if len(forms) > 1 else {}),
+    }
+    return _scaled(forms[chosen], free), interval_of(held_out, measured), report
+
+
+def _fit_form(
+    phase: str,
+    calls: Sequence[Attention],
+    measured: Array,
+    start: Mapping[str, Any],
+    device: Device,
+    layouts: Sequence[tuple[int, ...]],
+) -> tuple[dict[str, float], Array, Array]:
+    """Return the factors of one form, its times, and those of each row by a fit without its head layout."""
     predict = _predictor(phase, calls, start, device)
     free = _fit(phase, predict, measured, np.ones(len(calls), dtype=bool))
-    layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
     is_split = len(set(layouts)) > 1
     held_out = predict_in_turn(
         folds_of_groups(layouts, NUM_FOLDS),
         lambda seen, held: predict(_fit(phase, predict, measured, seen) if is_split else free)[held],
     )
-    report = {
-        "rows": len(calls),
-        "split": "folds of whole head layouts (num_heads, num_kv_heads, head_dim)" if is_split else "none: one layout",
-        "held_out": error_summary(held_out, measured) if is_split else None,
-        "fitted": error_summary(predict(free), measured),
-        "factors": free,
-    }
-    return _scaled(start, free), interval_of(held_out, measured), report
+    return free, predict(free), held_out
 
 
 def _fit(

@@ -21,7 +21,7 @@ from shapewright.hardware.loader import load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
 from shapewright.measure.fit.pointwise_record import assume_pointwise_record, fit_pointwise_record
-from shapewright.measure.fit.shared import gemm_table, good_rows, round_numbers
+from shapewright.measure.fit.shared import describe_form, gemm_table, good_rows, round_numbers
 from shapewright.pricing.calibration.file import FILE_KIND, SCHEMA_VERSION, device_table
 
 if TYPE_CHECKING:
@@ -226,12 +226,17 @@ def describe_measured_device(name: str, rows: Sequence[Row], facts: Mapping[str,
 
 
 def _kernel_remarks(kind: str, report: dict[str, Any]) -> list[str]:
-    """List which kernel each record describes if several were measured."""
+    """List which kernel each record describes if several were measured, and which form if there was a choice."""
     parts = {part: found for part, found in report.items() if isinstance(found, dict)}
-    return [
+    kernels = [
         f"{kind} {part} describes {found['kernel']}: {others} rows of other kernels are not used"
         for part, found in parts.items()
         if (others := found.get("rows_of_other_kernels"))
+    ]
+    return kernels + [
+        f"{kind} {part}: {describe_form(found['form'], found['forms'], 'head layouts')}"
+        for part, found in parts.items()
+        if "form" in found
     ]
 
 

@@ -26,7 +26,16 @@ from shapewright.measure.fit.gemm_section import (
     percentage_errors,
     predict_rows,
 )
-from shapewright.measure.fit.shared import Array, folds_of_groups, interval_of, predict_in_turn, split_by_shape
+from shapewright.measure.fit.shared import (
+    Array,
+    choose_form,
+    describe_form,
+    folds_of_groups,
+    interval_of,
+    mean_error,
+    predict_in_turn,
+    split_by_shape,
+)
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.alignment import ROLES, alignment_bytes
 from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM
@@ -52,8 +61,6 @@ _SMALL_TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (48, 16))
 # A CPU's kernels pack their operands, so alignment hardly matters.
 _PACKED_STARTS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.99)
 FEWEST_ROWS = 8
-# The preferred form is taken unless another errs less on shapes left out, by 3 % of the error.
-WORTHWHILE_RATIO = 1.03
 # Twice as many rows are worth measuring if they would bring the error below this share of it.
 _USEFUL_RATIO = 0.95
 _ROOFLINE, _TILED = "roofline with fitted rates", "tiles and waves"
@@ -148,9 +155,8 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
         else predict_rows(judged, form.fit(train, rates), rates, "NT")
         for name, form in forms.items()
     }
-    errors = {name: _mean_error(times, measured) for name, times in predicted.items()}
-    least = min(errors.values())
-    chosen = next(name for name in forms if errors[name] <= WORTHWHILE_RATIO * least)
+    errors = {name: mean_error(times, measured) for name, times in predicted.items()}
+    chosen = choose_form(errors)
     section = forms[chosen].fit(train, rates)
     return (
         section,
@@ -161,7 +167,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
             "split": split,
             "form": chosen,
             "forms": errors,
-            "with_half_of_the_shapes": _mean_error(_predict_left_out(train, forms[chosen], rates, 2), measured)
+            "with_half_of_the_shapes": mean_error(_predict_left_out(train, forms[chosen], rates, 2), measured)
             if judged is train
             else None,
             "layouts": {str(name): int(count) for name, count in rest.layout.value_counts().items()},
@@ -173,17 +179,11 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
     )
 
 
-def _mean_error(predicted: Array, measured: Array) -> float:
-    return float(np.mean(np.abs(predicted / measured - 1.0)))
-
-
 def _describe_choice(report: dict[str, Any]) -> str:
     """Describe the chosen form, the reason, and what more rows would allow."""
-    errors = dict(report["forms"])
     chosen, half = report["form"], report["with_half_of_the_shapes"]
-    error = errors.pop(chosen)
-    others = ", ".join(f"{name} {other:.1%}" for name, other in errors.items())
-    words = f"{chosen} is {error:.1%} off on shapes left out ({others})"
+    error = report["forms"][chosen]
+    words = describe_form(chosen, report["forms"], "shapes")
     if half is None:
         return words
     # The error falls as a power of the number of shapes: half of them, and four fifths of them, were fitted.
