@@ -22,6 +22,9 @@ from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.evaluate import summarize
+from shapewright.measure.accuracy.stores import price
 from shapewright.measure.fit.calibrate import CalibrationResult, calibrate_rows
 from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
 from shapewright.measure.store.database import Store
@@ -348,6 +351,33 @@ def test_attention_of_an_unknown_architecture_may_have_smaller_tiles(tile: int, 
     assert report["form"] == f"a tile of {tile} queries"
     assert report["held_out"]["mean_absolute_error"] < 0.1
     assert any(f"attention prefill: a tile of {tile} queries is" in remark for remark in result.remarks)
+
+
+def test_a_store_is_judged_as_its_calibration_was_fitted(tmp_path: Path) -> None:
+    """Operands may lie in the cache, the interval is the record's own, and the name of the library is none of its."""
+
+    def time_s(operation: Gemm, index: int) -> float:
+        bandwidth = TRUTH_BYTES_PER_S * (4.0 if index % 4 else 1.0)
+        noise = 1.0 if index % 3 else 1.6
+        return noise * (TRUTH_START_S + float(operation.num_bytes) / bandwidth)
+
+    sizes = [(m, n, k) for m in (1, 2, 4) for n in range(96, 1200, 112) for k in (128, 512)]
+    gemms = [Gemm(name="x", dtype="fp32", m=m, n=n, k=k) for m, n, k in sizes]
+    rows = [
+        make_row(Case(operation=one), "cpu", time_s(one, index), is_cold=index % 4 == 0)
+        for index, one in enumerate(gemms)
+    ]
+    needs_fit_extra()
+    run = replace(make_run("cpu"), device_facts={**make_run("cpu").device_facts, "l2_bytes": 64e6})
+    result = calibrate_rows(rows, [run])
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps(result.content), encoding="utf-8")
+    context = Context(own={"cpu": calibrated_device("cpu", path)})
+    (found,) = summarize(price(rows, context))
+    report = result.content["records"]["gemm"]["provenance"]["sections"]["fp32"]
+
+    assert found.mape == pytest.approx(report["fitted"]["mean_ape"], rel=0.02)
+    assert found.coverage_90 >= 0.85
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,11 @@ def _columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 def _price_gemm(rows: Sequence[Row], device: Device, context: Context) -> Prices:
     first = rows[0]
     operation = Gemm(name="gemm", dtype=first.dtype, layout=first.layout, **_columns(rows, ("m", "n", "k", "batch")))
-    hot = not first.is_cold and device.architecture_facts.benchmarks_run_from_cache
-    found = price_gemm(operation, device, context.record("gemm", device), hot_cache=hot, library=first.library)
+    # A user's record was fitted to rows that may have read from the cache, and to those of its libraries together.
+    is_own = "gemm" in device.own_records and not context.uncalibrated
+    hot = not first.is_cold and (is_own or device.architecture_facts.benchmarks_run_from_cache)
+    library = "" if is_own else first.library
+    found = price_gemm(operation, device, context.record("gemm", device), hot_cache=hot, library=library)
     return prices_of(found, roofline_s(operation.flops, operation.num_bytes, device, operation.dtype))
 
 
