@@ -294,6 +294,14 @@ def test_bridged_card_names_its_links_beyond_the_bridge(capsys: pytest.CaptureFi
     assert "over PCIe" not in own
 
 
+def test_records_of_fp32_are_measurements_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """P100 has records of fp32 alone; it had been listed as unmeasured."""
+    p100, h100 = (run(["devices", "show", name], capsys)[1] for name in ("p100-pcie-16gb", "h100-sxm-80gb"))
+
+    assert "measured: gemm-fp32, pointwise-fp32" in p100
+    assert "measured: gemm, moe, attention, collectives, gemm-fp32" in h100
+
+
 def test_flags_alone_describe_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Four flags are a model; further ones change it, on top of a preset too."""
     shape = ["--hidden-size", "1024", "--num-layers", "2", "--num-heads", "16", "--vocab-size", "32000"]

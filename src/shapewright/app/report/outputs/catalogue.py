@@ -14,7 +14,7 @@ from shapewright.lint.rule import get_rule, list_rules, rule_page
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import load_preset, read_model
 from shapewright.models.transformer import TransformerConfig
-from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
+from shapewright.pricing.calibration.records import FORMAT_RECORD_KINDS, RECORD_KINDS, load_record
 from shapewright.pricing.calibration.transfer import without_bridge
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def describe_calibration(device: Device) -> str:
     """Kinds of operation with a calibration record of the device's own, as text."""
     if device.roofline_only or device.num_sms is None:
         return "roofline only"
-    measured = [kind for kind in RECORD_KINDS if _is_measured(kind, device)]
+    measured = [kind for kind in (*RECORD_KINDS, *FORMAT_RECORD_KINDS) if _is_measured(kind, device)]
     return ", ".join(measured) or "none"
 
 
