@@ -14,6 +14,7 @@ import pytest
 from command_line import COMMANDS, run
 from fuzz.measurements import sound_store
 from shapewright.app.cli.main import cli
+from shapewright.prediction.warnings import warn_of_utilization
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -257,6 +258,7 @@ def test_utilizations_above_one_are_explained(capsys: pytest.CaptureFixture[str]
     found = json.loads(out)
     assert found["hfu"] > 1.0
     assert any(f"HFU is {found['hfu']:.0%}, above 1: it counts" in warning for warning in found["warnings"])
+    assert [note.partition(":")[0] for note in warn_of_utilization(0.4, 1.1)] == ["MBU is 110%, above 1"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,20 @@ def test_unknown_keywords_are_explained(keywords: dict[str, Any], words: str) ->
 
 
 @pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ({"layout": {"tp": 2}}, "tensor_parallel"),
+        ({"layout": {"cp": 2}}, "context_parallel"),
+        ({"workload": {"mbs": 2}}, "micro_batch_size"),
+    ],
+)
+def test_initials_of_a_field_name_it(parts: dict[str, dict[str, int]], field: str) -> None:
+    """Degrees are known by two letters, which the command line takes and a layout does not."""
+    with pytest.raises(shapewright.ShapewrightError, match=f"did you mean '{field}'"):
+        shapewright.predict("gpt2", device="h100-sxm-80gb", **parts)
+
+
+@pytest.mark.parametrize(
     ("flag", "argument"), [("isl", "prompt_len"), ("gpus", "num_devices"), ("load", "requests_per_s")]
 )
 def test_flags_given_as_keywords_name_their_argument(flag: str, argument: str) -> None:

@@ -216,8 +216,14 @@ def close_names(name: str, known: Iterable[str]) -> str:
     """
     candidates = list(known)
     folded = name.casefold()
-    close = difflib.get_close_matches(folded, candidates, n=_MAX_CLOSE_NAMES, cutoff=0.6)
+    close = [candidate for candidate in candidates if "_" in candidate and folded == _initials(candidate)]
+    close += difflib.get_close_matches(folded, candidates, n=_MAX_CLOSE_NAMES, cutoff=0.6)
     close += [candidate for candidate in candidates if folded in candidate.casefold() and candidate not in close]
     if not close:
         return ""
     return "did you mean " + ", ".join(repr(candidate) for candidate in close[:_MAX_CLOSE_NAMES]) + "?"
+
+
+def _initials(name: str) -> str:
+    """Return the first letters of the words of a field, by which many know it: ``tp`` of ``tensor_parallel``."""
+    return "".join(word[:1] for word in name.split("_"))
