@@ -72,12 +72,13 @@ def test_baselines_off_every_grid_have_faster_neighbours(sizes: dict[str, int]) 
             {"hidden_size": 1601},
             {"hidden_size": (1601, 1600), "intermediate_size": (6404, 6400)},
         ),
+        ("gpt3-2.7b", {}, {"intermediate_size": 10241}, {"intermediate_size": (10241, 10240)}),
     ],
 )
-def test_aligned_neighbor_at_the_end_of_a_range_is_listed(
+def test_aligned_neighbor_is_listed(
     name: str, layout: dict[str, int], overrides: dict[str, int], changes: dict[str, tuple[int, int]]
 ) -> None:
-    """Its MLP ratio, or its width per layer, is slightly outside the range that ends at the unaligned baseline."""
+    """Also where a range ended at the baseline, and where another MLP width is slightly faster per parameter."""
     result = shapewright.search(name, overrides=overrides, device="a100-sxm-40gb", layout=layout)
     assert changes in [candidate.changes for candidate in result.candidates]
 

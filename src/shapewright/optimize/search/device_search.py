@@ -15,10 +15,10 @@ from shapewright.optimize.search.engine import Job
 from shapewright.optimize.search.findings import Findings, take
 from shapewright.optimize.search.memory import kv_bytes_per_token
 from shapewright.optimize.search.objective import Limits, LossRanking
-from shapewright.optimize.search.request import VARIED
+from shapewright.optimize.search.request import VARIED, ffn_field
 from shapewright.optimize.search.result import Candidate, OnDevice, explain_gains
 from shapewright.optimize.search.space.guard import measure_shape, percentile_of
-from shapewright.optimize.search.space.space import make_space
+from shapewright.optimize.search.space.space import ALIGNED_UNIT, make_space
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.optimize.search.verdict import judge_search, recommend
 from shapewright.prediction.loss.effect import (
@@ -354,12 +354,23 @@ def _choose_rows(table: Table, top: int, baseline: TransformerConfig) -> list[in
         by_count.setdefault(codes[row].bit_count(), []).append(row)
     rows_to_list = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
     rows_to_list += _loss_free_rows(table, baseline)
+    rows_to_list += _nearest_rows(table, baseline)
     rows_to_list += by_count.get(1, [])
     rows_to_list += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
     # Then the best of each combination of distinguishing fields: the others differ only slightly in ffn or vocabulary.
     combinations = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
     _, different = np.unique(combinations, axis=0, return_index=True)
     return list(dict.fromkeys([*rows_to_list, *sorted(different.tolist())]))[:top]
+
+
+def _nearest_rows(table: Table, baseline: TransformerConfig) -> list[int]:
+    """Return the row nearest to an unaligned width or MLP width, of those that change nothing else."""
+    rows = []
+    for kind, name in (("width", "hidden_size"), ("ffn", ffn_field(baseline))):
+        value, alone = getattr(baseline, name), np.flatnonzero(table["changes"] == encode_names((kind,)))
+        if value % ALIGNED_UNIT and len(alone):
+            rows.append(int(alone[np.argmin(np.abs(table[name][alone] - value))]))
+    return rows
 
 
 def _loss_free_rows(table: Table, baseline: TransformerConfig) -> list[int]:

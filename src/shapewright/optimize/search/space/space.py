@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HEADS_AXIS = ("hidden_size", "num_heads", "head_dim", "num_kv_heads")
 """Fields of the tuples that ``FieldValues.heads`` lists."""
 
-_UNIT = 64  # elements: in 16 bits a cache line of 128 bytes
+ALIGNED_UNIT = 64  # elements: in 16 bits a cache line of 128 bytes
 _HEAD_UNIT = 8  # elements: in 16 bits the 16 bytes that fused attention kernels need
 _WIDTH_RANGE = (0.75, 1.35)
 _DEPTH_RANGE = (0.66, 1.5)
@@ -87,7 +87,7 @@ class FieldValues:
         if "width" not in self.free:
             return [current]
         low, high = (current * factor for factor in _WIDTH_RANGE)
-        unit = _spacing(high - low, _UNIT * self.layout.tensor_parallel, _MOST_WIDTHS)
+        unit = _spacing(high - low, ALIGNED_UNIT * self.layout.tensor_parallel, _MOST_WIDTHS)
         return _multiples(low, high, unit, current)
 
     def _heads_at(self, width: int) -> Iterator[tuple[int, int]]:
@@ -107,7 +107,7 @@ class FieldValues:
         varies_head_dim = "heads" in self.free or "head_dim" in keep or "num_heads" in keep
         found: set[tuple[int, int]] = set()
         is_square = config.num_heads * config.head_dim == config.hidden_size
-        is_off_grid = config.head_dim % _HEAD_UNIT != 0 or (config.hidden_size % _UNIT != 0 and not is_square)
+        is_off_grid = config.head_dim % _HEAD_UNIT != 0 or (config.hidden_size % ALIGNED_UNIT != 0 and not is_square)
         for head_dim in head_dims if varies_head_dim else {config.head_dim}:
             if attention_width % head_dim == 0:
                 found.add((int(attention_width // head_dim), head_dim))
@@ -161,7 +161,7 @@ class FieldValues:
         exact = Fraction(getattr(config, ffn_field(config)) * width, config.hidden_size)
         if exact.denominator == 1:
             return int(exact)
-        unit = _UNIT * self.layout.tensor_parallel
+        unit = ALIGNED_UNIT * self.layout.tensor_parallel
         return max(round(exact / unit), 1) * unit
 
     def ffn(self, widths: list[int]) -> list[int]:
@@ -176,7 +176,7 @@ class FieldValues:
         own_ratio = measure_shape(config)["ffn_ratio"]
         smallest = current * max(low / own_ratio, 0.5) * widths[0] / config.hidden_size
         largest = current * min(high / own_ratio, 2.0) * widths[-1] / config.hidden_size
-        unit = _spacing(largest - smallest, _UNIT * self.layout.tensor_parallel, _MOST_FFN)
+        unit = _spacing(largest - smallest, ALIGNED_UNIT * self.layout.tensor_parallel, _MOST_FFN)
         return _multiples(smallest, largest, unit, current)
 
     def ranges_beside_grid(self) -> dict[str, tuple[float, float]]:
@@ -185,11 +185,11 @@ class FieldValues:
         An unaligned baseline may lie at the end of a range, with its aligned neighbor just outside of it.
         """
         config = self.baseline
-        name, unit = ffn_field(config), _UNIT * self.layout.tensor_parallel
+        name, unit = ffn_field(config), ALIGNED_UNIT * self.layout.tensor_parallel
         width, inner = config.hidden_size, getattr(config, name)
-        if width % _UNIT:
+        if width % ALIGNED_UNIT:
             width = min((each for each in self.widths() if each != width), key=lambda each: abs(each - width))
-        if inner % _UNIT:
+        if inner % ALIGNED_UNIT:
             inner = max(round(inner / unit), 1) * unit
         beside = {
             "aspect": width / config.num_layers,
