@@ -358,6 +358,16 @@ def test_formats_get_a_plan_that_they_can_express(
     assert (printed_code, printed) == (0, text)
 
 
+def test_a_report_beside_a_file_names_the_next_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With -o the report ends as it does without --format; the file alone has no command below it."""
+    format_of = ["--format", "megatron-args"]
+    _, report, _ = run([*format_of, "-o", str(tmp_path / "flags")], capsys)
+    _, file, _ = run(format_of, capsys)
+
+    assert report.splitlines()[-1].startswith("next: shapewright predict ")
+    assert "next:" not in file
+
+
 def test_a_trace_that_cannot_be_drawn_is_refused_before_a_page_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

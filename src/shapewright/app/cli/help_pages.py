@@ -298,7 +298,8 @@ def describe_next(context: click.Context, *, is_met: bool = True) -> str:
         or given.get("form", "text") != "text"
     ):
         return ""
-    if given.get("format_name") and command not in _FORMATS_FILES:
+    is_report = command in _FORMATS_FILES or (command == "plan" and given.get("output"))
+    if given.get("format_name") and not is_report:
         return ""
     from shlex import join, quote
 
