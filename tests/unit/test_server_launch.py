@@ -247,6 +247,19 @@ def test_the_page_holds_the_launch_lines(tmp_path: Path, capsys: pytest.CaptureF
     assert "--max-num-seqs" in page.read_text(encoding="utf-8")
 
 
+def test_the_launch_lines_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With -o the report is printed beside the file, which holds what --format alone prints."""
+    target = tmp_path / "launch.sh"
+    job = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "100", "--osl", "20", "--gpus", "1"]
+    _, printed, _ = run_command([*job, "--format", "vllm"], capsys)
+    code, report, err = run_command([*job, "--format", "vllm", "-o", str(target)], capsys)
+
+    assert (code, target.read_text(encoding="utf-8")) == (0, printed)
+    assert "recommended" in report
+    assert err.startswith(f"wrote {target}\n")
+    assert "-o has no effect without --format" in run_command([*job, "-o", str(target)], capsys)[2]
+
+
 def test_adapters_are_in_the_lines_of_every_engine() -> None:
     """Rank and number of adapters; vLLM has ranks in steps, SGLang needs the modules, TensorRT-LLM a YAML key."""
     plan = make_plan("adapters")

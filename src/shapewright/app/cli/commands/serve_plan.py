@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import echo, print_output, refuse_unwritable
+from shapewright.app.cli.console import echo, print_output, refuse_unwritable, write_text_file
 from shapewright.app.cli.defaults import device_callback
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
 from shapewright.app.cli.help_pages import GroupedCommand
@@ -151,10 +151,11 @@ _FIELDS = {
     help="print the commands that launch the recommended point instead: vllm, sglang or trtllm; with --json, under "
     "the key launch",
 )
+@click.option("-o", "--output", metavar="FILE", help="write the output of --format to a file, and print the report")
 @traffic_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
-def command(config: str | None, device: str, as_json: bool, html: str | None, **given: Any) -> int:
+def command(config: str | None, device: str, as_json: bool, html: str | None, output: str | None, **given: Any) -> int:
     """Plan how to serve CONFIG: batch, layout, format, aggregated or disaggregated prefill.
 
     KV capacity, time to first token, time per token, throughput, and the front between tokens/s of a GPU and of a user.
@@ -163,18 +164,27 @@ def command(config: str | None, device: str, as_json: bool, html: str | None, **
     With --arrivals or --trace, requests are simulated one by one on the best layouts: percentiles of time to first
     token, time per token and end to end, queue, cache use, and the share that keeps --ttft-p90 and --tpot-p90.
     """
-    refuse_unwritable(html)
+    if output is not None and given["format_name"] is None:
+        raise click.UsageError("-o has no effect without --format: give an engine, or leave -o out")
+    refuse_unwritable(html, output)
     engine = _read_engine(given["format_name"], given["server"])
     traffic = take_traffic(given)
     if traffic is not None:
         refuse_closed_form_options(given)
         return simulate_traffic(config, device, as_json=as_json, html=html, **api_keywords(given), **traffic)
     del given["format_name"]
-    return _plan(config, device, engine, given, as_json=as_json, html=html)
+    return _plan(config, device, engine, given, as_json=as_json, html=html, path=output)
 
 
 def _plan(
-    config: str | None, device: str, engine: Engine | None, given: dict[str, Any], *, as_json: bool, html: str | None
+    config: str | None,
+    device: str,
+    engine: Engine | None,
+    given: dict[str, Any],
+    *,
+    as_json: bool,
+    html: str | None,
+    path: str | None,
 ) -> int:
     """Plan by the closed form, print the result, and return the exit code: 1 if no point keeps the limits."""
     from shapewright.app.api.serving import serve_plan
@@ -201,17 +211,20 @@ def _plan(
         found = choose_expressible(found, engine)
         launch = write_launch(found, engine.name)
     output = serve_plan_output(found, launch)
-    print_output(
-        output, print_serving if launch is None else _print_launch, as_json=as_json, html=html, page=serving_page
-    )
+    if launch is not None and path is not None:
+        write_text_file(path, launch.text)
+        echo(f"wrote {path}", err=True)
+    is_report = launch is None or path is not None
+    print_output(output, print_serving if is_report else _print_launch, as_json=as_json, html=html, page=serving_page)
+    if launch is not None and not as_json:
+        for words in launch.warnings:
+            echo(f"warning: {with_flags(words)}", err=True)
     return 0 if output.keeps_limits else 1
 
 
 def _print_launch(output: ServePlanOutput, _: Console) -> None:
     assert output.launch is not None
     click.echo(output.launch.text, nl=False)
-    for words in output.launch.warnings:
-        echo(f"warning: {with_flags(words)}", err=True)
 
 
 def _take_adapters(given: dict[str, Any]) -> dict[str, Any] | None:
