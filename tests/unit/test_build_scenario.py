@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.core.errors import WorkloadError
+from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.hardware.loader import load_device
 from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
@@ -83,3 +83,12 @@ def test_source_length_of_an_encoder_decoder_counts() -> None:
 
     assert not any("no effect" in note for note in long.notes)
     assert short.predict().step_time_s < long.predict().step_time_s
+
+
+def test_activations_of_narrow_formats_need_a_rate() -> None:
+    """T4 has int8 but no bf16, in which int8's activations are: the advice is a format that it can run."""
+    with pytest.raises(UnknownRateError, match="activations are in bf16") as found:
+        build_scenario("gpt2", "t4", workload={"dtype": "int8", "phase": "decode"})
+
+    assert str(found.value).endswith("set dtype to fp16 or fp32, with weight_dtype='int8' for narrow weights")
+    build_scenario("gpt2", "t4", workload={"dtype": "fp16", "weight_dtype": "int8", "phase": "decode"})

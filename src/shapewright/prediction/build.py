@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.errors import DeviceError, LayoutError, ShapewrightError, WorkloadError, close_names
+from shapewright.core.errors import (
+    DeviceError,
+    LayoutError,
+    ShapewrightError,
+    UnknownRateError,
+    WorkloadError,
+    close_names,
+)
 from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
 from shapewright.core.ranges import check_text
@@ -18,6 +25,7 @@ from shapewright.hardware.device import Device
 from shapewright.hardware.loader import load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import possible_degrees, validate_lengths
+from shapewright.lowering.shard import activation_dtype
 from shapewright.models.images import read_image_size
 from shapewright.models.read import Model, ModelLike, read_model
 from shapewright.models.transformer import TransformerConfig
@@ -97,10 +105,29 @@ def build_scenario(
     # Invalid combinations are refused before anything is priced.
     stack = software_of(software, workload.phase)
     validate_lengths(model.config, workload)
+    _check_activations(found, workload)
     degrees = possible_degrees(model.config, layout)
     check_allocation(layout.num_devices, found, words=_describe_devices(layout), allowed=degrees)
     remarks += (Note(board, "device"),) if board else ()
     return Scenario(model=model, device=found, workload=workload, layout=layout, software=stack, remarks=remarks)
+
+
+def _check_activations(device: Device, workload: Workload) -> None:
+    """Refuse a format of GEMMs whose activations are in one that the device has no rate for."""
+    dtype, rates = workload.dtype, device.dense_flops_per_s
+    activations = activation_dtype(dtype)
+    if dtype not in rates or activations in rates:
+        return
+    wide = " or ".join(sorted(name for name in rates if get_dtype(name).bits >= 16))
+    advice = with_fields("set {dtype} to {wide}", wide=wide)
+    if workload.phase != "train":
+        advice += with_fields(", with {weights} for narrow weights", weights=FieldName("weight_dtype", dtype))
+    raise UnknownRateError(
+        f"runs {dtype} GEMMs, but their activations are in {activations}, for which its data sheet has no rate",
+        subject=device.name,
+        field="dtype",
+        advice=advice if wide else "give the rate in a device file of your own",
+    )
 
 
 def _replace_fields(scenario: Scenario, given: Any, *, of_layout: bool = False) -> Any:
