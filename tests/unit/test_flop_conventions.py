@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from published_gpts import PUBLISHED, gpt
@@ -133,3 +135,37 @@ def test_days_of_training(parameters: float, tokens: float, devices: int, rate: 
     """Equation 4 of arXiv 2104.04473: 34 and 84 days, as the paper rounds them."""
     duration_s = estimate_training_s(parameters, tokens, num_devices=devices, flops_per_s_per_device=rate)
     assert duration_s / SECONDS_PER_DAY == pytest.approx(days, abs=0.05)
+
+
+@pytest.mark.parametrize("convention", ["megatron", "megatron-causal", "llm-foundry", "6n"])
+@pytest.mark.parametrize(
+    ("finetune", "trained_layers"), [({"finetune": "lora"}, 32), ({"finetune": "last-layers", "last_layers": 2}, 2)]
+)
+def test_recomputation_repeats_the_forward_pass_of_trained_layers(
+    convention: str, finetune: dict[str, Any], trained_layers: int
+) -> None:
+    """Frozen weights take gradients away, not the repeated forward pass; layers below the trained ones run once."""
+    config = read_model("llama-3-8b").config
+
+    def repeated(**fields: Any) -> float:
+        flops = count_convention_flops(config, Workload(seq_len=4096, recompute="full", **fields), 1, convention)
+        assert flops.hardware_flops is not None
+        return flops.hardware_flops - flops.model_flops
+
+    # The adapters of rank 16 on all linear layers, 41.9 M parameters, are repeated where operations are counted.
+    adapters = 2.0 * 41_943_040 * 4096 if "megatron" in convention and trained_layers == 32 else 0.0
+
+    assert repeated(**finetune) == pytest.approx(repeated() * trained_layers / 32 + adapters, rel=1e-9)
+
+
+def test_causal_convention_halves_the_attention_that_runs() -> None:
+    """With 2 of 32 layers trained, the forward core runs in all layers and the backward core in two."""
+    config = read_model("llama-3-8b").config
+    workload = Workload(seq_len=4096, finetune="last-layers", last_layers=2)
+    causal, whole = (
+        count_convention_flops(config, workload, 1, name).model_flops for name in ("megatron-causal", "megatron")
+    )
+    # 4 x h x s^2 forward in 32 layers, twice that backward in 2.
+    core = 4.0 * 4096 * 4096**2 * (32 + 2 * 2)
+
+    assert whole - causal == pytest.approx(0.5 * core, rel=1e-9)

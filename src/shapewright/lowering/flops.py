@@ -173,10 +173,12 @@ def count_convention_flops(
     if workload.recompute_layers is not None:
         recomputed = min(workload.recompute_layers * num_stages, config.num_layers)
         step, again = replace(step, recompute_layers=recomputed), recomputed / config.num_layers
+    trained = workload.trained_layers(0, config.num_layers, config.num_layers) / config.num_layers
+    again *= trained  # layers without a backward pass are not repeated
     if convention == "megatron":
         return StepFlops(count_model_flops(config, step), count_hardware_flops(config, step))
     if convention == "megatron-causal":
-        return _count_causal(config, step, num_sequences, again)
+        return _count_causal(config, step, num_sequences, trained=trained, again=again)
     num_tokens = num_sequences * workload.seq_len
     counts = count_parameters(config)
     parameters = counts.active - counts.vision
@@ -187,15 +189,16 @@ def count_convention_flops(
     if not workload.trains_all:
         change = count_model_flops(config, step) - count_model_flops(config, step.with_all_trained())
     if convention == "6n":
-        without, whole = (
+        without, repeated = (
             count_rule_of_thumb_flops(parameters, num_tokens, recompute=mode) for mode in ("none", "full")
         )
-        return StepFlops(without + change, without + change + again * (whole - without))
+        return StepFlops(without + change, without + change + again * (repeated - without))
     core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * config.num_layers * config.num_heads * config.head_dim
-    model_flops = change + num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
+    whole = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
+    model_flops = change + whole
     if convention == "torchtitan":
         return StepFlops(model_flops, None)
-    return StepFlops(model_flops, model_flops * (1.0 + again * _FORWARD_SHARE))
+    return StepFlops(model_flops, model_flops + again * _FORWARD_SHARE * whole)
 
 
 def count_rule_of_thumb_flops(num_parameters: float, num_tokens: float, *, recompute: str = "none") -> float:
@@ -243,8 +246,15 @@ def estimate_training_s(
     return flops / (num_devices * flops_per_s_per_device)
 
 
-def _count_causal(config: TransformerConfig, step: Workload, num_sequences: int, again: float) -> StepFlops:
-    """Count by the megatron convention and subtract half of the causal attention of all passes."""
+def _count_causal(
+    config: TransformerConfig, step: Workload, num_sequences: int, *, trained: float, again: float
+) -> StepFlops:
+    """Count by the megatron convention and subtract half of the causal attention of all passes.
+
+    Args:
+        trained: Share of the layers that have a backward pass.
+        again: Share of the layers whose forward pass is repeated.
+    """
     one_sequence = replace(step.with_recompute("none"), global_batch_size=1, attention="flash")
     operations = lower(config, one_sequence, ParallelLayout())
     core_flops = num_sequences * sum(
@@ -252,9 +262,10 @@ def _count_causal(config: TransformerConfig, step: Workload, num_sequences: int,
         for operation in operations
         if isinstance(operation, Attention) and operation.causal and operation.pass_name == "forward"
     )
+    cores = 1.0 + _BACKWARD_TO_FORWARD_FLOPS * trained
     # With selective recomputation eq. 9 counts the attention core twice.
-    cores = 6.0 if step.recompute == "selective" else 3.0 + again
+    repeated = _SELECTIVE_PASSES_BY_CONVENTION * trained if step.recompute == "selective" else again
     return StepFlops(
-        count_model_flops(config, step) - 0.5 * 3.0 * core_flops,
-        count_hardware_flops(config, step) - 0.5 * cores * core_flops,
+        count_model_flops(config, step) - 0.5 * cores * core_flops,
+        count_hardware_flops(config, step) - 0.5 * (cores + repeated) * core_flops,
     )
