@@ -17,6 +17,7 @@ from own_models import Choosy, Dit, Frozen, Gpt, MambaBlock, Vit
 from traced_gemms import count_flops, count_gemms, turn
 
 import shapewright
+from shapewright.app.report.traced.outputs import traced_mfu_output
 from shapewright.core.errors import ShapewrightError, TraceError, WorkloadError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.attention import Attention
@@ -359,6 +360,7 @@ def test_a_profile_is_matched_to_the_operations_of_a_module(tmp_path: Path) -> N
     assert all(measured == predicted for measured, predicted in gemms)
     assert explained.measured_time_s == comparison.step_s
     assert comparison.matched_fraction > 0.9
+    assert any("marks no steps" in text for text in traced_mfu_output(explained).warnings)
     (entropy,) = (one for one in comparison.groups if "nll_loss_forward" in one.name)
     assert entropy.name == "_log_softmax, nll_loss_forward, nll_loss.backward, _log_softmax.backward"
     assert next(one for one in comparison.losses if one.name == "slow_kernels").fix.startswith("these operators ran on")

@@ -85,6 +85,19 @@ def test_losses_of_a_step_are_told_apart(tmp_path: Path) -> None:
     assert found.best_fix.name == "slow_kernels"
 
 
+def test_a_trace_without_marks_of_steps_says_that_it_is_one_step(tmp_path: Path) -> None:
+    """A profile of several steps without step() would be read as one step several times as long."""
+    events = gpu_events()
+    found = [
+        shapewright.mfu(MODEL, device="h100-sxm-80gb", trace=write(tmp_path / "t.json", kept)).notes
+        for kept in (events, events[1:])
+    ]
+    said = [[note for note in notes if "marks no steps" in note] for notes in found]
+
+    assert [len(notes) for notes in said] == [0, 1]
+    assert said[1][0].startswith("t.json marks no steps and is taken as one")
+
+
 def test_gemms_without_shapes_are_one_group(tmp_path: Path) -> None:
     """A trace without record_shapes compares all GEMMs together."""
     events = [one for one in gpu_events() if one["cat"] != "cpu_op"]

@@ -213,6 +213,7 @@ def explain_utilization(
         except ShapewrightError as error:
             found_notes.append(Note("no waterfall: " + error.text, "no-waterfall"))
     found_notes += _measurement_notes(chosen, prediction, given, seconds)
+    found_notes += () if trace is None else trace.notes
     return Utilization(
         config=config,
         device=device,

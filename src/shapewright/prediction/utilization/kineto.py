@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from shapewright.core.errors import MeasuredFileError, plain_text
+from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 
 _CHUNK_CHARACTERS = 1 << 20
@@ -90,6 +91,7 @@ class Trace:
         path: File.
         kernels: Kernels of the device, by start.
         num_steps: Steps that it covers: its ``ProfilerStep`` annotations, or 1.
+        marks_steps: Whether it has such annotations.
         span_s: Time from the first kernel or step to the last. [s]
         is_cpu: Whether it holds operators of a CPU instead of kernels.
         device_name: Device as the trace names it; empty if it does not.
@@ -101,12 +103,24 @@ class Trace:
     path: Path
     kernels: tuple[Kernel, ...]
     num_steps: int
+    marks_steps: bool
     span_s: float
     is_cpu: bool
     device_name: str
     world_size: int | None
     batch: tuple[int, int] | None
     num_microbatches: int
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """A note where the steps cannot be told apart."""
+        if self.marks_steps:
+            return ()
+        text = (
+            f"{self.path.name} marks no steps and is taken as one; if it holds several, call step() of the profiler "
+            "after each"
+        )
+        return (Note(text, "unmarked-steps", "trace"),)
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
@@ -290,6 +304,7 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         path=path,
         kernels=tuple(sorted(kernels, key=lambda kernel: kernel.start_s)),
         num_steps=num_steps,
+        marks_steps=bool(steps),
         span_s=max(end for _, end in intervals) - min(start for start, _ in intervals),
         is_cpu=not kernel_events,
         device_name=_device_name(reader.header),

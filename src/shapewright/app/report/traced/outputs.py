@@ -226,6 +226,7 @@ def traced_mfu_output(found: TracedUtilization) -> TracedMfuOutput:
     """Output of a measured step of a trace."""
     prediction = found.prediction
     parts: Mapping[str, float] = found.parts_s
+    comparison = found.comparison
     return take(
         TracedMfuOutput,
         prediction,
@@ -239,5 +240,6 @@ def traced_mfu_output(found: TracedUtilization) -> TracedMfuOutput:
             TracedPart(name=name, time_s=time_s, fraction=time_s / found.measured_time_s)
             for name, time_s in parts.items()
         ],
-        profile=trace_output(found.comparison),
+        profile=trace_output(comparison),
+        warnings=(*prediction.warnings, *(() if comparison is None else comparison.trace.notes)),
     )
