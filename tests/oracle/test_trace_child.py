@@ -86,6 +86,11 @@ def wrapped():
     return FullyShardedDataParallel(torch.nn.Linear(8, 8))
 
 
+class Detached(Model):
+    def forward(self, x):
+        return self.up(x).detach()
+
+
 def fails():
     raise ValueError("no such width")
 """
@@ -126,6 +131,7 @@ def predict(*arguments: str) -> list[str]:
         ("model.py:Large", "model.py:31: RuntimeError: allocates real memory"),
         ("arrays.py:build", "arrays.py:5: "),
         ("model.py:OnDevice", "model.py:26: "),
+        ("model.py:Detached", "there is no backward pass; trace the forward pass alone with --phase prefill"),
         ("model.py:build", "model.py:13: control flow depends on the value of a tensor"),
     ],
 )
@@ -147,6 +153,15 @@ def test_a_traceback_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -
     assert err.splitlines()[1].startswith("Traceback")
     assert 'raise ValueError("no such width")' in err
     assert "torch_trace" not in err
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_traceback_of_a_missing_value_starts_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control flow on a value is shown from the user's first line, as an exception is."""
+    _, _, err = run(predict("model.py:build", "--inputs", "x=float32[8,64]", "--traceback"), capsys)
+
+    assert err.splitlines()[1].startswith("Traceback")
+    assert 'model.py", line 13' in err.splitlines()[2]
 
 
 @pytest.mark.usefixtures("folder")

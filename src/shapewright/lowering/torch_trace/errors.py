@@ -37,7 +37,7 @@ def user_errors(what: str) -> Iterator[None]:
         yield
     except ShapewrightError as error:
         if isinstance(error, TraceError) and not error.user_traceback:
-            error.user_traceback = traceback.format_exc()
+            error.user_traceback = _user_traceback(error)
         raise
     except SystemExit as error:
         text = _user_traceback(error)

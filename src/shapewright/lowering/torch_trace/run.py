@@ -181,7 +181,7 @@ def _trace(
                 if not outputs:
                     raise TraceError(
                         "no output of the module requires a gradient, so there is no backward pass",
-                        advice="trace the forward pass alone: phase prefill",
+                        advice=with_fields("trace the forward pass alone with {phase:prefill}"),
                         field="phase",
                     )
                 gradients = [torch.empty_like(one) for one in outputs]
