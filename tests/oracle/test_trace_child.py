@@ -184,6 +184,17 @@ def test_a_limit_that_ends_before_the_file_runs_is_not_its_fault(capsys: pytest.
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_config_that_takes_too_long_is_advised_a_shorter_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of transformers has no endless loop to look for, but may run token by token."""
+    Path("config.json").write_text(json.dumps({"model_type": "rwkv"}), encoding="utf-8")
+    given = ["config.json", "--trace", "--micro-batch-size", "1", "--seq-len", "512", "--time-limit", "0.01"]
+    code, _, err = run(predict(*given), capsys)
+
+    assert code == 2
+    assert "give a shorter --seq-len, or allow more with --time-limit" in err
+
+
+@pytest.mark.usefixtures("folder")
 def test_samples_are_no_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows without a size of tokens are samples, in rates and as a measured rate."""
     given = ["model.py:build", "--inputs", "x=float32[8,64]", "--value", "model.py:13=0", "--device", "h100-sxm-80gb"]

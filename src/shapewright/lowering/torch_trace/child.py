@@ -29,6 +29,10 @@ from shapewright.lowering.torch_trace.trace import Trace
 # Address space of the child; importing torch takes about 3 GB of it.
 MEMORY_LIMIT_BYTES = 12 * 2**30
 _SECONDS_TO_DUMP = 0.5
+_ADVICE_ON_TIME = {
+    "file": "look for a loop that does not end, or allow more with {time_limit_s}",
+    "config": "models that run token by token take long: give a shorter {seq_len}, or allow more with {time_limit_s}",
+}
 _STARTED = "PyTorch imported"
 
 
@@ -110,7 +114,7 @@ def _run(request: dict[str, Any], time_limit_s: float) -> Trace:
                 text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
                 raise TraceError(
                     f"the trace did not finish within {time_limit_s:g} s{_place_of(text, request)}",
-                    advice=with_fields("look for a loop that does not end, or allow more with {time_limit_s}"),
+                    advice=with_fields(_ADVICE_ON_TIME[request["kind"]]),
                     user_traceback=text.removeprefix(_STARTED).lstrip(),
                 ) from None
             finally:
