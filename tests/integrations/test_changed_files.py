@@ -305,3 +305,15 @@ def test_action_takes_inputs_from_the_environment() -> None:
     """No expression is pasted into a script, where a branch or file name could become a command."""
     assert [name for name, step in STEPS.items() if "${{" in step.get("run", "")] == []
     assert STEPS["Upload findings"]["uses"].startswith("github/codeql-action/upload-sarif@")
+
+
+def test_files_without_findings_have_a_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next command looks closer at the first model, where none has a finding."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, good=GOOD)
+    code, out, _ = run(["check-files", "good/config.json", *H100], capsys)
+
+    assert code == 0
+    assert out.endswith("next: shapewright check good/config.json --device h100-sxm-80gb\n")

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from shapewright.app.cli import main
 from shapewright.app.report.catalogue import model_columns, print_device, print_devices
 from shapewright.app.report.check import print_check
 from shapewright.app.report.columns import Column, fit
@@ -213,3 +214,18 @@ def test_lists_name_everything() -> None:
 
     assert "h100-sxm-80gb " in text.getvalue()
     assert len(models[0].cells) == len(list_presets()) >= 60
+
+
+def test_costs_that_differ_from_savings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """A suggestion that sets the MLP width too saves far more than its finding costs; alone, both are equal."""
+    several = ["--hidden-size", "3000", "--intermediate-size", "11007", "--num-heads", "30", "--num-layers", "2"]
+    words = "savings: of all that the line sets"
+    with pytest.raises(SystemExit):
+        main(["check", *several, "--vocab-size", "32000", "--device", "h100-sxm-80gb"])
+    assert words in capsys.readouterr().out
+
+    with pytest.raises(SystemExit):
+        main(["check", "gpt3-2.7b", "--attention", "unfused", "--device", "a100-sxm-40gb"])
+    out = capsys.readouterr().out
+    assert "costs" in out
+    assert words not in out

@@ -63,6 +63,15 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def format_number_of(number: int, noun: str) -> str:
+    """Format a number of things, in the plural where it is not one.
+
+    >>> format_number_of(1, "finding"), format_number_of(0, "finding")
+    ('1 finding', '0 findings')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_amount(value: float) -> str:
     """Format a number: an integer from a hundred on, three digits below.
 

@@ -12,7 +12,7 @@ from shapewright.app.integrations.sarif import to_sarif
 from shapewright.app.report.check import combined_fix_words, finding_words, fix_total_words
 from shapewright.core.errors import ShapewrightError, plain_text
 from shapewright.core.records import dataclass
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_number_of, format_percent, format_seconds
 from shapewright.lint.check import CheckReport, check_scenario
 from shapewright.lint.combined import combine_fixes
 from shapewright.models.config_file import read_json_file
@@ -163,7 +163,7 @@ def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fract
     models = [each for each in checked if each.is_model]
     lines = [
         COMMENT_MARK,
-        f"### Shapes of {len(models)} changed config{'s' if len(models) != 1 else ''} on {device_title}: "
+        f"### Shapes of {format_number_of(len(models), 'changed config')} on {device_title}: "
         f"{describe_verdict(models, limit_fraction)}",
         "",
         "| config | step | cost of its shape | fix |",
@@ -173,7 +173,11 @@ def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fract
     for each in models:
         shown = each.findings[:_MOST_FINDINGS]
         if shown:
-            lines += ["", f"<details><summary>{_cell(each.path)}: {len(each.findings)} findings</summary>", ""]
+            lines += [
+                "",
+                f"<details><summary>{_cell(each.path)}: {format_number_of(len(each.findings), 'finding')}</summary>",
+                "",
+            ]
             lines += [f"- **{finding.code}** {_cell(finding.message)}" for finding in shown]
             lines += ["", "</details>"]
     return "\n".join(lines) + "\n"

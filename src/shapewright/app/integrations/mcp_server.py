@@ -38,7 +38,7 @@ from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.app.report.predict import describe
 from shapewright.core.deadline import Deadline, check_deadline
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError, close_names, short_repr
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_number_of, format_percent, format_seconds
 from shapewright.hardware.device import Device
 from shapewright.hardware.loader import list_devices, load_named_device, note_on_board
 from shapewright.lint.check import check_scenario
@@ -323,7 +323,7 @@ def _tools(access: Access) -> Sequence[Callable[..., _Answer]]:
         report = check_scenario(scenario, ignore=ignore or ())
         codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
         return {
-            "answer": f"{len(report.findings)} findings{f': {codes}' if codes else ''}",
+            "answer": f"{format_number_of(len(report.findings), 'finding')}{f': {codes}' if codes else ''}",
             **check_output(report, scenario).to_json(),
         }
 

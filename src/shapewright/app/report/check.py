@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.app.report.outputs.check import describe_loss, describe_net
 from shapewright.app.report.predict import operation_columns, print_verdict
-from shapewright.core.units import format_count, format_percent, format_seconds
+from shapewright.core.units import format_count, format_number_of, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 OPERATIONS_SHOWN = 8
+# Cost and saving that differ by more than this share of the step are explained.
+_UNLIKE_FRACTION = 0.05
 
 
 def print_check(output: CheckOutput, console: Console) -> None:
@@ -49,6 +51,10 @@ def _print_findings(output: CheckOutput, console: Console) -> None:
             console.print(f"with {_list_changes(output.assumed_changes)}, with which the step can run:", style="bold")
             has_said = True
         print_finding(finding, console)
+    if any(map(_saves_otherwise, output.findings)):
+        console.print(
+            "costs: each finding's share of what all cost together; savings: of all that the line sets", style="dim"
+        )
     if output.combined_fix is not None:
         console.print(combined_fix_words(output.combined_fix), style="bold", soft_wrap=True)
     if not output.findings:
@@ -58,7 +64,17 @@ def _print_findings(output: CheckOutput, console: Console) -> None:
             # Shown even if the rule that explains it is ignored.
             console.print(f"cannot run: {output.problem}", style=_STYLES["error"], soft_wrap=True)
     if output.num_suppressed:
-        console.print(f"{output.num_suppressed} findings suppressed by --ignore or [tool.shapewright]", style="dim")
+        console.print(
+            f"{format_number_of(output.num_suppressed, 'finding')} suppressed by --ignore or [tool.shapewright]",
+            style="dim",
+        )
+
+
+def _saves_otherwise(finding: FindingOutput) -> bool:
+    """Whether a suggestion saves much more or less than its finding costs, as it does beside other findings."""
+    cost = finding.cost_fraction
+    gains = [each.predicted_gain_fraction for each in finding.suggestions if each.predicted_gain_fraction is not None]
+    return cost is not None and any(abs(gain - cost) > _UNLIKE_FRACTION for gain in gains)
 
 
 def _print_better_shapes(output: CheckOutput, console: Console) -> None:

@@ -79,9 +79,9 @@ def command(
         console.print(line, soft_wrap=True)
     if any(each.is_model for each in checked):
         console.print(describe_verdict(checked, fail_above), soft_wrap=True)
-    costly = next((each.path for each in checked if each.findings), None)
-    if costly is not None:
-        set_next(_check_of(costly, _split(settings), ignore))
+    priced = sorted((each for each in checked if each.report is not None), key=lambda each: not each.findings)
+    if priced:
+        set_next(_check_of(priced[0].path, _split(settings), ignore))
     if sarif:
         write_json_file(sarif, join_sarif(checked))
     if comment:

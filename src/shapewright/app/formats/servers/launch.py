@@ -15,6 +15,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.core.units import format_number_of
 from shapewright.models.read import load_preset
 from shapewright.optimize.serving.point import Instance
 from shapewright.pricing.servers import runs_on
@@ -204,7 +205,7 @@ def _count_words(plan: ServingPlan, point: OperatingPoint, role: Role) -> tuple[
 def _instance_lines(command: Command, one: LaunchedInstance, count: str, purpose: str) -> list[str]:
     """Write the command of an instance, one flag a line, after the file that it reads."""
     nodes = f", each on {one.num_nodes} nodes" if one.num_nodes > 1 else ""
-    devices = f"{one.layout.num_devices} GPU{'s' if one.layout.num_devices > 1 else ''}"
+    devices = format_number_of(one.layout.num_devices, "GPU")
     lines = ["", f"# {count} of {devices}{nodes}{purpose}"]
     if one.num_nodes > 1:
         lines.append("# run on every node, with HEAD_ADDRESS, NODE_RANK or HOSTS set to your nodes")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table, spread
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_number_of, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +99,7 @@ def describe_serving(output: ServePlanOutput) -> str:
         if limit is not None
     ]
     parts = [f"{request.cached_len} of them cached"] if request.cached_len else []
-    parts += [f"{request.images} image{'s' if request.images > 1 else ''} included"] if request.images else []
+    parts += [f"{format_number_of(request.images, 'image')} included"] if request.images else []
     within = f" ({', '.join(parts)})" if parts else ""
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (

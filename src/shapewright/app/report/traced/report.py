@@ -11,7 +11,14 @@ from shapewright.app.report.mfu import print_trace_comparison
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import memory_words, operation_columns, print_operations
 from shapewright.app.report.traced.outputs import TracedPart
-from shapewright.core.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from shapewright.core.units import (
+    format_bytes,
+    format_count,
+    format_number_of,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +130,7 @@ def print_traced_check(output: TracedCheckOutput, console: Console) -> None:
     if not output.findings:
         console.print("no findings", style="green")
     if output.num_suppressed:
-        console.print(f"{output.num_suppressed} findings suppressed by --ignore", style="dim")
+        console.print(f"{format_number_of(output.num_suppressed, 'finding')} suppressed by --ignore", style="dim")
     console.print()
     print_table(operation_columns(output.step, top=OPERATIONS_SHOWN), console)
     print_notes(output.other_warnings, console)
