@@ -164,6 +164,47 @@ def test_files_that_are_no_traces_are_refused_in_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+def lost_kernels_events(*launches: tuple[str, str]) -> list[dict[str, Any]]:
+    """A profile of a GPU whose kernels are missing: operators, and launches under ids of their own."""
+    dims = [[WIDTH], [BATCH * TOKENS, WIDTH], [WIDTH, WIDTH], [], []]
+    return [
+        event("user_annotation", "model_inference", 0, 200),
+        event("cpu_op", "aten::addmm", 100, 40, **{"External id": 2, "Input Dims": dims}),
+        *(event(category, name, 120, 10, **{"External id": 102, "correlation": 102}) for category, name in launches),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("cuda_runtime", "cudaLaunchKernel"),
+        ("cuda_runtime", "cudaGraphLaunch"),
+        ("cuda_runtime", "hipExtModuleLaunchKernel"),
+        ("cuda_driver", "cuLaunchKernel"),
+        ("xpu_runtime", "urEnqueueKernelLaunch"),
+        ("Runtime", "cudaLaunchKernel"),
+    ],
+)
+def test_a_gpu_profile_that_lost_its_kernels_is_no_cpu_profile(
+    category: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The host's times of its operators would be compared as kernels: an MFU of thousands of percent."""
+    launches = [("cuda_runtime", "cudaStreamIsCapturing"), (category, name), (category, name)]
+    properties = [{"id": 0, "name": "NVIDIA A100 80GB PCIe"}]
+    path = write(tmp_path / "t.json", lost_kernels_events(*launches), deviceProperties=properties)
+    code, out, err = run(["mfu", "gpt2", "--device", "a100-pcie-80gb", "--trace", str(path)], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "launches of kernels (2) but no kernels" in err
+
+
+def test_calls_that_launch_nothing_leave_a_cpu_profile(tmp_path: Path) -> None:
+    """A step on a CPU may ask for devices, and is read as before."""
+    path = write(tmp_path / "t.json", lost_kernels_events(("cuda_runtime", "cudaGetDeviceCount")))
+    found = read_trace(path)
+    assert (found.is_cpu, [kernel.name for kernel in found.kernels]) == (True, ["aten::addmm"])
+
+
 def test_odd_events_are_harmless(tmp_path: Path) -> None:
     """Ids, sizes and types of the wrong kind are left out without an error."""
     odd = event("kernel", "[red]gemm\x1b[31m", 5, 5, **{"External id": [1], "device": {"a": 1}})

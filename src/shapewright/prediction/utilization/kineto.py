@@ -5,9 +5,10 @@ annotation. Events are decoded one at a time from a buffer of bounded size, so t
 for its kernels and operators only; ``.gz`` files are decompressed while they are read.
 
 Kernels are attributed to the operator that launched them by ``External id``. In a trace of a CPU, which has no kernels,
-the operators take their place, each with its own time: without that of the operators that it calls.
+the operators take their place, each with its own time: without that of the operators that it calls. A trace of a GPU
+can lack its kernels too, where the profiler dropped their records: launches without kernels are refused.
 
-Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments).
+Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments); issue 996 (lost kernels).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _SEPARATORS = re.compile(r"[ \t\r\n,]*")
 _US = 1e-6
 
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "runtime")
 _COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|SendRecv|AllToAll", re.IGNORECASE)
 _FORWARD_OPERATORS = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
 _WRAPPERS = (*_FORWARD_OPERATORS, "aten::matmul")
@@ -130,7 +132,8 @@ def read_trace(path: str | PathLike[str]) -> Trace:
         path: JSON file of torch.profiler, plain or gzip.
 
     Raises:
-        MeasuredFileError: the file is missing, is no trace, is cut off, is too large, or holds no kernel or operator.
+        MeasuredFileError: the file is missing, is no trace, is cut off, is too large, holds no kernel or operator, or
+            holds launches of kernels without the kernels.
     """
     path = Path(path)
     if not path.is_file():
@@ -264,6 +267,7 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
     kernel_events: list[_KernelEvent] = []
     spans: list[_Span] = []
     steps: list[tuple[float, float]] = []
+    num_launches = 0
     for event in reader:
         if event.get("ph") != "X":
             continue
@@ -284,10 +288,19 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         elif category in ("cpu_op", "operator") and not name.startswith("ProfilerStep"):
             kept = {key: args[key] for key in ("External id", "Input Dims", "Input type") if key in args}
             spans.append(_Span((event.get("pid"), event.get("tid")), start_us, start_us + duration_us, name, kept))
+        elif category in _LAUNCH_CATEGORIES and "launch" in name.lower():
+            num_launches += 1
         if len(kernel_events) + len(spans) > MOST_EVENTS:
             raise MeasuredFileError(
                 f"{path.name} has more than {MOST_EVENTS:,} kernels and operators; profile fewer steps", field="trace"
             )
+    if num_launches and not kernel_events:
+        raise MeasuredFileError(
+            f"{path.name} holds launches of kernels ({num_launches:,}) but no kernels: the profiler dropped their "
+            "records, and times of the host are not those of the device; profile again, with warm-up steps in the "
+            "schedule",
+            field="trace",
+        )
     operators, host_kernels = _attribute_time(spans)
     kernels = _device_kernels(kernel_events, operators) if kernel_events else host_kernels
     if not kernels:
