@@ -66,7 +66,7 @@ def devices_summary() -> str:
         groups.setdefault(describe_calibration(load_device(name)), []).append(name)
     borrowed, bounds = groups.pop("none"), groups.pop("roofline only")
     measured = [
-        f"- {words.replace('gemm', 'GEMM').replace('moe', 'experts')}: {', '.join(f'`{name}`' for name in names)}"
+        f"- {_spell_kinds(words)}: {', '.join(f'`{name}`' for name in names)}"
         for words, names in sorted(groups.items(), reverse=True)
     ]
     return "\n".join(
@@ -80,6 +80,11 @@ def devices_summary() -> str:
             "alone.",
         ]
     )
+
+
+def _spell_kinds(words: str) -> str:
+    """Kinds of records as headings of the README name them."""
+    return words.replace("-fp32", " in fp32").replace("gemm", "GEMM").replace("moe", "experts")
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
