@@ -59,7 +59,7 @@ def test_choices_are_shown_in_full(viewport: dict[str, int], open_page: Callable
 
 
 # Arrows of a table that are wider than their room, which leaves "32 ->20".
-_ARROWS_CUT_OFF = """() => [...document.querySelectorAll("#findings td .arrow")].filter((one) => {
+_ARROWS_CUT_OFF = """() => [...document.querySelectorAll("#findings td .unbroken")].filter((one) => {
   const range = document.createRange();
   range.selectNodeContents(one);
   return range.getBoundingClientRect().width > one.getBoundingClientRect().width + 1;
@@ -76,7 +76,7 @@ def test_buttons_of_rows_are_in_sight(width: int, open_page: Callable[..., Any])
         box, region = button.bounding_box(), page.locator(f"#{card} .scroll").first.bounding_box()
         assert box["x"] + box["width"] <= region["x"] + region["width"] + 1
     turn_to(page, "findings")
-    assert page.locator("#findings td .arrow").count() > 0
+    assert page.locator("#findings td .unbroken").count() > 0
     assert page.evaluate(_ARROWS_CUT_OFF) == 0
 
 

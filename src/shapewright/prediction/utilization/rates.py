@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
-from shapewright.core.texts import with_fields
+from shapewright.core.texts import FieldName, Text, joined, with_fields
 from shapewright.hardware.loader import list_devices, load_device
 from shapewright.lowering.flops import StepFlops, count_convention_flops
 from shapewright.lowering.operations.attention import Attention
@@ -75,14 +75,17 @@ def read_measurement(
     """
     given = {name: value for name in _MEASUREMENT_HINTS if (value := measured.get(name)) is not None}
     if len(given) != 1:
+        named = joined(map(FieldName, given))
         raise WorkloadError(
-            f"a measurement is one of {', '.join(_MEASUREMENT_HINTS)}, but "
-            + (f"{' and '.join(given)} were given; give only one" if given else "none was given")
+            Text("a measurement is one of ", joined(map(FieldName, _MEASUREMENT_HINTS), ", "), ", but ")
+            + (named + " were given; give only one" if given else "none was given")
         )
     ((name, value),) = given.items()
     num_tokens = _count_tokens(workload, num_devices)
     if name == "images_per_s" and not num_images:
-        raise WorkloadError("images_per_s needs a model of images, or images in each sequence; give seconds")
+        raise WorkloadError(
+            with_fields("{images_per_s} needs a model of images, or images in each sequence; give {seconds}")
+        )
     amounts = {
         "tokens_per_s": num_tokens,
         "tokens_per_s_per_device": num_tokens / num_devices,
