@@ -81,7 +81,7 @@ def test_settings_reach_every_command(
     ("settings", "command", "words"),
     [
         ("layout = { tp = 16 }", "predict gpt2", "(tensor_parallel=16: [tool.shapewright] of "),
-        ('ignore = ["TC999"]', "check gpt2", "(ignore=TC999: [tool.shapewright] of "),
+        ('ignore = ["TC999"]', "check gpt2", "pyproject.toml': unknown rule 'TC999'"),
         ('device = "v100-sxm2-32gb"', "predict gpt2 --dtype fp8", "(device v100-sxm2-32gb: [tool.shapewright] of "),
         ("layout = { tp = 2 }", "predict gpt2 --tp 16", None),
     ],

@@ -19,6 +19,7 @@ import click
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError, first_line, short_path
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import FieldName
 
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
 _NOTES, _DEFAULTS = "shapewright.notes", "shapewright.defaults"
@@ -208,9 +209,18 @@ def default_layout(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def default_ignored() -> Sequence[str]:
-    """Return the rules that pyproject.toml ignores."""
+    """Return the rules that pyproject.toml ignores.
+
+    Raises:
+        ShapewrightError: there is no such rule; the message names the file.
+    """
+    from shapewright.lint.rule import select_rules
+
     settings = read_settings()
-    _keep_default(settings.ignore, f"ignore={', '.join(settings.ignore)}: [tool.shapewright] of {settings.where}")
+    try:
+        select_rules(settings.ignore)
+    except ShapewrightError as error:
+        raise ShapewrightError(f"[tool.shapewright] of {settings.where}: " + error.text) from None
     return settings.ignore
 
 
@@ -224,8 +234,9 @@ def _keep_default(names: Iterable[str], words: str) -> None:
 def explain_defaults(error: ShapewrightError) -> None:
     """Add to an error where the defaults come from that it names: nobody typed them."""
     context = click.get_current_context(silent=True)
+    said = {error.subject, error.field, *(part.field for part in error.text.parts if isinstance(part, FieldName))}
     for names, words in context.meta.get(_DEFAULTS, ()) if context is not None else ():
-        if any(name in error.text for name in names):
+        if not said.isdisjoint(names):
             error.text += f" ({words})"
 
 
