@@ -39,7 +39,7 @@ _MOST_NAME_CHARACTERS = 200
 _SEPARATORS = re.compile(r"[ \t\r\n,]*")
 _US = 1e-6
 
-_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: PyTorch 1.8
 _LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "runtime")
 _COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|SendRecv|AllToAll", re.IGNORECASE)
 _FORWARD_OPERATORS = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
@@ -268,6 +268,7 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
     spans: list[_Span] = []
     steps: list[tuple[float, float]] = []
     num_launches = 0
+    origin_us: float | None = None
     for event in reader:
         if event.get("ph") != "X":
             continue
@@ -275,6 +276,9 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         start_us, duration_us = _number(event.get("ts")), _number(event.get("dur"))
         if start_us is None or duration_us is None or duration_us < 0.0:
             continue
+        # Times since 1970 in seconds have a resolution of a quarter of a microsecond only.
+        origin_us = start_us if origin_us is None else origin_us
+        start_us -= origin_us
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         if category in _KERNELS:
@@ -418,7 +422,8 @@ def _dtype(args: dict[str, Any]) -> str:
 
 
 def _device_name(header: str) -> str:
-    found = re.search(r'"deviceProperties".*?"name"\s*:\s*"([^"\\]{1,100})"', header, re.DOTALL)
+    # computeProperties: PyTorch 1.8.
+    found = re.search(r'"(?:device|compute)Properties".*?"name"\s*:\s*"([^"\\]{1,100})"', header, re.DOTALL)
     return found[1] if found else ""
 
 
