@@ -23,7 +23,6 @@ line and exits with status 2.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -215,6 +214,8 @@ def close_names(name: str, known: Iterable[str]) -> str:
     "did you mean 'h100-sxm-80gb'?"
     """
     candidates = list(known)
+    import difflib  # a millisecond, for errors alone
+
     folded = name.casefold()
     close = [candidate for candidate in candidates if "_" in candidate and folded == _initials(candidate)]
     close += difflib.get_close_matches(folded, candidates, n=_MAX_CLOSE_NAMES, cutoff=0.6)
