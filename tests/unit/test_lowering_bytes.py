@@ -25,9 +25,9 @@ def test_residual_stream_of_a_layer() -> None:
     gradient = named(operations, "residual_dropout.backward", "backward")
     assert (gradient.read_bytes, gradient.written_bytes) == (3.5 * row_bytes, 2 * row_bytes)
     assert gradient.num_kernels == 2
-    # dx: x and dy; weights: x and dy once more
+    # dx: x and dy in, dx out; another kernel adds up parts of the weights' gradient, which are small
     gradient = named(operations, "norm.backward", "backward")
-    assert (gradient.read_bytes, gradient.written_bytes, gradient.num_kernels) == (4 * row_bytes, row_bytes, 2)
+    assert (gradient.read_bytes, gradient.written_bytes, gradient.num_kernels) == (2 * row_bytes, row_bytes, 2)
 
 
 def test_gated_activation_reads_two_inputs() -> None:

@@ -14,7 +14,7 @@ from shapewright.pricing.operations import price_operations
 from shapewright.pricing.pointwise import price_pointwise, price_pointwises
 from shapewright.pricing.price import Price
 
-# Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter.
+# Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter, and norms of Ada whole.
 PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6, "in_table": True}
 ROUND_RECORD = CalibrationRecord(
     id="pointwise/round/2026-11-21",
@@ -26,7 +26,8 @@ ROUND_RECORD = CalibrationRecord(
         "kinds": {
             "norm": PLAIN,
             "activation": PLAIN,
-            "gated_activation": {"bandwidth_fraction": 0.25, "start_s": 2e-6},
+            "two_input_activation": {"bandwidth_fraction": 0.25, "start_s": 2e-6},
+            "ada_norm": {**PLAIN, "bandwidth_fraction": 1.0, "device": "l40"},
             "other": PLAIN,
         },
         "l2_reach_fraction": 1e-9,
@@ -62,6 +63,32 @@ def test_gate_is_recognized_by_its_reads() -> None:
     plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
 
     assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
+
+
+def test_kernels_of_an_architecture_price_its_devices() -> None:
+    """Also those of another architecture's record; gradients that were not measured take five passes for three."""
+    norm, gradient = (Pointwise(name="x", operation="norm", read_bytes=each, written_bytes=1e9) for each in (1e9, 2e9))
+    for name, fraction in (("l40s", 1.0), ("a100-sxm-80gb", 0.5)):
+        device = load_device(name)
+        forward, backward = price_pointwises([norm, gradient], device, ROUND_RECORD)
+        assert forward.memory_s == pytest.approx(2e9 / device.memory_bandwidth_bytes_per_s / fraction)
+        assert backward.memory_s == pytest.approx(5.0 / 2.0 * forward.memory_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward_us", "backward_us"),
+    [("h200-sxm-141gb", (64.0, 102.0), (114.0, 260.0)), ("gb200", (44, 54), (77, 177))],
+)
+def test_norms_of_newer_devices_take_what_libraries_take(
+    name: str, forward_us: tuple[float, float], backward_us: tuple[float, float]
+) -> None:
+    """RMS norms of 8192 x 8192 in bf16: compiled PyTorch, cuDNN and PyTorch's own (NVIDIA/cudnn-frontend @3929da2)."""
+    num_bytes = 8192.0 * 8192.0 * 2.0
+    norm = Pointwise(name="x", operation="norm", read_bytes=num_bytes, written_bytes=num_bytes)
+    gradient = norm.changed(read_bytes=2.0 * num_bytes, num_kernels=2)
+    for one, (least_us, most_us) in ((norm, forward_us), (gradient, backward_us)):
+        (found,) = price_operations([one], load_device(name))
+        assert least_us <= found.time_s * 1e6 <= most_us
 
 
 def test_reads_and_writes_count_as_traffic() -> None:

@@ -51,7 +51,7 @@ def test_kernels_names_all_tables_that_it_reads() -> None:
     ("arguments", "words"),
     [
         (["pointwise"], "give one with --data DIR"),
-        (["pointwise", "--data", "/nowhere"], "lacks pointwise.parquet, paper_layers.csv"),
+        (["pointwise", "--data", "/nowhere"], "lacks pointwise.parquet, norms.csv, paper_layers.csv"),
         (["tuned-experts", "--data", ".", "--device", "l40s"], "--device does not apply to tuned-experts"),
         (["gem"], "unknown refit 'gem'; choose from gemm, "),
     ],

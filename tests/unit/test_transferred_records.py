@@ -180,13 +180,13 @@ def test_partitioned_caches_hold_half_of_shared_data() -> None:
     assert gain(L40S) > 1.1 * gain(split)
 
 
-def test_norms_of_slow_memory_reach_more_of_it() -> None:
-    """A norm waits for its SM: on L40S, with a fifth of A100's bandwidth per SM, it comes nearer to memory."""
-    norm = Pointwise(name="x", operation="norm", read_bytes=1e9, written_bytes=1e9)
+def test_kernels_of_slow_memory_reach_more_of_it() -> None:
+    """A rotation waits for its SM: on L40S, with a fifth of A100's bandwidth per SM, it comes nearer to memory."""
+    rotary = Pointwise(name="x", operation="rotary", read_bytes=1e9, written_bytes=1e9)
     shares = {
         device.name: price.roofline_s / price.time_s
         for device in (load_device("a100-sxm-80gb"), L40S, B200)
-        for price in [price_pointwise(norm, device, load_record("pointwise", device))]
+        for price in [price_pointwise(rotary, device, load_record("pointwise", device))]
     }
 
     assert shares["l40s"] > 1.5 * shares["a100-sxm-80gb"]

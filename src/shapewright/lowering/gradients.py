@@ -82,7 +82,7 @@ def _without_frozen_gradients(forward: Operation, gradients: list[Operation], wo
         needs_input = any(workload.adapts(forward.block, role) for role in INPUT_ROLES)
         return gradients if needs_input else [one for one in gradients if not one.name.endswith(_GATHER_AGAIN)]
     if isinstance(forward, Pointwise) and forward.operation in ("norm", "layernorm"):
-        # One kernel reads x and dy and writes dx; the other one is the gradient of the norm's weights.
+        # No weights to sum up parts of a gradient for.
         read_bytes = forward.read_bytes + forward.written_bytes
         return [one.changed(read_bytes=read_bytes, num_kernels=1) for one in gradients]
     return gradients
@@ -165,15 +165,16 @@ def _collective_gradient(forward: Collective) -> list[Operation]:
 def _pointwise_gradient(forward: Pointwise) -> Pointwise:
     """Lower the gradient of a memory-bound operation that reads x and writes y in the forward pass.
 
-    norm: two kernels, one for dx and one for the weights, which each read x and dy; a chain of kernels has about two
-    for each of its own. activation: reads x and dy, writes dx. softmax: reads y and dy, writes dx. residual: adds the
-    gradients of both branches, with the traffic of forward; if it fuses dropout, another kernel computes the gradient
-    of its branch. All others are linear: they read dy (and the mask of dropout) and write dx.
+    norm: reads x and dy, writes dx, and another kernel sums up parts of the gradient of its weights; a chain has about
+    two kernels for each of its own, which together read x and dy twice. activation: reads x and dy, writes dx. softmax:
+    reads y and dy, writes dx. residual: adds the gradients of both branches, with the traffic of forward; if it fuses
+    dropout, another kernel computes the gradient of its branch. All others are linear: they read dy (and the mask of
+    dropout) and write dx.
     """
     x, y = forward.read_bytes, forward.written_bytes
     read, written, num_kernels = y, x, forward.num_kernels
     if forward.operation in ("norm", "layernorm"):
-        read, num_kernels = 2.0 * (x + y), 2 * num_kernels
+        read, num_kernels = (2.0 if forward.is_chain else 1.0) * (x + y), 2 * num_kernels
     elif forward.operation == "activation":
         read = x + y
     elif forward.operation == "softmax":

@@ -12,7 +12,7 @@ import numpy as np
 
 from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, folds_of_groups, interval_of
 from shapewright.pricing.calibration.records import load_record
-from shapewright.pricing.pointwise import CACHE_EDGE_POWER, GATED_READ_RATIO
+from shapewright.pricing.pointwise import CACHE_EDGE_POWER, TWO_INPUT, TWO_INPUT_READ_RATIO
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
@@ -166,8 +166,8 @@ def _kernels(row: Row) -> int:
 def _kind(row: Row) -> str:
     """Return the kind in the record; gated activations are a kind of their own."""
     kind = str(row.sizes["operation"])
-    gated = float(row.sizes["read_bytes"]) > GATED_READ_RATIO * float(row.sizes["written_bytes"])
-    return f"gated_{kind}" if kind == "activation" and gated else kind
+    gated = float(row.sizes["read_bytes"]) > TWO_INPUT_READ_RATIO * float(row.sizes["written_bytes"])
+    return f"{TWO_INPUT}{kind}" if kind == "activation" and gated else kind
 
 
 def _fit(kinds: Any, num_bytes: Array, num_kernels: Array, measured: Array, device: Device) -> dict[Constant, float]:
@@ -195,8 +195,9 @@ def _parameters(free: Mapping[Constant, float], device: Device) -> dict[str, Any
     # Residual additions stream; without them the mean of the measured kinds is the reference.
     scale = _middle(found, "bandwidth_fraction", own) / _middle(table, "bandwidth_fraction", own)
     start = _middle(found, "start_s", own) / _middle(table, "start_s", own)
-    for kind, entry in table.items():
-        if kind not in found:
+    for kind in table:
+        if kind not in found and "device" not in table[kind]:
+            entry = table.get(f"{device.architecture}_{kind}", table[kind])
             found[kind] = {
                 "bandwidth_fraction": min(float(entry["bandwidth_fraction"]) * scale, 1.0),
                 "start_s": float(entry["start_s"]) * start,

@@ -1,10 +1,11 @@
 """Fit the pointwise record of A100 from a measured table and published medians.
 
-The data folder holds pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of
-three models, measured by microsoft/vidur (2024 software); and paper_layers.csv. Kinds that the former lacks come from
-the layer logs of arXiv 2401.14489 (eager PyTorch on A100 40 GB) or are assumptions; the record names each source.
+The data folder contains pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of
+three models, measured by microsoft/vidur (2024 software); norms.csv; and paper_layers.csv. Kinds that the first lacks
+come from the layer logs of arXiv 2401.14489 (eager PyTorch on A100 40 GB) or are assumptions, each with its source.
 Held-out errors leave out one whole model; the record is fitted on all three. Mask and softmax on another vendor's chip
-come from the unfused layers of paper_layers.csv on MI250X. Some seconds.
+come from the unfused layers of paper_layers.csv on MI250X, norms on Hopper and Blackwell from norms.csv, as compiled
+PyTorch runs them. Some seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from shapewright.measure.accuracy.tables.pointwise import KIND_OF, adds_two_bran
 from shapewright.measure.fit.pointwise_record import Constant, fit_pointwise, predict_pointwise
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, error_summary, fold_of_rows, interval_of
 from shapewright.measure.refit.record_files import command, write_record
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.transfer import fixed_cost_scale
 from shapewright.pricing.operations import price_operations
+from shapewright.pricing.pointwise import TWO_INPUT
 
 SOURCE = "microsoft/vidur @7d47513, MIT"
 ELEMENT_BYTES = 2.0
@@ -43,6 +47,11 @@ SELECTIVE_OVERHEAD_S = 13.2e-3 - 11.9e-3
 SELECTIVE_HEADS, SELECTIVE_HEAD_DIM, SELECTIVE_SEQ_LEN = 4 * 64 // 8, 96, 2048
 # Unfused attention on another vendor's chip: its name in the table, and the kinds in its blocks.
 FOREIGN_GPU, FOREIGN_DEVICE, FOREIGN_KINDS = "mi250x", "mi250x-gcd", ("mask", "softmax")
+# RMS norms of newer architectures: the devices measured, by their names in the table, and who runs their kernels.
+NORM_DEVICES = {"h200_sxm": ("h200-sxm-141gb", ("hopper",)), "gb200": ("gb200", ("blackwell", "blackwell-ultra"))}
+# Pass, kind, tensors that stream through it, and kernels.
+NORM_KERNELS = (("forward", "norm", 2, 1), ("backward", f"{TWO_INPUT}norm", 3, 2))
+NORM_BACKEND, NORM_SOURCE = "torch_compile", "NVIDIA/cudnn-frontend @3929da2, MIT: compiled PyTorch"
 # fp16 in, fp16 out, one byte of mask.
 DROPOUT_BYTES_PER_ELEMENT = 5.0
 
@@ -77,7 +86,7 @@ def kinds_of(rows: pd.DataFrame) -> Any:
     """
     kinds = rows.operation.map(KIND_OF)
     kinds = np.where((rows.operation == "input_layernorm") & ~rows.gated.astype(bool), "layernorm", kinds)
-    return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
+    return np.where((rows.operation == "mlp_act") & rows.gated, f"{TWO_INPUT}activation", kinds)
 
 
 def fit(rows: pd.DataFrame, device: Device) -> dict[Constant, float]:
@@ -165,6 +174,35 @@ def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
     return float(shares[best]), error_summary(held_out_s, measured_s[is_held_out])
 
 
+def fit_norms(data: Path, start_s: float) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Fit the bandwidth shares of RMS norms and their gradients on NORM_DEVICES, and return left-out errors too.
+
+    Args:
+        start_s: Start of one kernel on A100, which the devices' clocks scale. [s]
+    """
+    table = pd.read_csv(data / "norms.csv")
+    table = table[(table.backend == NORM_BACKEND) & (table.operation == "rms_norm")]
+    kinds: dict[str, dict[str, Any]] = {}
+    reports: dict[str, Any] = {}
+    for alias, (name, architectures) in NORM_DEVICES.items():
+        device = load_device(name)
+        kernel_s = start_s * fixed_cost_scale(device, load_record("pointwise", device))
+        for pass_name, kind, passes, num_kernels in NORM_KERNELS:
+            rows = table[(table.device == alias) & (table["pass"] == pass_name)]
+            streamed_s = passes * rows["rows"] * rows["columns"] * ELEMENT_BYTES / device.memory_bandwidth_bytes_per_s
+            streamed, measured = streamed_s.to_numpy(float), rows.latency_s.to_numpy(float)
+            shares = streamed / np.maximum(measured - num_kernels * kernel_s, streamed)
+            share = float(np.median(shares))
+            left_out = [float(np.median(np.delete(shares, row))) for row in range(len(shares))]
+            reports[f"left-out shapes {name} {kind}"] = error_summary(
+                num_kernels * kernel_s + streamed / np.array(left_out), measured
+            )
+            entry: dict[str, Any] = {"bandwidth_fraction": share, "start_s": start_s, "in_table": True}
+            entry |= {"device": name, "source": NORM_SOURCE}
+            kinds |= {f"{architecture}_{kind}": entry for architecture in architectures}
+    return kinds, reports
+
+
 def refit(data: Path) -> None:
     """Fit and write the pointwise record of A100."""
     rows = pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True)
@@ -208,6 +246,9 @@ def refit(data: Path) -> None:
         "source": f"arXiv 2401.14489 layer logs of {FOREIGN_DEVICE}: blocks and layers less all else",
     }
     kinds |= {f"foreign_{kind}": foreign for kind in FOREIGN_KINDS}
+    norms, norm_reports = fit_norms(data, fitted["start_s", "residual"])
+    kinds |= norms
+    reports |= norm_reports
     record = {
         "devices": ["a100-sxm-80gb", "a100-sxm-40gb"],
         "architecture": device.architecture,
@@ -219,7 +260,7 @@ def refit(data: Path) -> None:
         "interval": interval,
         "provenance": {
             "source": SOURCE,
-            "files": ["pointwise.parquet", "paper_layers.csv"],
+            "files": ["pointwise.parquet", "paper_layers.csv", "norms.csv"],
             "rows": len(rows),
             "split": "each of the three models held out whole in turn; parameters fitted on all of them",
             "command": command("pointwise"),
