@@ -255,3 +255,13 @@ def test_lent_intervals_are_noted() -> None:
         "intervals are those of vllm-0.16: no published throughput of vllm-0.19 was compared"
     ]
     assert notes_of("vllm-0.16") == []
+
+
+@pytest.mark.parametrize("name", ["requests.csv", "requests.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_name(name: str, tmp_path: Path) -> None:
+    """Spreadsheets and PowerShell write one at the beginning of a file."""
+    row = '{"arrival_s": 0, "prompt_len": 100, "output_len": 9}\n'
+    path = tmp_path / name
+    path.write_text(ROWS + "0,100,9\n" if name.endswith("csv") else row, encoding="utf-8-sig")
+
+    assert read_trace(path).prompt_len.tolist() == [100]

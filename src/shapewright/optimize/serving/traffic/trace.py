@@ -48,7 +48,8 @@ def read_trace(path: str | Path) -> Traffic:
             raise _trace_error(
                 f"trace {shown} has {num_bytes} bytes, more than {MOST_FILE_BYTES}; give a part of it, such as an hour"
             )
-        with TextIOWrapper(open_file(file), encoding="utf-8", newline="") as lines:
+        # Spreadsheets write a byte order mark.
+        with TextIOWrapper(open_file(file), encoding="utf-8-sig", newline="") as lines:
             rows = _read_json(lines, shown) if file.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(lines, shown)
             return _collect(rows, shown)
     except OSError as error:
