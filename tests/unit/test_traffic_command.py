@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(name: str, tmp_path: Pat
     path.write_text(ROWS + "0,100,9\n" if name.endswith("csv") else row, encoding="utf-8-sig")
 
     assert read_trace(path).prompt_len.tolist() == [100]
+
+
+def test_dates_without_a_zone_do_not_depend_on_where_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clocks in New York went from 2 to 3 o'clock on 2024-03-10, those of a server's log need not."""
+    path = tmp_path / "requests.csv"
+    path.write_text(ROWS + "".join(f"2024-03-10 0{hour}:30:00,100,9\n" for hour in (1, 2, 3)), encoding="utf-8")
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        traffic = read_trace(path)
+    time.tzset()
+
+    assert traffic.arrival_s.tolist() == [0.0, 3600.0, 7200.0]

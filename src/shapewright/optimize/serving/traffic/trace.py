@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,9 @@ def _read_time(value: Any, where: str) -> float:
         time_s = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         try:
-            time_s = datetime.fromisoformat(value).timestamp()
+            date = datetime.fromisoformat(value)
+            # Local time would skip or repeat an hour of the trace where the clocks change here.
+            time_s = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (TypeError, ValueError, OverflowError, OSError):
             time_s = math.nan
     if not 0.0 <= time_s <= _LATEST_S:
