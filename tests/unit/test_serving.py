@@ -168,6 +168,7 @@ def test_remedies_make_the_model_fit() -> None:
             "does not fit on up to 1024",
         ),
         ({"memory_fraction": 1.5}, WorkloadError, "memory_fraction=1.5"),
+        ({"block_tokens": 0}, WorkloadError, "block_tokens=0 .*; give the tokens of a block of the cache, such as 16"),
         ({"ttft_limit_s": -1.0}, WorkloadError, "ttft_limit_s=-1.0 must be a number above 0"),
         ({"formats": ["fp7"]}, WorkloadError, "unknown dtype 'fp7'"),
         ({"formats": ["bf16:int4:fp8:x"]}, WorkloadError, "unknown dtype 'x'"),

@@ -132,7 +132,7 @@ def test_command_shows_adapters(capsys: pytest.CaptureFixture[str]) -> None:
         (["--lora-rank", "0", "--lora-adapters", "1"], "rank=0 must be an integer from 1"),
         (["--lora-rank", "8", "--lora-adapters", "1", "--lora-targets", "q_porj"], "is unknown"),
         (["--lora-rank", "8", "--arrivals", "1/s"], "--lora-rank has no effect on simulated traffic"),
-        (["--lora-rank", "4096", "--lora-adapters", "5000"], "does not fit"),
+        (["--lora-rank", "4096", "--lora-adapters", "5000"], "give fewer LoRA adapters, --tensor-parallel or"),
     ],
 )
 def test_bad_adapters_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

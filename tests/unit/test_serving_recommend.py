@@ -212,6 +212,16 @@ def test_a_load_beyond_the_devices_names_the_largest() -> None:
     assert caught.value.field == "requests_per_s"
 
 
+def test_a_load_beyond_all_devices_is_not_advised_more_of_them() -> None:
+    """A plan has at most 4,096 devices, 6.4 requests/s of two of them."""
+    request = replace(REQUEST, requests_per_s=1e6, num_devices=2)
+    words = r"more than 2 devices carry: at most 3.2 .*; give fewer requests_per_s, or wider"
+    with pytest.raises(WorkloadError, match=words):
+        recommend([make_point(0.01, 4.0, num_devices=2)], request)
+    with pytest.raises(WorkloadError, match=r"more than a device carries: at most 3\.2 "):
+        recommend([make_point(0.01, 4.0)], replace(request, num_devices=1))
+
+
 def test_prompts_and_answers_pay_for_all_devices() -> None:
     """3.60 dollars an hour, a quarter of it for 2 x 1000 prompt tokens a second, the rest for 2 x 100."""
     costs = make_point(0.01, 2.0).usd_per_million_each(REQUEST)

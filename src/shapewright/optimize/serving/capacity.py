@@ -143,12 +143,14 @@ class InstanceSearch:
                     f"each); it needs {nearest.num_devices} ({shown}): "
                     + with_fields("give {num_devices} {number}", number=nearest.num_devices)
                 )
+        fewer = "fewer LoRA adapters, " if self.request.adapters else ""
         return (
             f"{job} does not fit on up to {_LARGEST_INSTANCE} x {device.name}, in tensor groups inside a node of "
             f"{device.node_size} and at most {MOST_STAGES} stages; "
             + with_fields(
-                "give {tensor_parallel} or {pipeline_parallel} for more, a shorter {prompt_len} or {output_len}, or a "
-                "device with more memory"
+                "give {fewer}{tensor_parallel} or {pipeline_parallel} for more, a shorter {prompt_len} or "
+                "{output_len}, or a device with more memory",
+                fewer=fewer,
             )
         )
 

@@ -22,6 +22,7 @@ from shapewright.core.units import format_seconds
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, list_chunkings
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
 from shapewright.optimize.serving.point import Instance, recommended_ttft_limit_s
+from shapewright.optimize.serving.request import MOST_DEVICES
 from shapewright.prediction.composition.step import bound_of, price_passes
 
 if TYPE_CHECKING:
@@ -173,12 +174,14 @@ def _overload_error(
 ) -> WorkloadError:
     available = request.num_devices or 0
     most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
+    carry = f"{available} devices carry" if available > 1 else "a device carries"
+    more = with_fields("{num_devices} {fewest} or more, ", fewest=fewest) if fewest <= MOST_DEVICES else ""
     return WorkloadError(
-        f"requests_per_s={request.requests_per_s:g} is more than {available} devices carry: at most {most:.3g} with "
+        f"requests_per_s={request.requests_per_s:g} is more than {carry}: at most {most:.3g} with "
         f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %{limit_note}",
         advice=with_fields(
-            "give {num_devices} {fewest} or more, fewer {requests_per_s}, or wider {ttft_limit_s} or {tpot_limit_s}",
-            fewest=fewest,
+            "give {more}fewer {requests_per_s}, or wider {ttft_limit_s} or {tpot_limit_s}",
+            more=more,
         ),
         field="requests_per_s",
     )

@@ -197,16 +197,14 @@ class ServingRequest:
 
     def __post_init__(self) -> None:
         check_price(self.usd_per_hour)
-        for name, smallest, largest in (
-            ("prompt_len", 1, LONGEST_LEN),
-            ("output_len", 2, LONGEST_LEN),
-            ("block_tokens", 1, LONGEST_LEN),
+        sequence = "give the tokens of one sequence"
+        one_token = "an answer of one token is a prefill, see phase='prefill'"
+        for name, smallest, hint in (
+            ("prompt_len", 1, sequence),
+            ("output_len", 2, one_token if self.output_len == 1 else sequence),
+            ("block_tokens", 1, "give the tokens of a block of the cache, such as 16"),
         ):
-            value = getattr(self, name)
-            hint = "give the tokens of one sequence"
-            if value == 1:
-                hint = "an answer of one token is a prefill, see phase='prefill'"
-            check_integer(name, value, smallest, largest, error=WorkloadError, hint=hint)
+            check_integer(name, getattr(self, name), smallest, LONGEST_LEN, error=WorkloadError, hint=hint)
         check_integer(
             "cached_len",
             self.cached_len,
