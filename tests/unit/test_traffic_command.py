@@ -233,6 +233,9 @@ def test_api_takes_devices_and_rates() -> None:
     assert [(run.server, run.rate_per_s) for run in found.runs] == [(0, 1.0), (0, 2.0), (1, 1.0), (1, 2.0)]
     assert read_rates("60/min") == (1.0,)
     assert "largest load" in found._repr_html_()
+    text = repr(found.servers[0])
+    assert "cache_tokens=" in text
+    assert len(text) < 2000  # without the tables of the times of passes
 
 
 def test_lent_intervals_are_noted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import WorkloadError
@@ -88,14 +89,14 @@ class Candidate:
         priced: Times of passes of decoding instances, with error and interval.
     """
 
-    scenario: Scenario
+    scenario: Scenario = field(repr=False)
     point: OperatingPoint
     num_units: int
-    unit: SimulatedUnit
+    unit: SimulatedUnit = field(repr=False)
     max_num_seqs: int
     max_num_batched_tokens: int
     cache_tokens: int
-    priced: PricedTable
+    priced: PricedTable = field(repr=False)
 
     @property
     def num_devices(self) -> int:
