@@ -21,6 +21,7 @@ from shapewright.pricing.servers import (
     CURRENT_SERVER,
     KernelFit,
     Server,
+    instruction_s,
     kernel_class,
     load_server,
     make_servers,
@@ -127,6 +128,26 @@ def test_kernels_of_the_server_replace_slower_ones_only() -> None:
 
     assert with_fraction(0.99) == pytest.approx(1e-6 + float(price.roofline_s) / 0.99)
     assert with_fraction(0.01) == price.time_s
+
+
+def test_decode_kernels_may_be_bound_by_their_instructions() -> None:
+    """Half of 67 TFLOP/s in fp32: 40 instructions for each element take longer than to read it, 20 do not."""
+    instance = make_instance()
+    device = instance.scenario.device
+    operations = instance.passes.decode(64, 4000).operations
+    (attention,) = [one for one in operations if one.role == "fused"]
+    (price,) = price_operations([attention], device)
+    elements = 64 * 8 * int(attention.kv_len) * (128 + 128)
+
+    def with_instructions(count: float) -> float:
+        kernels = {"decode_attention.wide": KernelFit(instructions_per_element=count)}
+        return float(replace(CURRENT_SERVER, kernels=kernels).adjust(attention, price, device).time_s)
+
+    assert with_instructions(40.0) == pytest.approx(40 * elements / (67e12 / 2))
+    assert with_instructions(20.0) == price.time_s
+    prompt, *_ = [one for one in instance.passes.prefill(1, 4096).operations if one.role == "fused"]
+    assert instruction_s(prompt, device) == instruction_s(operations[0], device) == 0.0
+    assert instruction_s(attention, replace(device, dense_flops_per_s={})) == 0.0
 
 
 def test_classes_have_the_fit_of_the_class_they_are_part_of() -> None:

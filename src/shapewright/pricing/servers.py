@@ -2,6 +2,7 @@
 
     time of an operation   min(price, start + roofline / fraction)   for kernels that the engine has of its own
                            price x factor                            for kernels of the record that it runs differently
+                           at least elements x instructions / rate   for decode kernels bound by arithmetic on the cache
     time of a pass         operations + host, at least launches x launch cost where the pass is not a CUDA graph
 
 ``data/servers/defaults.toml`` has one table per server and version, with values that its engine documents
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cache
 from importlib import resources
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
@@ -45,11 +47,14 @@ class KernelFit:
         factor: Factor on the price.
         fraction: Fraction of the bound (bandwidth or peak rate) that the server's own kernel reaches; 0 without one.
         start_s: Fixed cost of the server's own kernel. [s]
+        instructions_per_element: Instructions of a decode kernel for each element of the keys and values that it reads,
+            to convert it and to multiply it with the queries of its group; 0 if bandwidth alone bounds it.
     """
 
     factor: float = 1.0
     fraction: float = 0.0
     start_s: float = 0.0
+    instructions_per_element: float = 0.0
 
     def adjusted_s(self, price: Price) -> float:
         """Return the time of one execution. [s]"""
@@ -184,7 +189,10 @@ class Server:
         weights_s = self.weights_s(operation, device) / slow if slow else 0.0
         if not price.time_s or (fit is _AS_PRICED and self.time_factor == reads == 1.0 and not weights_s):
             return price
-        time_s = max(fit.adjusted_s(price), float(price.roofline_s), weights_s) * reads * self.time_factor
+        own_s = max(fit.adjusted_s(price), float(price.roofline_s), weights_s) * reads
+        if fit.instructions_per_element:
+            own_s = max(own_s, fit.instructions_per_element * instruction_s(operation, device))
+        time_s = own_s * self.time_factor
         scale = time_s / float(price.time_s)
         return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
 
@@ -264,6 +272,19 @@ def kernel_class(operation: Operation, device: Device) -> str:
         op_name = "all_reduce" if is_half else operation.op_name
         return f"{op_name}.{link}{'.large' if operation.message_bytes >= _LARGE_MESSAGE_BYTES else ''}"
     return ""
+
+
+def instruction_s(operation: Operation, device: Device) -> float:
+    """Return the time of one instruction for each element of the keys and values that a decode kernel reads. [s]
+
+    A core runs half as many instructions as fp32 operations at its peak, where each is a multiply-add. 0 for other
+    operations, and if the device's rate is unknown.
+    """
+    if not isinstance(operation, Attention) or int(operation.query_len) != 1:
+        return 0.0
+    width = int(operation.head_dim) + int(operation.v_head_dim)
+    elements = float(operation.batch_size) * int(operation.num_kv_heads) * int(operation.kv_len) * width
+    return elements / (device.dense_flops_per_s.get("fp32", inf) / 2.0)
 
 
 def load_server(name: str) -> Server:

@@ -27,7 +27,7 @@ from shapewright.measure.fit.shared import Array
 from shapewright.measure.refit.record_files import command, write_record
 from shapewright.optimize.serving.pass_times import lower_pass
 from shapewright.pricing.operations import price_operations
-from shapewright.pricing.servers import kernel_class
+from shapewright.pricing.servers import instruction_s, kernel_class
 
 TABLES = ("serving_throughput.csv", "serving_static.csv")
 QUANTILES = (0.05, 0.95)
@@ -49,9 +49,10 @@ class Engine:
         name: Name of their record.
         servers: Names of the servers.
         quantities: Weight of each measured quantity that is fitted; the others have intervals alone.
-        priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS``, ``factor.CLASS``, ``host_s``,
-            ``host_per_sequence_s``, ``host_per_rank_s``, ``prefill_host_s``, ``launch_s`` and ``time_factor``, for all
-            of the servers or, as in ``host_s@SERVER``, for one.
+        priors: Prior value of each parameter: ``fraction.CLASS``, ``start_s.CLASS``, ``factor.CLASS``,
+            ``instructions_per_element.CLASS``, ``host_s``, ``host_per_sequence_s``, ``host_per_rank_s``,
+            ``prefill_host_s``, ``launch_s`` and ``time_factor``, for all of the servers or, as in ``host_s@SERVER``,
+            for one.
         given: Parameters that are not fitted.
         why: Reason for these parameters.
     """
@@ -84,8 +85,8 @@ ENGINES = (
             "fraction.decode_attention.wide": 0.85,
             **_PCIE,
             "factor.alltoall.link": 1.3,
-            "factor.decode_attention.narrow.grouped@trtllm-0.9": 1.3,
-            "factor.decode_attention.narrow.grouped@trtllm-0.14": 1.3,
+            "instructions_per_element.decode_attention.narrow.grouped@trtllm-0.9": 10.0,
+            "instructions_per_element.decode_attention.wide.grouped@trtllm-0.9": 10.0,
             "factor.decode_attention.wide.grouped@trtllm-0.14": 1.3,
             "factor.gemm.fp8": 0.9,
             "factor.gemm.fp8.large": 0.9,
@@ -162,7 +163,7 @@ class Prices:
         self.rows: list[tuple[ServedRow, str]] = []
         self._classes: dict[tuple[str, str], int] = {}
         self._spans: list[tuple[int, int]] = []
-        columns: list[list[Array]] = [[], [], [], [], [], []]
+        columns: list[list[Array]] = [[], [], [], [], [], [], []]
         self._servers: list[str] = []
         sequences: list[int] = []
         ranks: list[int] = []
@@ -185,7 +186,7 @@ class Prices:
                     self._servers.append(row.server.name)
                 self._spans.append((first, len(sequences)))
                 self.rows.append((row, quantity))
-        self._time_s, self._bound_s, self._repeats, kinds, self._weights_s, passes_of = (
+        self._time_s, self._bound_s, self._repeats, kinds, self._weights_s, self._instruction_s, passes_of = (
             np.concatenate(one) for one in columns
         )
         self._kinds, self._passes = kinds.astype(int), passes_of.astype(int)
@@ -220,7 +221,8 @@ class Prices:
         reads = repeats * [row.server.cache_reads(one) for one in operations]
         time_s, bound_s = (np.array([float(getattr(one, name)) for one in prices]) for name in ("time_s", "roofline_s"))
         weights_s = np.array([row.server.weights_s(one, device) for one in operations])
-        return time_s * reads, bound_s * reads, repeats, np.array(kinds), weights_s
+        instructions_s = repeats * [instruction_s(one, device) for one in operations]
+        return time_s * reads, bound_s * reads, repeats, np.array(kinds), weights_s, instructions_s
 
     def log_ratios(self, parameters: Mapping[str, float]) -> Array:
         """Return ln(predicted / measured) of each row."""
@@ -248,6 +250,7 @@ class Prices:
         time_s = np.where(np.isinf(fraction), self._time_s, np.minimum(self._time_s, own_s)) * of_class("factor", 1.0)
         weights_s = self._weights_s / of_server("prompt_experts_fraction", np.inf)[self._passes]
         bound_s = np.maximum(self._bound_s, weights_s * self._repeats)
+        bound_s = np.maximum(bound_s, of_class("instructions_per_element", 0.0) * self._instruction_s)
         sums: Any = np.bincount(self._passes, np.maximum(time_s, bound_s), minlength=len(self._servers))
         device_s = sums * of_server("time_factor", 1.0)
         launches_s = np.where(self._is_graph, 0.0, of_server("launch_s", 0.0) * self._kernels)
