@@ -58,6 +58,17 @@ def test_only_earlier_versions_lend_their_intervals() -> None:
     assert servers["a-1.0"].interval == servers["b-1.0"].interval == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("vllm-0.10.2", "vllm-0.10"), ("SGLang-0.5.3", "sglang-0.5"), ("trtllm-1.0.0rc6", "trtllm-1.0")],
+)
+def test_a_patch_release_is_its_minor_version(given: str, name: str) -> None:
+    """Engines state their version with a patch number, as pip does."""
+    assert load_server(given).name == name
+    with pytest.raises(WorkloadError, match=r"unknown server 'vllm-0\.11\.2'"):
+        load_server("vllm-0.11.2")
+
+
 def test_an_unknown_server_is_refused_with_the_known_ones() -> None:
     """The message gives close names and all names."""
     with pytest.raises(WorkloadError, match=r"unknown server 'trtllm-9'.*trtllm-1\.0"):

@@ -288,23 +288,24 @@ def instruction_s(operation: Operation, device: Device) -> float:
 
 
 def load_server(name: str) -> Server:
-    """Load a server by name; an engine without a version is its newest one.
+    """Load a server by name; an engine without a version is its newest one, a patch release its minor version.
 
     Raises:
         WorkloadError: there is no such server.
 
-    >>> load_server("trtllm").engine, load_server("vllm-0.10").version
+    >>> load_server("trtllm").engine, load_server("vllm-0.10.2").version
     ('trtllm', '0.10')
     """
     known = {CURRENT_SERVER.name: CURRENT_SERVER, **_read_servers()}
     folded = name.strip().casefold()
+    minor = ".".join(folded.split(".")[:2])
     newest = [each for each in known if each.partition("-")[0] == folded]
-    if folded not in known and not newest:
+    if minor not in known and not newest:
         hint = close_names(folded, known)
         raise WorkloadError(
             f"unknown server {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}", field="server"
         )
-    return known[folded] if folded in known else known[newest[-1]]
+    return known[minor] if minor in known else known[newest[-1]]
 
 
 def server_names() -> tuple[str, ...]:

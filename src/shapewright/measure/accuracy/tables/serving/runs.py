@@ -105,7 +105,7 @@ def _price_run(words: Mapping[str, str], numbers: Mapping[str, float], log: Colu
     none = np.zeros(log.num_rows, np.int64)
     lengths = [log.numbers[name].astype(np.int64) for name in ("input_len", "output_len")]
     traffic = Traffic(log.numbers["queued_s"], lengths[0], lengths[1], none - 1, none)
-    server = _server_of(words["framework_version"])
+    server = load_server(words["framework_version"].strip().replace(" ", "-"))  # such as vLLM 0.19.0
     instance = _make_instance(words, numbers, traffic, device, server)
     middle, low, high = _simulate(instance, numbers, traffic)
     roofline = _simulate(_at_roofline(instance), numbers, traffic)[0]
@@ -210,13 +210,6 @@ def _at_roofline(instance: Instance) -> Instance:
     """Return the instance with kernels at their roofline."""
     server = _RooflineServer(**{**vars(instance.request.server), "kernels": {"": KernelFit()}})
     return replace(instance, request=replace(instance.request, server=server))
-
-
-def _server_of(version: str) -> Server:
-    """Return the server that a run names, such as ``vLLM 0.19.0``."""
-    engine, _, number = version.casefold().partition(" ")
-    parts = number.split(".")
-    return load_server("-".join(filter(None, (engine, ".".join(parts[:2])))))
 
 
 def _count(value: float) -> int:
