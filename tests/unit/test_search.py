@@ -97,7 +97,7 @@ def test_space_adds_up(paper_result: SearchResult) -> None:
 def test_bloom_moves_to_a_width_that_splits_well() -> None:
     """h=14400 over 8 devices leaves 1800 a device; a multiple of 64 a device is found, jointly with the micro-batch."""
     request = SearchRequest(vary=("heads", "ffn", "vocab", "width", "micro_batch"))
-    workload = {"attention": "unfused", "micro_batch_size": 1}
+    workload = {"attention": "unfused", "micro_batch_size": 1, "global_batch_size": 512}
     layout = {"tensor_parallel": 8, "pipeline_parallel": 10}
     result = search(None, "a100-sxm-80gb", request, overrides=BLOOM_LIKE, workload=workload, layout=layout)
     best = result.candidates[0]
@@ -112,7 +112,7 @@ def test_bloom_moves_to_a_width_that_splits_well() -> None:
 
 def test_stages_vary_the_micro_batch_by_default() -> None:
     """With pipeline stages the default search varies the micro-batch and notes that; --keep fixes it."""
-    requested = {"attention": "unfused", "micro_batch_size": 1}
+    requested = {"attention": "unfused", "micro_batch_size": 1, "global_batch_size": 512}
     layout = {"tensor_parallel": 8, "pipeline_parallel": 10}
     joint = api_search(None, device="a100-sxm-80gb", overrides=BLOOM_LIKE, workload=requested, layout=layout)
     kept = api_search(
@@ -130,6 +130,26 @@ def test_stages_vary_the_micro_batch_by_default() -> None:
     assert best.speedup.factor > 1.10
     assert all(shape.prediction.workload.micro_batch_size == 1 for shape in kept.candidates)
     assert not any("micro_batch is varied too" in note for note in kept.notes)
+
+
+def test_micro_batches_of_stages_share_one_global_batch() -> None:
+    """Half the micro-batch is twice as many of them in a step of as many sequences, which halves the bubble."""
+    layout = {"tensor_parallel": 8, "pipeline_parallel": 10}
+    found = api_search(
+        None,
+        device="a100-sxm-80gb",
+        overrides=BLOOM_LIKE,
+        layout=layout,
+        vary=("micro_batch",),
+        workload={"micro_batch_size": 4},
+    )
+    alone = next(shape.prediction for shape in found.candidates if shape.prediction.workload.micro_batch_size == 1)
+
+    assert any("global batch is held at the baseline's 40 sequences" in note for note in found.notes)
+    assert alone.tokens_per_step == found.baseline.prediction.tokens_per_step
+    assert alone.bubble_time_s < 0.5 * found.baseline.prediction.bubble_time_s
+    assert found.verdict is not None
+    assert set(found.verdict.changes) == {"micro_batch_size"}
 
 
 def test_swiglu_width_is_aligned() -> None:

@@ -236,19 +236,21 @@ def _apply_software(scenario: Scenario) -> Scenario:
 
 
 def _fix_global_batch(scenarios: Sequence[Scenario], request: SearchRequest) -> tuple[list[Scenario], tuple[str, ...]]:
-    """Fix the global batch of the first scenario if layouts vary in training, so that all layouts do the same work.
+    """Fix the global batch in training if layouts vary, or micro-batches of a pipeline, so that all do the same work.
 
-    Without a global batch, each layout would run one micro-batch per replica and stage.
+    Without a global batch, each would run one micro-batch per replica and stage: a smaller micro-batch would take
+    fewer sequences to an optimizer step, at the same share of bubble.
     """
-    workload, layout = scenarios[0].workload, scenarios[0].layout
-    if "layout" not in request.free_fields() or not workload.is_training or workload.global_batch_size is not None:
+    workload, layout, free = scenarios[0].workload, scenarios[0].layout, request.free_fields()
+    varies_batch = "layout" in free or ("micro_batch" in free and layout.pipeline_parallel > 1)
+    if not varies_batch or not workload.is_training or workload.global_batch_size is not None:
         return list(scenarios), ()
     sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
     note = (
         f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
         + with_fields("set {global_batch_size} for another one")
     )
-    return [scenarios[0].replace(global_batch_size=sequences), *scenarios[1:]], (note,)
+    return [each.replace(global_batch_size=sequences) for each in scenarios], (note,)
 
 
 def _search_each_device(
