@@ -20,6 +20,9 @@ from shapewright.measure.bench.suites.layers import list_model_cases
 from shapewright.measure.bench.verify import verify_search
 from shapewright.measure.bench.worker import WorkerDiedError
 from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.models.hf_config import read_hf_config
+from shapewright.models.parameters import count_parameters
+from shapewright.models.write import to_config_json
 from shapewright.optimize.search import engine as search_engine
 from shapewright.optimize.search.request import field_of
 from shapewright.prediction.predict import predict
@@ -404,3 +407,36 @@ def test_more_key_value_heads_are_noted_in_training() -> None:
     assert re.findall(r"[0-9]+", message.partition(" ha")[0]) == worse
     assert "keep num_kv_heads=8" in message
     assert not any("times the KV cache per token" in note for note in (*kept.notes, *decode.notes))
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        ("jamba-v0.1", "width"),  # Mamba layers are twice as wide as the residual stream
+        ("mamba2-2.7b", "width"),
+        ("minimax-text-01", "heads"),  # linear attention has as many heads
+        ("llama-4-scout", ""),  # the shared expert has the routed experts' width
+        ("qwen3.5-35b-a3b", ""),  # no key for the width of a dense MLP, which no layer has
+        ("deepseek-v3", "heads"),
+    ],
+)
+def test_every_listed_shape_can_be_written(model: str, fixed: str) -> None:
+    """What a config.json cannot hold is not varied, and what follows a field follows it in the listed shapes too."""
+    found = search(model, device="h100-sxm-80gb", top=10)
+    varied = {name for shape in found.candidates for name in shape.changed_fields}
+
+    for shape in found.candidates:
+        written = read_hf_config(to_config_json(found.model, shape.config)).config
+        assert count_parameters(written) == count_parameters(shape.config)
+    assert fixed not in varied
+    assert not fixed or any(note.startswith(f"{fixed} is not varied") for note in found.notes)
+
+
+def test_a_shared_expert_follows_the_width_of_the_others() -> None:
+    """Where one number is the width of all experts, a search changes them together."""
+    found = search("deepseek-v3", device="h100-sxm-80gb", vary=("ffn", "width"), train_tokens=10**13, top=5)
+
+    assert found.candidates
+    for shape in found.candidates:
+        assert shape.config.shared_expert_intermediate_size == shape.config.moe_intermediate_size
+        assert shape.config.intermediate_size == 18432

@@ -57,6 +57,8 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
     if "layer_types" in changed and original.config.model_type != NATIVE_MODEL_TYPE:
         _write_layer_types(part, new_config)
     keys = hf_keys_of(original.family)
+    # Where all layers have experts, a family may have no key for the width of the dense MLP that no layer has.
+    unused = {"intermediate_size"} if all(group.is_moe for group in new_config.layer_groups()) else set()
     # First pass: keys that are present with a value. Second pass: fields that still differ get a new key, such as a
     # head_dim that was derived from the other sizes before.
     problem: ConfigError | None = None
@@ -72,7 +74,7 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
             changed += [name for name in _DERIVED_FIELDS if name not in changed]
             continue
         problem = None
-        if not changed:
+        if not set(changed) - unused:
             return written
     reason = " (" + problem.text + ")" if problem else ""
     raise ConfigError(

@@ -190,6 +190,8 @@ def _why_fixed(model: Model, name: str) -> str:
     changes = _example_change(config, name)
     if not changes or _can_write(model, replace(config, **changes)):
         return ""
+    if name == "width":
+        return f"a config.json of model_type {config.model_type!r} has sizes that follow it"
     return f"a config.json of model_type {config.model_type!r} has no field for it"
 
 
@@ -206,9 +208,12 @@ def _why_layers_repeat_unevenly(config: TransformerConfig) -> str:
 
 def needs_square_heads(model: Model) -> bool:
     """Return whether the form of the model's config has no head width, so that heads divide the hidden size."""
-    if model.raw is None or model.config.shares_keys:
+    config = model.config
+    if model.raw is None or config.shares_keys:
         return False
-    config = _with_square_heads(model.config)
+    if config.num_heads * config.head_dim != config.hidden_size and _can_write(model, config):
+        return False
+    config = _with_square_heads(config)
     return not _can_write(model, replace(config, **_example_change(config, "head_dim")))
 
 
@@ -229,22 +234,41 @@ def _can_write(model: Model, config: TransformerConfig) -> bool:
 
 
 def _example_change(config: TransformerConfig, name: str) -> dict[str, Any]:
-    """Return one small valid change of a field."""
+    """Return one valid change of a field, with the fields that follow it."""
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-    followers = {"v_head_dim": 2 * head_dim} if config.v_head_dim == head_dim else {}
+    changes: dict[str, Any] = {}
     if name == "heads" and not heads % 2 and not kv_heads % 2:
-        return {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "head_dim": 2 * head_dim, **followers}
-    if name == "kv_heads":
-        return {"num_kv_heads": 1 if kv_heads > 1 else heads}
-    if name == "head_dim":
-        return {"head_dim": 2 * head_dim, **followers}
-    if name == "ffn":
-        field_name = ffn_field(config)
-        width = getattr(config, field_name) + _TEST_STEP
-        is_same = config.is_moe and config.moe_intermediate_size == config.intermediate_size
-        return {field_name: width, **({"intermediate_size": width} if is_same else {})}
-    if name == "experts" and config.is_moe:
-        return {"num_experts": 2 * config.num_experts}
-    if name == "vocab":
-        return {"vocab_size": config.vocab_size + _TEST_STEP}
-    return {}
+        changes = {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "head_dim": 2 * head_dim}
+    elif name == "kv_heads":
+        changes = {"num_kv_heads": 1 if kv_heads > 1 else heads}
+    elif name == "head_dim":
+        changes = {"head_dim": 2 * head_dim}
+    elif name == "ffn":
+        changes = {ffn_field(config): getattr(config, ffn_field(config)) + _TEST_STEP}
+    elif name == "width":
+        # Twice of everything that a search scales with the width.
+        changes = {"hidden_size": 2 * config.hidden_size}
+        scaled = [ffn_field(config)] + ([] if config.shares_keys else ["num_heads", "num_kv_heads"])
+        changes |= {field_name: 2 * getattr(config, field_name) for field_name in scaled}
+    elif name == "experts" and config.is_moe:
+        changes = {"num_experts": 2 * config.num_experts}
+    elif name == "vocab":
+        changes = {"vocab_size": config.vocab_size + _TEST_STEP}
+    followers = followers_of(config)
+    return changes | {name: changes[leader] for name, leader in followers.items() if leader in changes}
+
+
+def followers_of(config: TransformerConfig) -> dict[str, str]:
+    """Return the fields that have the value of another field in the baseline, and follow it."""
+    pairs = {
+        "v_head_dim": "head_dim",
+        "embedding_size": "hidden_size",
+        "num_encoder_layers": "num_layers",
+    }
+    if config.is_moe:
+        pairs |= dict.fromkeys(("intermediate_size", "shared_expert_intermediate_size"), "moe_intermediate_size")
+    if config.is_mla:
+        del pairs["v_head_dim"]
+    return {
+        follower: leader for follower, leader in pairs.items() if getattr(config, follower) == getattr(config, leader)
+    }

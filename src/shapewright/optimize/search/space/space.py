@@ -13,7 +13,7 @@ import numpy as np
 from shapewright.core.errors import ConfigError
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.optimize.search.request import VARIED, ffn_field, needs_square_heads
+from shapewright.optimize.search.request import VARIED, ffn_field, followers_of, needs_square_heads
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.space.guard import MEASURES, active_ffn_width, allowed_range, ffn_ratio, measure_shape
 
@@ -372,7 +372,7 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
     return Space(
         baseline=baseline,
         grid=Grid(arrays, frozenset(width_fields)),
-        followers=_followers(baseline),
+        followers=followers_of(baseline),
         ranges=listed.ranges,
     )
 
@@ -390,20 +390,3 @@ def _describe_nearest(listed: FieldValues) -> str:
         if values:
             found.append(f"{name}={min(values, key=lambda value: (abs(value - keep[name]), value))}")
     return f"the nearest value that does: {' or '.join(found)}; " if found else ""
-
-
-def _followers(config: TransformerConfig) -> dict[str, str]:
-    """Return the fields that have the value of another field in the baseline, and follow it."""
-    pairs = {
-        "v_head_dim": "head_dim",
-        "embedding_size": "hidden_size",
-        "num_encoder_layers": "num_layers",
-    }
-    followers = {
-        follower: leader for follower, leader in pairs.items() if getattr(config, follower) == getattr(config, leader)
-    }
-    if config.is_moe and config.moe_intermediate_size == config.intermediate_size:
-        followers["intermediate_size"] = "moe_intermediate_size"
-    if config.is_mla:
-        followers.pop("v_head_dim", None)
-    return followers
