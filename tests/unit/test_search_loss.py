@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
+from shapewright.app.api.designs import design
 from shapewright.app.api.searches import search
 from shapewright.app.cli.commands.search import command as search_command
 from shapewright.core.errors import ConfigError, WorkloadError
@@ -358,9 +359,12 @@ def test_far_outside_the_data_only_free_changes_are_recommended() -> None:
 
 
 def test_unsupported_models_of_the_law_are_errors() -> None:
-    """Encoders have no loss law; hours are worth other tokens on each device."""
-    with pytest.raises(ConfigError, match="the loss law describes decoders"):
-        search("bert-base", device="l40s", objective="time-to-loss")
+    """Encoders and models without attention have no loss law; hours are worth other tokens on each device."""
+    for name in ("bert-base", "mamba2-2.7b"):
+        with pytest.raises(ConfigError, match=f"the loss law describes decoders with attention, which {name} is not"):
+            search(name, device="l40s", objective="time-to-loss")
+    with pytest.raises(ConfigError, match=r"mamba2-2\.7b is not; search its shapes by speed"):
+        design("mamba2-2.7b", num_parameters=27 * 10**8, train_tokens=10**10, device="l40s", num_devices=8)
     with pytest.raises(WorkloadError, match="give train_tokens"):
         search("gpt2", devices=("l40s", "h100-sxm-80gb"), gpu_hours=10.0)
     with pytest.raises(ConfigError, match="objective='fast'"):
@@ -368,6 +372,16 @@ def test_unsupported_models_of_the_law_are_errors() -> None:
     saved = search("bert-base", device="l40s", train_tokens=1e9, vary=("vocab",))
     assert saved.objective.name == "train-tokens-per-s"
     assert saved.horizon is not None
+
+
+def test_layers_that_the_data_of_the_law_lack_are_noted() -> None:
+    """A hybrid is judged as if all its layers had attention, and says so; a state space alone is not judged."""
+    hybrid = search("qwen3-next-80b-a3b", device="b200-sxm-180gb", train_tokens=1e12, vary=("heads",), top=1)
+    state_space = search("mamba-2.8b", device="l40s", train_tokens=1e11, top=1)
+
+    assert any("attention layers only: those of gated_delta_net count as such" in note for note in hybrid.notes)
+    assert state_space.train_tokens is None
+    assert any("losses of mamba-2.8b are not compared" in note for note in state_space.notes)
 
 
 def test_devices_share_the_loss() -> None:

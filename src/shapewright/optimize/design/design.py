@@ -20,7 +20,12 @@ from shapewright.optimize.plan.result import explain_difference
 from shapewright.optimize.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED
 from shapewright.optimize.search.search import search_shapes
 from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
-from shapewright.prediction.loss.effect import describe_extrapolation, estimate_loss_effect, is_far_outside
+from shapewright.prediction.loss.effect import (
+    describe_extrapolation,
+    estimate_loss_effect,
+    is_far_outside,
+    require_loss_law,
+)
 from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
@@ -217,9 +222,10 @@ def design_model(
         progress: Called with the number of shapes planned and the most that may be.
 
     Raises:
-        ShapewrightError: nothing fits, or the budget pays for no step.
+        ShapewrightError: the loss law does not describe the model, nothing fits, or the budget pays for no step.
     """
     started_s = time.perf_counter()
+    require_loss_law(base.config, "search its shapes by speed with 'shapewright search'")
     sizes = FamilySizes(base, model_of, request, load_loss_law(), global_batch_size)
     num_parameters, train_tokens = sizes.choose()
     # If size or tokens were chosen for the budget, every shape must keep it; otherwise a note compares it with the run.

@@ -23,7 +23,7 @@ from shapewright.optimize.search.objective import OBJECTIVES, Limits
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
-from shapewright.prediction.loss.effect import describe_extrapolation, has_loss_law
+from shapewright.prediction.loss.effect import describe_extrapolation, has_loss_law, require_loss_law
 from shapewright.prediction.training_run import SECONDS_PER_HOUR, TrainingRun
 
 if TYPE_CHECKING:
@@ -180,10 +180,7 @@ def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> O
     if objective.name in ("time-to-loss", "loss-at-budget") or goal.serve_tokens or goal.target_loss_nats:
         if goal.objective is None and goal.target_loss_nats is None:
             return OBJECTIVES["train-tokens-per-s"]
-        raise ConfigError(
-            f"the loss law describes decoders, and {scenario.config.title} is an {scenario.config.stack}; use "
-            f"objective='train-tokens-per-s'"
-        )
+        require_loss_law(scenario.config, "use objective='train-tokens-per-s'")
     return objective if objective.name != "cost" else replace(objective, measures_loss=False)
 
 
@@ -192,7 +189,7 @@ def _describe_run(goal: Goal, search: DeviceSearch) -> tuple[str, ...]:
     tokens = search.train_tokens
     if tokens is None:
         title = search.baseline_prediction.config.title
-        return (f"the loss law describes decoders: losses of {title} are not compared",)
+        return (f"the loss law describes decoders with attention: losses of {title} are not compared",)
     notes = []
     if not goal.has_run:
         notes.append(

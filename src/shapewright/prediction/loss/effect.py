@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.errors import ConfigError
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
+from shapewright.core.texts import joined
 from shapewright.core.units import format_count
+from shapewright.models.layers import mixers_of
 from shapewright.models.parameters import count_parameters
 from shapewright.prediction.loss.law import FREE_NATS, REFERENCE, Z_90, load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
@@ -129,8 +132,19 @@ class LossEffect:
 
 
 def has_loss_law(config: TransformerConfig) -> bool:
-    """Whether the loss law describes a model, which it does for decoders."""
-    return config.stack == "decoder"
+    """Whether the loss law describes a model, which it does for decoders with attention."""
+    mixers = {mixer for layer_type in config.patterns.layer_types for mixer in mixers_of(layer_type)}
+    return config.stack == "decoder" and not mixers <= set(config.linear_layers)
+
+
+def require_loss_law(config: TransformerConfig, advice: str) -> None:
+    """Refuse a model that the loss law does not describe.
+
+    Raises:
+        ConfigError: it is an encoder, or has no attention.
+    """
+    if not has_loss_law(config):
+        raise ConfigError(f"the loss law describes decoders with attention, which {config.title} is not", advice=advice)
 
 
 def count_active_parameters(config: TransformerConfig, vocab_size: int) -> Any:
@@ -155,10 +169,14 @@ def is_far_outside(config: TransformerConfig, train_tokens: float) -> bool:
 
 
 def describe_extrapolation(config: TransformerConfig, train_tokens: float) -> tuple[Note, ...]:
-    """Return notes where the loss law is a user's own, or a model or its run lies outside the data of the law."""
+    """Return notes where the loss law is a user's own, or a model or its run is outside the data of the law."""
     law, notes = load_loss_law(), list[Note]()
     if law.name != REFERENCE:
         notes.append(Note(f"losses are judged by the law of the recipe: {law.name}", "loss-recipe"))
+    if config.linear_layers:
+        kinds = joined(config.linear_layers, " and ")
+        text = f"the data of the loss law have attention layers only: those of {kinds} count as such"
+        notes.append(Note(text, "loss-other-layers"))
     size = float(ShapeForLoss.of(config).num_parameters)
     for name, value, (low, high), field in (
         ("parameters without embeddings", size, law.parameters_range, "num_parameters"),
