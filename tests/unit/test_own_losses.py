@@ -19,6 +19,7 @@ from shapewright.measure.fit.loss_runs import calibrate_losses
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
+from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.loss.law import LossLaw, law_file_content, load_loss_law, read_loss_law, using_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
@@ -124,6 +125,20 @@ def test_published_proxy_losses_are_fitted() -> None:
     table = Path(__file__).parents[2] / "benchmarks" / "proxy_losses_xeon_2026-11-23.csv"
 
     assert max(map(abs, calibrate_losses(table).left_out_errors_nats)) < 0.2
+
+
+@pytest.mark.parametrize("name", ["proxy_losses_xeon_2026-11-23.csv", "proxy_losses_1m_2026-11-29.csv"])
+def test_small_models_never_promise_less_than_no_loss(name: str) -> None:
+    """Small models alone would put the floor below 0, and so the loss of a model of 3 B; GPT-2 has 0.65 nats a byte."""
+    law = calibrate_losses(Path(__file__).parents[2] / "benchmarks" / name).law
+    losses = [
+        float(law.loss_nats(ShapeForLoss.of(read_model(model).config), tokens))
+        for model, tokens in (("gpt2", 1e10), ("llama-3.2-3b", 3e11), ("llama-3-70b", 1.5e13))
+    ]
+
+    assert law.coefficients["floor_nats"] == pytest.approx(0.0, abs=1e-9)
+    assert losses[0] == pytest.approx(0.6, abs=0.2)
+    assert 0.0 < losses[2] < losses[1] < losses[0]
 
 
 HEADER = (

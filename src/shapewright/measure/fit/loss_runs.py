@@ -44,6 +44,7 @@ _MOST_MISFIT = 20.0
 _LEAST_OF_REFERENCE = 0.42
 # Guessing among 262,144 tokens has this loss; larger numbers are perplexities. [nats]
 _MOST_NATS = 12.5
+_FLOOR = COEFFICIENTS.index("floor_nats")
 # A step that predicts a loss this far off is taken back without a closer look. [nats]
 _SENSELESS_NATS = 1e3
 _MOST_STEPS, _SMALL_STEP = 100, 1e-6
@@ -56,7 +57,7 @@ def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
         law: The law whose coefficients and covariance are the prior, the reference.
 
     Returns:
-        The law with updated coefficients and covariance.
+        The law with updated coefficients and covariance; its floor is at least 0.
 
     Raises:
         CalibrationError: the losses are so far from every law that the fit does not converge.
@@ -66,20 +67,13 @@ def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
     mean = np.array([law.coefficients[key] for key in COEFFICIENTS])
     prior = law.covariance + np.diag([BETWEEN_RECIPES.get(key, 0.0) ** 2 for key in COEFFICIENTS])
     noise = _noise_covariance(law, rows)
-    values, misfit = mean, _misfit(mean, mean, prior, noise, rows)
-    for _ in range(_MOST_STEPS):
-        predicted, slopes = _linearize(values, rows)
-        gain = prior @ slopes.T @ np.linalg.inv(slopes @ prior @ slopes.T + noise)
-        change = mean + gain @ (rows.loss_nats - predicted + slopes @ (values - mean)) - values
-        scale, found = 1.0, _misfit(values + change, mean, prior, noise, rows)
-        while found > misfit and scale > _SMALL_STEP:  # halve steps that overshoot
-            scale /= 2.0
-            found = _misfit(values + scale * change, mean, prior, noise, rows)
-        if found >= misfit:
-            break
-        values, misfit = values + scale * change, found
-        if scale * float(np.abs(change).max()) < _SMALL_STEP:
-            break
+    values, misfit = _most_likely(mean, prior, noise, rows)
+    if values[_FLOOR] < 0.0:
+        # No text has less than no entropy. Small models alone cannot tell the floor from a slower fall of the loss, so
+        # without this limit, large models would have negative losses.
+        per_nat = prior[_FLOOR] / prior[_FLOOR, _FLOOR]
+        at_zero = prior - np.outer(prior[_FLOOR], per_nat)
+        values, misfit = _most_likely(mean - mean[_FLOOR] * per_nat, at_zero, noise, rows)
     predicted, slopes = _linearize(values, rows)
     if not misfit <= _MOST_MISFIT * len(rows):
         worst_nats = float(np.abs(predicted - rows.loss_nats).max())
@@ -101,6 +95,31 @@ def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
         tokens_range=(float(rows.tokens.min()), float(rows.tokens.max())),
         provenance={"prior": law.name, "rows": len(rows), "models": len(set(rows.model))},
     )
+
+
+def _most_likely(mean: Any, prior: Any, noise: Any, rows: LossRows) -> tuple[Any, float]:
+    """Return the coefficients that are most likely by a prior and some rows, and their misfit.
+
+    Args:
+        mean: Mean of the prior.
+        prior: Its covariance.
+        noise: Covariance of the measured losses about the law.
+    """
+    values, misfit = mean, _misfit(mean, mean, prior, noise, rows)
+    for _ in range(_MOST_STEPS):
+        predicted, slopes = _linearize(values, rows)
+        gain = prior @ slopes.T @ np.linalg.inv(slopes @ prior @ slopes.T + noise)
+        change = mean + gain @ (rows.loss_nats - predicted + slopes @ (values - mean)) - values
+        scale, found = 1.0, _misfit(values + change, mean, prior, noise, rows)
+        while found > misfit and scale > _SMALL_STEP:  # halve steps that overshoot
+            scale /= 2.0
+            found = _misfit(values + scale * change, mean, prior, noise, rows)
+        if found >= misfit:
+            break
+        values, misfit = values + scale * change, found
+        if scale * float(np.abs(change).max()) < _SMALL_STEP:
+            break
+    return values, misfit
 
 
 def _linearize(values: Any, rows: LossRows) -> tuple[Any, Any]:
