@@ -242,7 +242,7 @@ def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, s
     [
         (["--params", "1b"], "the length of the run is missing; give --train-tokens"),
         ([], "nothing to design for: --params is missing, and so is a budget"),
-        (["--params", "1b", "--hours", "2", "--gpu-hours", "3"], "hours and --gpu-hours are both budgets"),
+        (["--params", "1b", "--hours", "2", "--gpu-hours", "3"], "--hours and --gpu-hours are both budgets"),
         (["--usd", "100"], "usd=100 needs the price of a device"),
         (["--hours", "nan"], "hours=nan must be"),
         (["--gpu-hours", "0"], "gpu_hours=0"),

@@ -41,10 +41,10 @@ _OTHER_FLAGS = {
 }
 # Fields besides those of model, workload and layout whose flags are spelled like them.
 _OTHER_FIELDS = (
-    "node_size", "train_tokens", "gpu_hours", "serve_tokens", "usd_per_hour", "straggler_factor", "global_batch_tokens",
-    "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep", "device", "calibration",
-    "inputs", "fused", "try_offload", "seconds", "tokens_per_s", "tokens_per_s_per_device", "steps_per_s",
-    "images_per_s",
+    "node_size", "train_tokens", "hours", "gpu_hours", "usd", "usd_per_hour", "serve_tokens", "straggler_factor",
+    "global_batch_tokens", "tokenizer_vocab", "max_num_seqs", "max_num_batched_tokens", "software", "server", "keep",
+    "device", "calibration", "inputs", "fused", "try_offload", "seconds", "tokens_per_s", "tokens_per_s_per_device",
+    "steps_per_s", "images_per_s",
 )  # fmt: skip
 
 
