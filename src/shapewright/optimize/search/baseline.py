@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from shapewright.models.transformer import TransformerConfig
 
-_UNSCALED_WITHIN = 0.01  # relative deviation of the parameters below which a model is not scaled
+# Relative deviation of the parameters up to which a model is not scaled. Names round: GPT-3 2.7B has 2.65 B parameters,
+# Qwen3-30B-A3B 30.5 B. It is also the tolerance of a search.
+_UNSCALED_WITHIN = 0.02
 _UNIT = 128  # elements; widths of public models are multiples of it
 # Accepted deviation of a scaled model: embeddings keep their rows, so a small model with a large vocabulary could be
 # several times as large as wanted.
@@ -81,7 +83,7 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     A mixture of experts keeps the number of its experts, and of those that a token uses.
 
     Args:
-        model: What to start from; returned as it is where its size is already within 1 %.
+        model: What to start from; returned as it is where its size is already within 2 %.
         tensor_parallel: Tensor degree that divides the heads of a scaled model, if a number of heads nearby allows it.
 
     Raises:
