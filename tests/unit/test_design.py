@@ -259,6 +259,7 @@ def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, s
         (["--params", "70b", "--train-tokens", "1t"], "no plan fits 8 h100-sxm-80gb"),
         (["--params", "1b", "--train-tokens", "1b", "--tolerance", "x"], "is not a fraction"),
         (["--gpu-hours", "1e-9"], "pays for no"),
+        (["--params", "1b", "--train-tokens", "1b", "--tokenizer-vocab", "1"], "tokenizer_vocab=1 must be"),
     ],
 )
 def test_bad_questions(

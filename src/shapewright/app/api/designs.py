@@ -109,7 +109,7 @@ def design(
     )
     overrides = dict(parts.pop("overrides", None) or {})
     if tokenizer_vocab is not None:
-        overrides["vocab_size"] = check_integer("tokenizer_vocab", tokenizer_vocab, 1, error=ConfigError)
+        overrides["vocab_size"] = check_integer("tokenizer_vocab", tokenizer_vocab, 2, error=ConfigError)
     source = config.model if isinstance(config, Scenario) else config
     device = parts.get("device") or (config.device if isinstance(config, Scenario) else None)
     degree = 1 if device is None else min(_MOST_TENSOR_PARALLEL, find_device(device).node_size)
