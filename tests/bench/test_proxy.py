@@ -246,6 +246,7 @@ def test_runs_file_forms(tmp_path: Path) -> None:
     )
     assert read_runs(tmp_path / "r.csv") == read_runs(tmp_path / "r.jsonl")
 
+    assert make_spec(SMALL | {"train_tokens": "20k"}) == make_spec(SMALL | {"train_tokens": 20_000})
     (spec,) = [make_spec({"config": "llama-3.2-1b", "hidden_size": 128, "num_layers": 4, "head_dim": 16})]
     assert (spec.config.num_kv_heads, spec.config.vocab_size, spec.config.gated_mlp) == (8, 256, True)
     assert spec.train_tokens == pytest.approx(20 * spec.num_parameters, rel=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from shapewright.core.files import read_start
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.core.units import parse_count
 from shapewright.measure.proxy.text import VOCAB_SIZE
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
@@ -198,7 +200,10 @@ def make_spec(values: Mapping[str, Any]) -> ProxySpec:
     if "train_tokens" in given and "tokens_per_parameter" in given:
         raise BenchError(with_fields("{train_tokens} and tokens_per_parameter are given"), advice="give one of them")
     ratio = given.get("tokens_per_parameter", _TOKENS_PER_PARAMETER)
-    tokens = given.get("train_tokens")
+    tokens: Any = given.get("train_tokens")
+    if isinstance(tokens, str):
+        with suppress(ValueError):  # what is no count is refused below
+            tokens = parse_count(tokens)
     for name, value in (("train_tokens", tokens), ("tokens_per_parameter", ratio)):
         if value is not None:
             check_number(name, value, 0.0, MOST_TOKENS, error=BenchError, exclude_low=True)

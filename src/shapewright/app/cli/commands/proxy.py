@@ -25,8 +25,8 @@ RUNS is a csv file with a header, or a jsonl file; each line is one model:
   deep,128,8,4,2,352,20
   wide,256,2,8,4,704,20
 Columns: fields of a model (config: a preset or config.json to start from; else a decoder of the Llama family),
-train_tokens or tokens_per_parameter (default 20), seq_len (256), batch_tokens (2048), micro_batch_size (the batch),
-learning_rate (0.001, for fan-in 256), warmup_fraction, final_fraction, weight_decay.
+train_tokens (such as 20m) or tokens_per_parameter (default 20), seq_len (256), batch_tokens (2048), micro_batch_size
+(the batch), learning_rate (0.001, for fan-in 256), warmup_fraction, final_fraction, weight_decay.
 
 \b
 Examples:
