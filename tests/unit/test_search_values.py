@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.core.errors import WorkloadError
+from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.hardware.loader import load_device
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
@@ -203,6 +203,8 @@ def test_vocabularies_are_paddings_of_the_given_one() -> None:
     ]  # fmt: skip
     assert values_of(("vocab",), vocab_size=100).vocab() == [100]
     assert values_of(("vocab",), keep={"vocab_size": 60000}).vocab() == [60000]
+    with pytest.raises(ConfigError, match="losses of another tokenizer cannot be compared"):
+        values_of(("vocab",), keep={"vocab_size": 100}).vocab()
     assert values_of(("heads",)).vocab() == [50257]
 
 

@@ -220,10 +220,22 @@ class FieldValues:
         return [count - ends for count in _multiples(max(low, 1) + ends, high + ends, unit, config.num_layers + ends)]
 
     def vocab(self) -> list[int]:
-        """Return the vocabulary sizes, which are at least the baseline's."""
+        """Return the vocabulary sizes, which are at least the baseline's.
+
+        Raises:
+            ConfigError: a kept one is smaller.
+        """
         current = self.baseline.vocab_size
+        kept = self.request.keep.get("vocab_size", current)
+        if kept < current:
+            raise ConfigError(
+                f"the kept vocabulary of {kept:,} is below the {current:,} entries of the baseline's tokenizer, and "
+                f"losses of another tokenizer cannot be compared",
+                advice=with_fields("give the baseline that {vocab_size}, or a design that {tokenizer_vocab}"),
+                field="keep",
+            )
         if "vocab_size" in self.request.keep:
-            return [self.request.keep["vocab_size"]]
+            return [kept]
         if "vocab" not in self.free:
             return [current]
         padded = {
