@@ -17,6 +17,7 @@ from shapewright.measure.accuracy.stores import is_store
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import loss_records
 from shapewright.measure.store.record import OK
+from shapewright.prediction.loss.law import NATS_FROM_BITS
 from shapewright.prediction.loss.terms import ShapeForLoss
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ FORMAT = Format(
 
 FEWEST_RUNS = 3
 """Fewest losses that the terms of a recipe are fitted to."""
-NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
 
 # A model this wide that ends above this loss diverged: neighbors of its size are below 3.7 nats. The public grid marks
 # a few such runs by nothing but their loss.

@@ -12,7 +12,7 @@ from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.prediction.loss.effect import scale_to_baseline
-from shapewright.prediction.loss.law import load_loss_law
+from shapewright.prediction.loss.law import NATS_FROM_BITS, load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.training_run import (
     FEWEST_TOKENS,
@@ -209,10 +209,11 @@ class Goal:
         tokens = float(law.tokens_to_reach(shape, self.target_loss_nats))
         if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
             least, most = (float(law.loss_nats(shape, float(end))) for end in (MOST_TOKENS, FEWEST_TOKENS))
+            hint = f"; a loss in nats per token is {NATS_FROM_BITS}" if self.target_loss_nats < least else ""
             raise WorkloadError(
                 f"target_loss_nats={self.target_loss_nats:g} is out of reach: by the loss law (recipe {law.name!r}) "
                 f"this model never falls below {least:.3g} nats, and has {min(most, 20.0):.3g} after the first token; "
-                f"give a loss between them"
+                f"give a loss between them{hint}"
             )
         return tokens
 
