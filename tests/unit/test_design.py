@@ -15,6 +15,7 @@ import pytest
 
 import shapewright
 from command_line import run
+from shapewright.core.units import format_count
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
 from shapewright.models.write import to_config_json
@@ -331,6 +332,8 @@ def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert facts["verdict"]["text"] in text
     assert facts["designs"][0]["why"] == ""
+    (own,) = (one for one in facts["designs"] if one["is_baseline"])
+    assert f"{own['config']['name']} ({format_count(own['parameters'])})," in text
     for one in facts["designs"][1:]:
         assert one["why"]
         assert one["why"] in " ".join(text.split())  # long reasons take several lines of a table

@@ -29,9 +29,14 @@ def _difference_words(shape: DesignedShape) -> str:
     return "" if shape.is_baseline else "none" if shape.is_free else f"{shape.loss_difference_nats.mean:+.4f}"
 
 
+def _describe_baseline(shape: DesignedShape) -> str:
+    """Return name and size of the family's shape; where it is scaled, the size is not that of the name."""
+    return f"{shape.config.title} ({format_count(shape.parameters)}), unchanged"
+
+
 _DESIGN_COLUMNS = (
     Column("rank", "{rank}"),
-    Column("shape", lambda one: describe_changes(one) or f"{one.config.title}, unchanged", is_text=True),
+    Column("shape", lambda one: describe_changes(one) or _describe_baseline(one), is_text=True),
     Column("speed", "{speedup.mean:.3f}x"),
     Column("loss difference", _difference_words),
     Column("net speed-up", "{net_speedup.mean:.3f}x"),
