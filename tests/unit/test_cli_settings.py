@@ -226,9 +226,19 @@ def test_names_are_completed(words: list[str], expected: str) -> None:
     assert expected in [item.value for item in found]
 
 
-@pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
+@pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000, "[]\na" + ".a" * 30_000 + " = 1"])
 def test_settings_that_cannot_be_parsed(value: str, tmp_path: Path) -> None:
-    """Nesting and digits beyond Python's limits stop no command."""
+    """Nesting and digits beyond Python's limits stop no command, nor do keys that it takes minutes for."""
     inner = _project(tmp_path, f"ignore = {value}")
 
     assert read_settings(inner).where == ""
+
+
+def test_settings_in_a_file_that_never_ends(tmp_path: Path) -> None:
+    """A link to a file of the kernel that waits for its next message holds no settings, and does not stop commands."""
+    waiting = Path("/proc/kmsg")
+    if not os.access(waiting, os.R_OK):
+        pytest.skip("only root may read it")
+    (tmp_path / "pyproject.toml").symlink_to(waiting)
+
+    assert read_settings(tmp_path).where == ""

@@ -92,6 +92,7 @@ def test_device_files_are_not_cached(tmp_path: Path) -> None:
         (b"", "lacks the required key name"),
         (b"name = 'x'\nname = 'y'", "not valid TOML"),
         (b"a = 1" + b"0" * 5000, "not valid TOML"),
+        (b"a" + b".a" * 30_000 + b" = 1", "more than 200 dots"),
     ],
 )
 def test_invalid_files(tmp_path: Path, content: bytes, reason: str) -> None:

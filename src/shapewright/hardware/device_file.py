@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shapewright.core.dtypes import DTYPE_NAMES
 from shapewright.core.errors import DeviceError, close_names, short_repr
+from shapewright.core.files import parse_toml
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.hardware.architectures import ARCHITECTURE_NAMES
 from shapewright.hardware.device import RATE_TABLES, SCOPES, Device
@@ -90,10 +90,9 @@ def parse_device(text: str, *, where: str, complete: bool) -> Device:
         DeviceError: the text is not a valid device file; the message names the first error.
     """
     try:
-        raw = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
-        raise DeviceError(f"{where} is not valid TOML ({reason}); {_TEMPLATE_HINT}") from None
+        raw = parse_toml(text)
+    except ValueError as error:
+        raise DeviceError(f"{where} is not valid TOML ({one_line(str(error))}); {_TEMPLATE_HINT}") from None
     return build_device(raw, where=where, complete=complete)
 
 

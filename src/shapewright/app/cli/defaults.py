@@ -7,7 +7,6 @@ of its repository. It is data: names, numbers and a path of a device file.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any
 import click
 
 from shapewright.core.errors import ShapewrightError, UnknownDeviceError, first_line, short_path
+from shapewright.core.files import parse_toml, read_start
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName
@@ -24,7 +24,7 @@ from shapewright.core.texts import FieldName
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
 _NOTES, _DEFAULTS = "shapewright.notes", "shapewright.defaults"
 _KEYS = ("device", "layout", "ignore")
-_MAX_FILE_BYTES = 2**20
+_MAX_FILE_BYTES = 2**18  # those of large projects have 50 kB
 _GPU_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _GPU_QUERY_LIMIT_S = 5.0
 _MIB = 2**20
@@ -74,18 +74,14 @@ def _read_settings(start: Path) -> Settings:
 def _read_table(path: Path) -> Mapping[str, Any] | None:
     """Return the table of a file; None where there is none, or the file is malformed, which a note says."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MAX_FILE_BYTES:
-            return None
-        text = path.read_text(encoding="utf-8")
+        text = read_start(path, _MAX_FILE_BYTES + 1).decode()
     except (OSError, ValueError):
         return None
-    if "tool.shapewright" not in text and "[tool]" not in text:
+    if len(text) > _MAX_FILE_BYTES or ("tool.shapewright" not in text and "[tool]" not in text):
         return None  # without parsing it
-    import tomllib
-
     try:
-        table = tomllib.loads(text).get("tool", {}).get("shapewright")
-    except (ValueError, RecursionError, AttributeError) as error:  # no TOML, brackets by the thousand, or no tables
+        table = parse_toml(text).get("tool", {}).get("shapewright")
+    except (ValueError, AttributeError) as error:  # no TOML, or no tables
         add_note(f"{short_path(str(path))} is malformed ({first_line(error)}): its settings are not used", "settings")
         return None
     return table if isinstance(table, dict) else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from shapewright.app.formats.output_format import (
 )
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, round_up
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.files import parse_toml
 from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import CORE
 
@@ -265,8 +265,8 @@ def read_torchtitan(text: str) -> Reading:
         ConfigError: the file is not valid TOML.
     """
     try:
-        file = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        file = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"the file is not valid TOML: {str(error)[:150]}; check that it is complete") from None
     flavors = {name: _call_arguments(call) for name, call in _COMMENTED.findall(text)}
     model = Values(file.get("model") or {})

@@ -20,11 +20,13 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from io import TextIOWrapper
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from shapewright.core.errors import MeasuredFileError, plain_text
+from shapewright.core.files import open_file, read_start
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 
@@ -152,11 +154,9 @@ def read_trace(path: str | PathLike[str]) -> Trace:
 
 def _open(path: Path) -> IO[str]:
     """Open a plain or a gzip file as text."""
-    with path.open("rb") as start:
-        is_gzip = start.read(2) == b"\x1f\x8b"
-    if is_gzip:
+    if read_start(path, 2) == b"\x1f\x8b":
         return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+    return TextIOWrapper(open_file(path), encoding="utf-8", errors="replace")
 
 
 class _EventReader:
