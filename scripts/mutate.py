@@ -1,11 +1,11 @@
 """Change one token of the core at a time, and count the changes that no test notices: make mutation.
 
 A seeded sample of changes is drawn over the packages below: comparisons, arithmetic, truth values, numbers and swapped
-arguments. Pytest collects the tests once. A first run records which lines each test runs (much faster from Python 3.12
-on). Then a forked process for each change replaces the code of the changed function and runs the tests that reach the
-change until one fails: first those of the regression grid, then others, the quickest first, for --seconds. A change
-outside functions (a default, a table) or in code that Numba compiles, whose lines are not seen, is made before anything
-is imported, in a process of its own. With --seconds 0 the grid alone is run.
+arguments. Pytest collects the tests once. A first run records which lines each test runs (before Python 3.12: which
+functions). Then a forked process for each change replaces the code of the changed function and runs the tests that
+reach the change until one fails: first those of the regression grid, then others, the quickest first, for --seconds. A
+change outside functions (a default, a table) or in code that Numba compiles, whose lines are not seen, is made before
+anything is imported, in a process of its own. With --seconds 0 the grid alone is run.
 
 Results are kept in build/mutation, so that the same command continues where it was stopped; delete the folder after
 a change of the tests that are there already. A change that takes too long is counted apart: no test noticed it. Whether
@@ -310,15 +310,23 @@ def watch_lines(note: Callable[[str, int], object]) -> Callable[[], None]:
     """Call a function with the file and number of each line of the package that runs; return what starts it anew."""
     source = str(SOURCE)
     if sys.version_info < (3, 12):
+        # Events of lines would take hours here. All lines of a function that is called count as run, so that a change
+        # meets more tests than need be, and none too few.
+        seen: dict[int, CodeType] = {}
 
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            if not frame.f_code.co_filename.startswith(source):
-                return None
-            if event == "line":
-                note(frame.f_code.co_filename, frame.f_lineno)
-            return trace
+        def trace(frame: FrameType, _event: str, _: object) -> None:
+            code = frame.f_code
+            if id(code) not in seen:
+                seen[id(code)] = code
+                if code.co_filename.startswith(source):
+                    for _, _, line in code.co_lines():
+                        note(code.co_filename, line or code.co_firstlineno)
 
-        return lambda: sys.settrace(trace)
+        def begin() -> None:
+            seen.clear()
+            sys.settrace(trace)
+
+        return begin
 
     watch, tool = sys.monitoring, sys.monitoring.COVERAGE_ID
 
