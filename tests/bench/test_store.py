@@ -174,6 +174,16 @@ def spoil(path: Path, how: str) -> None:
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
         connection.commit()
         connection.close()
+    elif how in ("trigger", "view"):
+        Store(path).close()
+        connection = sqlite3.connect(path)
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+        connection.execute(
+            f"CREATE TRIGGER t BEFORE INSERT ON runs BEGIN SELECT ({endless}); END"
+            if how == "trigger"
+            else f"CREATE VIEW v AS {endless}"
+        )
+        connection.close()
     elif how == "folder":
         path.mkdir()
 
@@ -185,6 +195,8 @@ def spoil(path: Path, how: str) -> None:
         ("older", "schema version 1, and this version of shapewright reads and writes 3; measure again"),
         ("garbage", "damaged or not a store"),
         ("foreign", "not a store of measurements"),
+        ("trigger", "not a store of measurements"),
+        ("view", "not a store of measurements"),
         ("folder", "unable to open"),
     ],
 )

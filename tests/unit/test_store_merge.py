@@ -17,7 +17,7 @@ from shapewright.app.cli.commands.store import command
 from shapewright.core.errors import StoreError
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.store.database import Store
-from shapewright.measure.store.merge import merge_stores
+from shapewright.measure.store.merge import merge_stores, rescue_store
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 from shapewright.measure.store.summary import summarize_store
 
@@ -60,13 +60,24 @@ def test_merging_keeps_the_targets_good_rows(tmp_path: Path) -> None:
 
 
 def test_invalid_sources_are_not_merged(tmp_path: Path) -> None:
-    """A damaged, missing or identical source is an error before the target is created."""
+    """A damaged, missing or identical source, or a loop of links, is an error before the target is created."""
     damaged = make_store(tmp_path / "b", [dataclasses.replace(make_row(1), median_s=None)])
-    for source, words in ((damaged, "is damaged"), (tmp_path / "none", "no store at"), (tmp_path / "a", "into itself")):
+    (tmp_path / "loop").symlink_to("loop")
+    for source, words in (
+        (damaged, "is damaged"),
+        (tmp_path / "none", "no store at"),
+        (tmp_path / "loop", "no store at"),
+    ):
         with pytest.raises(StoreError, match=words):
             merge_stores(tmp_path / "a", [source])
+        with pytest.raises(StoreError, match="into itself" if source == damaged else "no store at"):
+            rescue_store(source, source)
 
         assert not (tmp_path / "a").exists()
+
+    (tmp_path / "link").symlink_to("b")
+    with pytest.raises(StoreError, match="into itself"):
+        merge_stores(damaged, [tmp_path / "link"])
 
 
 def test_full_disk_imports_all_or_nothing(tmp_path: Path) -> None:

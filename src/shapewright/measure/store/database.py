@@ -113,10 +113,13 @@ class Store:
         # Checked before anything is written, so that other SQLite files are never modified; in one transaction, since
         # another process may be creating the same store.
         execute("BEGIN")
-        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        kinds = dict(execute("SELECT name, type FROM sqlite_master WHERE type <> 'index'"))
         version = self._version()
         execute("COMMIT")
-        if (version == 0 and tables) or (version > 0 and not {"runs", "measurements"} <= tables):
+        tables = {name for name, kind in kinds.items() if kind == "table"}
+        # A trigger or a view could do any work, without end, where rows are written or read.
+        has_programs = len(tables) < len(kinds)
+        if has_programs or (version == 0 and tables) or (version > 0 and not {"runs", "measurements"} <= tables):
             raise StoreError(f"{self.path} is an SQLite file, but not a store of measurements; give another store")
         if version not in (0, SCHEMA_VERSION):
             advice = "upgrade shapewright" if version > SCHEMA_VERSION else "measure again"

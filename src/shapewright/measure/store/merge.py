@@ -21,7 +21,7 @@ def rescue_store(target: str | Path, damaged: str | Path) -> tuple[dict[str, int
     Raises:
         StoreError: not even the list of tables can be read, or the target cannot be written.
     """
-    if Path(target).resolve() == Path(damaged).resolve():
+    if _are_one_file(target, damaged):
         raise StoreError(f"{damaged} cannot be rescued into itself; give another store")
     lost: dict[str, int] = {}
     with Store(damaged, read_only=True) as store:
@@ -49,7 +49,7 @@ def merge_stores(target: str | Path, sources: list[str] | list[Path]) -> dict[st
         StoreError: a store is missing, damaged, full, from a newer version, or merged into itself. All sources are read
             before the target is opened, and each is written completely or not at all.
     """
-    same = [source for source in sources if Path(source).resolve() == Path(target).resolve()]
+    same = [source for source in sources if _are_one_file(source, target)]
     if same:
         raise StoreError(f"{same[0]} cannot be merged into itself; give another source")
     read = []
@@ -67,3 +67,10 @@ def merge_stores(target: str | Path, sources: list[str] | list[Path]) -> dict[st
             for name, number in store.add_all(runs, rows).items():
                 counts[name] += number
     return counts
+
+
+def _are_one_file(path: str | Path, other: str | Path) -> bool:
+    try:
+        return Path(path).samefile(other)
+    except (OSError, ValueError):  # one does not exist, or cannot be reached; opening it says why
+        return False
