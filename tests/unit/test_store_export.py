@@ -208,3 +208,15 @@ def test_final_losses_are_means_over_seeds(tmp_path: Path) -> None:
     assert {heads: float(row["loss"]) for heads, row in found.items()} == {4: 2.25, 1: 3.0}
     assert found[4]["losses"] == "2.000000 2.500000"
     assert (found[4]["tokens"], found[4]["data"], found[4]["gated_mlp"]) == ("2000", "bytes abc, fp32", "1")
+
+
+def test_cells_are_no_formulas(tmp_path: Path) -> None:
+    """Names that a spreadsheet would run as formulas are texts in the tables."""
+    name = "=HYPERLINK(A1)"
+    exported(tmp_path, measured(GEMM, kernel=name))
+
+    for table in ("gemm.csv", "measurements.csv"):
+        with (tmp_path / table).open(encoding="utf-8", newline="") as file:
+            cells = {cell for record in csv.DictReader(file) for cell in record.values()}
+        assert f"'{name}" in cells
+        assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)

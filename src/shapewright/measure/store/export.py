@@ -24,6 +24,7 @@ _POINTWISE_NAMES = {
 }
 
 Record = dict[str, Any]
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export_store(store: Store, folder: str | Path, *, format_name: str = "parquet") -> dict[str, int]:
@@ -226,5 +227,10 @@ def _write_csv(path: Path, records: Sequence[Record]) -> None:
     with draft.open("x", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
-        writer.writerows(records)
+        writer.writerows({name: _plain_cell(value) for name, value in record.items()} for record in records)
     draft.replace(path)
+
+
+def _plain_cell(value: Any) -> Any:
+    """A text that a spreadsheet would run as a formula, with an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
