@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModelError
 from shapewright.models import config_file
 from shapewright.models.read import read_model
@@ -146,3 +148,13 @@ def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConfigError, match=r"no answer within 0\.3 s; check the network"):
             read_model("org/silent")
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    """A malformed HF_ENDPOINT is an error in one line, although the hub's library fails when it is imported."""
+    command = [*python_command("shapewright"), "params", "someone/something"]
+    environment = {**child_environment(), "HF_ENDPOINT": "http://["}
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert (outcome.returncode, outcome.stderr.count("\n")) == (2, 1)
+    assert "HF_ENDPOINT" in outcome.stderr

@@ -173,6 +173,8 @@ def fetch_config(hub_id: str) -> Path:
         UnknownModelError: no such repository, or it has no config.json.
         ConfigError: the hub cannot be reached or refuses access.
     """
+    repo_id, _, revision = hub_id.partition("@")
+    endpoint = os.environ.get("HF_ENDPOINT") or None
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -181,8 +183,8 @@ def fetch_config(hub_id: str) -> Path:
             f"reading {short_repr(hub_id)} from the hub needs huggingface_hub, which is not installed; "
             f"run pip install 'shapewright[hub]', or download its config.json and give its path"
         ) from None
-    repo_id, _, revision = hub_id.partition("@")
-    endpoint = os.environ.get("HF_ENDPOINT") or None
+    except ValueError as error:  # the library reads HF_ENDPOINT when it is imported
+        raise _unreachable(repo_id, endpoint, error) from None
     # The library would log a line per attempt in addition to the error raised here.
     huggingface_hub.logging.set_verbosity_error()
 
