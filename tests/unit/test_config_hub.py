@@ -151,7 +151,7 @@ def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    """A malformed HF_ENDPOINT is an error in one line, although the hub's library fails when it is imported."""
+    """A malformed HF_ENDPOINT is an error in one line, although the hub's library fails when it is first used."""
     command = [*python_command("shapewright"), "params", "someone/something"]
     environment = {**child_environment(), "HF_ENDPOINT": "http://["}
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -178,15 +178,16 @@ def fetch_config(hub_id: str) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors
+
+        # The library would log a line per attempt in addition to the error raised here.
+        huggingface_hub.logging.set_verbosity_error()
     except ImportError:
         raise MissingExtraError(
             f"reading {short_repr(hub_id)} from the hub needs huggingface_hub, which is not installed; "
             f"run pip install 'shapewright[hub]', or download its config.json and give its path"
         ) from None
-    except ValueError as error:  # the library reads HF_ENDPOINT when it is imported
+    except ValueError as error:  # the library reads HF_ENDPOINT when it is first used
         raise _unreachable(repo_id, endpoint, error) from None
-    # The library would log a line per attempt in addition to the error raised here.
-    huggingface_hub.logging.set_verbosity_error()
 
     def download() -> str:
         # The library reads HF_ENDPOINT at import only; passing it makes a later change effective.
