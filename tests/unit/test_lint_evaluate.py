@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError
-from shapewright.lint.evaluate import evaluate, rate_severity
+from shapewright.lint.evaluate import evaluate, find_hidden_findings, rate_severity
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation, get_rule
 from shapewright.prediction.scenario import Scenario
@@ -158,3 +158,9 @@ def test_time_per_token_is_that_of_all_devices() -> None:
     scenario = example_scenario(data_parallel=2, micro_batch_size=4, seq_len=2048)
 
     assert scenario.time_per_token_s == pytest.approx(2 * scenario.predict().step_time_s / 16384)
+
+
+@pytest.mark.parametrize("changes", [{"num_heads": 31}, {"hidden_size": 2600, "tensor_parallel": 7}])
+def test_changes_that_cannot_run_uncover_no_findings(changes: dict[str, Any]) -> None:
+    """Nothing is predicted, and nothing raised, for changes that contradict the model or cannot be distributed."""
+    assert find_hidden_findings(example_scenario(vocab_size=50257), changes, ()) == []
