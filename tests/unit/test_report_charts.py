@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from full_disk import full_after
+from shapewright.app.cli.console import write_chart
 from shapewright.app.figures.chart import (
     Band,
     BarChart,
@@ -25,6 +27,7 @@ from shapewright.app.figures.chart import (
 )
 from shapewright.app.figures.echarts import chart_option
 from shapewright.app.report.page import Figure, Table, Words, render_page
+from shapewright.core.errors import ShapewrightError
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
 
@@ -130,6 +133,19 @@ def test_hostile_text_stays_text() -> None:
     assert "alert(1)</script>" not in page
     block = page.partition('id="chart-options">')[2].partition("</script>")[0]
     assert json.loads(block)[0]["series"][0]["name"] == HOSTILE
+
+
+def test_a_picture_stays_where_its_successor_cannot_be_written(tmp_path: Path) -> None:
+    """On a full disk the command is an error, and leaves the file that is there and no part of another."""
+    pytest.importorskip("matplotlib", reason="needs the plot extra")
+    path = tmp_path / "chart.svg"
+    path.write_text("before", encoding="utf-8")
+
+    with full_after(1000), pytest.raises(ShapewrightError, match="cannot write"):
+        write_chart(next(iter(CHARTS.values())), path)
+
+    assert path.read_text(encoding="utf-8") == "before"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", CHARTS)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_after
+from shapewright.core.errors import StoreError
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
@@ -220,3 +222,15 @@ def test_cells_are_no_formulas(tmp_path: Path) -> None:
             cells = {cell for record in csv.DictReader(file) for cell in record.values()}
         assert f"'{name}" in cells
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
+
+
+@pytest.mark.parametrize("format_name", ["csv", "parquet"])
+def test_a_full_disk_leaves_no_part_of_a_table(format_name: str, tmp_path: Path) -> None:
+    """An export that cannot be written is an error, and leaves no temporary file."""
+    if format_name == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the fit extra")
+    exported(tmp_path, measured(GEMM))
+    with Store(tmp_path / "s.sqlite", read_only=True) as store, full_after(50), pytest.raises(StoreError):
+        export_store(store, tmp_path / "tables", format_name=format_name)
+
+    assert list((tmp_path / "tables").iterdir()) == []

@@ -93,17 +93,10 @@ def print_output(
 
 
 def write_chart(chart: Chart, path: str | Path) -> None:
-    """Draw a chart into a .png, .svg or .pdf file.
+    """Draw a chart into a .png, .svg or .pdf file; raises as write_text_file does."""
+    from shapewright.app.figures.matplotlib_files import draw_chart
 
-    Raises:
-        ShapewrightError: the file cannot be written.
-    """
-    from shapewright.app.figures.matplotlib_files import save_chart
-
-    try:
-        save_chart(chart, Path(path))
-    except (OSError, ValueError) as error:
-        raise _unwritable(str(path), error) from error
+    _write_file(str(path), draw_chart(chart, Path(path).suffix))
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -151,16 +144,24 @@ def write_text_file(path: str, text: str) -> None:
     Raises:
         ShapewrightError: the file cannot be written.
     """
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise _unwritable(path, error) from error
+    _write_file(path, content)
+
+
+def _write_file(path: str, content: bytes) -> None:
     target = Path(path)
     draft = _draft_of(target)
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")  # replacing it would turn it into a plain file
+            target.write_bytes(content)  # replacing it would turn it into a plain file
             return
         # Made anew: a link that someone else put there is not followed.
         draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("xb") as file:
+            file.write(content)
         draft.replace(target)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):

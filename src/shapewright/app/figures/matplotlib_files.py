@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +33,23 @@ _SVG_STYLE = {"svg.hashsalt": "shapewright", "svg.fonttype": "none", "font.size"
 
 
 def save_chart(chart: Chart, path: Path, *, description: str = "") -> None:
-    """Draw a chart into a file.
+    """Draw a chart into a file; its suffix selects the format. Other arguments and errors as for draw_chart.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.write_bytes(draw_chart(chart, path.suffix, description=description))
+
+
+def draw_chart(chart: Chart, suffix: str, *, description: str = "") -> bytes:
+    """Draw a chart; return the content of a file.
 
     Args:
-        path: Output file; its suffix selects the format, one of ``FORMATS``.
+        suffix: Format, one of ``FORMATS``.
         description: Description in the metadata of an SVG file.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        OSError: The file cannot be written.
     """
     try:
         import matplotlib as mpl
@@ -68,9 +77,11 @@ def save_chart(chart: Chart, path: Path, *, description: str = "") -> None:
             case Timeline():
                 _draw_timeline(chart, axes)
         metadata: dict[str, Any] = {}
-        if path.suffix == ".svg":
+        if suffix == ".svg":
             metadata = {"Date": None, "Creator": None, "Description": description or chart.alt}
-        figure.savefig(path, dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+        content = BytesIO()
+        figure.savefig(content, format=suffix.removeprefix("."), dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+        return content.getvalue()
 
 
 def _inches(chart: Chart) -> tuple[float, float]:

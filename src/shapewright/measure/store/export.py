@@ -6,7 +6,8 @@ import csv
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,19 @@ def _run_facts(run: Any) -> Record:
     }
 
 
-def _new_draft(path: Path) -> Path:
-    """Temporary file beside the target, of this process alone; what has its name, such as a link, is removed."""
+@contextmanager
+def _drafted(path: Path) -> Iterator[Path]:
+    """Temporary file beside the target, of this process alone, which replaces the target once it is complete.
+
+    What has its name before, such as a link, is removed.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)
-    return draft
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _write_parquet(path: Path, records: Sequence[Record]) -> None:
@@ -217,18 +226,15 @@ def _write_parquet(path: Path, records: Sequence[Record]) -> None:
         raise MissingExtraError(
             "writing parquet needs pyarrow, which is not installed; run: pip install 'shapewright[fit]', or write csv"
         ) from error
-    draft = _new_draft(path)
-    pq.write_table(pa.Table.from_pylist(list(records)), draft, compression="zstd")
-    draft.replace(path)
+    with _drafted(path) as draft:
+        pq.write_table(pa.Table.from_pylist(list(records)), draft, compression="zstd")
 
 
 def _write_csv(path: Path, records: Sequence[Record]) -> None:
-    draft = _new_draft(path)
-    with draft.open("x", newline="", encoding="utf-8") as file:
+    with _drafted(path) as draft, draft.open("x", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
         writer.writerows({name: _plain_cell(value) for name, value in record.items()} for record in records)
-    draft.replace(path)
 
 
 def _plain_cell(value: Any) -> Any:
