@@ -32,6 +32,21 @@ def step_s(model: Any, **layout: Any) -> float:
     return shapewright.predict(model, device="h100-sxm-80gb", workload=workload, layout=layout).step_time_s
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 6, 12])
+@pytest.mark.parametrize(("num_layers", "ends"), [(24, {}), (23, EMBEDDING), (23, LOSS), (22, BOTH)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_is_that_of_the_fullest_stage(
+    stages: int, num_layers: int, ends: dict[str, Any], recompute: str
+) -> None:
+    """Of equal layers, without and with ends that count as layers, no stage needs more than the one that is stated."""
+    config = replace(SMALL, num_layers=num_layers)
+    workload = replace(TRAINING, global_batch_size=2 * stages, recompute=recompute)
+    layout = ParallelLayout(pipeline_parallel=stages, **ends)
+    totals = [stage.total_bytes for stage in estimate_stages(config, workload, layout)]
+
+    assert estimate_memory(config, workload, layout).total_bytes == max(totals)
+
+
 def test_llama_3_405b_on_16_stages_of_8_chunks() -> None:
     """126 layers and both ends are 128; the bubble is that of 8 chunks: half of what 4 chunks wait."""
     spread = {"tensor_parallel": 8, "pipeline_parallel": 16}

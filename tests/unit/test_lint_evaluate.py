@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shapewright.core.errors import LayoutError
+from shapewright.lint.combined import combine_fixes
 from shapewright.lint.evaluate import evaluate, find_hidden_findings, rate_severity
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation, get_rule
@@ -164,3 +165,20 @@ def test_time_per_token_is_that_of_all_devices() -> None:
 def test_changes_that_cannot_run_uncover_no_findings(changes: dict[str, Any]) -> None:
     """Nothing is predicted, and nothing raised, for changes that contradict the model or cannot be distributed."""
     assert find_hidden_findings(example_scenario(vocab_size=50257), changes, ()) == []
+
+
+def test_a_fix_that_needs_another_is_part_of_the_combined_fix() -> None:
+    """More sequences do not fit beside the logits of a large vocabulary; with a smaller one they save further time."""
+    scenario = example_scenario(vocab_size=150_001, device="h200-sxm-141gb")
+    vocabulary = judged(scenario, fix(vocab_size=50_304))
+    assert vocabulary is not None
+    batch = {"micro_batch_size": 16}
+    larger = replace(vocabulary.suggestions[0], changes=batch, compared_at={})
+    sequences = replace(vocabulary, field="workload.micro_batch_size", suggestions=(larger,))
+    assert not scenario.replace(**batch).fits
+
+    combined, shares, _ = combine_fixes(scenario, [sequences, vocabulary])
+
+    assert combined is not None
+    assert combined.changes == {"vocab_size": 50_304, **batch}
+    assert 0.0 < shares[0] < shares[1]
