@@ -1,4 +1,7 @@
-"""Configs of the regression grid: every model type with each key that its reader asks for changed in turn."""
+"""Configs of the regression grid: every model type with each key that its reader asks for changed in turn.
+
+Of each model type also the work and the memory of some jobs, since few types have a preset for a command line.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from regression_answers import Answer, checksum, shorten
+from regression_answers import Answer, checksum, shorten, summarize
 
 from shapewright.core.errors import ShapewrightError
+from shapewright.lowering.model import lower
+from shapewright.memory.estimate import estimate_memory
 from shapewright.models.families.fallback import transformers_types
 from shapewright.models.families.registry import FAMILIES
 from shapewright.models.families.vision_language import TOWERS
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig
+from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.workload import Workload
 
 # A longer text is cut, and told apart by a checksum.
 _MOST_TEXT = 60
@@ -30,6 +37,21 @@ _SHARED = (
 # Sizes of a model type whose config states no default.
 _SIZES = {
     "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1000, "intermediate_size": 512,
+}  # fmt: skip
+
+_JOBS = {
+    "training": (Workload(micro_batch_size=2, seq_len=384), ParallelLayout()),
+    "training, unfused": (
+        Workload(micro_batch_size=2, seq_len=384, attention="unfused", kernels="torch"), ParallelLayout(),
+    ),
+    "training on 8": (
+        Workload(micro_batch_size=1, seq_len=512, global_batch_size=16),
+        ParallelLayout(tensor_parallel=2, pipeline_parallel=2, data_parallel=2, sequence_parallel=True, zero_stage=1),
+    ),
+    "prefill": (Workload(phase="prefill", micro_batch_size=2, seq_len=384, context_len=128), ParallelLayout()),
+    "prefill, unfused": (Workload(phase="prefill", seq_len=384, attention="unfused"), ParallelLayout()),
+    "decode": (Workload(phase="decode", micro_batch_size=8, context_len=400), ParallelLayout()),
+    "decode on 2": (Workload(phase="decode", context_len=400), ParallelLayout(tensor_parallel=2)),
 }  # fmt: skip
 
 
@@ -78,7 +100,7 @@ def answer_configs(name: str) -> dict[str, Answer]:
     if "refused" in first:
         base = {**_SIZES, **base}
         first = _read_config(name, _Asked(base, asked, ()))
-    answers: dict[str, Answer] = {name: {"fields": _describe_fields(first)}}
+    answers: dict[str, Answer] = {name: {"fields": _describe_fields(first), **_answer_jobs(name, base)}}
     if name not in _VARIED and not name.startswith("tower of "):
         return answers
     for *path, key in list(asked):
@@ -94,6 +116,25 @@ def answer_configs(name: str) -> dict[str, Answer]:
             shown = words if len(words) <= _MOST_TEXT else f"{words[:_MOST_TEXT]}... {checksum(words)}"
             answers[f"{name}: {'.'.join((*path, key))}"] = {"fields": shown}
     return answers
+
+
+def _answer_jobs(name: str, values: Mapping[str, Any]) -> Answer:
+    """FLOPs, bytes and memory of jobs of a model type; where one is refused, the message."""
+    if name.startswith("tower of "):
+        return {}
+    answer: Answer = {}
+    for job, (workload, layout) in _JOBS.items():
+        try:
+            config = read_hf_config(values).config
+            operations = lower(config, workload, layout)
+            memory = estimate_memory(config, workload, layout)
+        except ShapewrightError as error:
+            answer[job] = shorten(error)
+            continue
+        answer[f"{job}: flops"] = summarize([float(one.flops * one.repeats) for one in operations])
+        answer[f"{job}: bytes"] = summarize([float(one.num_bytes * one.repeats) for one in operations])
+        answer[f"{job}: memory"] = summarize([float(part) for part in memory.components.values()])
+    return answer
 
 
 def _find_change(
