@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shapewright.app.cli.commands.store import command
-from shapewright.core.errors import MeasuredFileError
+from shapewright.core.errors import MeasuredFileError, ShapewrightError
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
@@ -306,6 +306,9 @@ def test_an_export_is_imported_completely(form: str, tmp_path: Path) -> None:
         ("x.jsonl", '{"block": "batched", "case": {}}\n{"block": 1}\n', "lacks block or case"),
         ("x.csv", "sweep,gpu,batch,m,n,k,tflops\n", "no rows"),
         ("x.jsonl", "{broken\n{}\n", "line 1 is not JSON"),
+        ("x.jsonl", "[" * 100_000 + "\n{}\n", "line 1 is not JSON"),
+        ("x.jsonl", "5\n{}\n", "lacks block or case"),
+        ("x.jsonl", " " * (65 << 20), "more than 64 Mi characters"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
         ("x.csv", "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,x,32,0.5\n", "a cell is not a number"),
     ],
@@ -332,3 +335,29 @@ def test_one_bad_file_prevents_the_import(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
     outcome = CliRunner().invoke(command, ["import", str(tmp_path / "s"), str(good), "--json"])
     assert json.loads(outcome.output)["added"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"case": "x"},
+        {"case": {"kind": "forward"}},
+        {"case": {**LINEAR, "kind": "k" * 5000}},
+        {"case": {**LINEAR, "kind": "forward", "tokens": 10**400}},
+        {"time_s": "fast"},
+        {"time_s": [1]},
+        {"time_s": 10**400},
+        {"samples": 10**30},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_malformed_records_are_not_stored(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Values of another type, beyond a format or missing are an error in one short line, and nothing is stored."""
+    path = campaign(tmp_path, [{**RECORDS[0], **changes}], H100)
+    with pytest.raises(ShapewrightError) as caught:
+        import_files(tmp_path / "s.sqlite", [path], Overrides())
+
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+    with Store(tmp_path / "s.sqlite") as store:
+        assert store.rows() == []

@@ -310,6 +310,8 @@ class Store:
             raise
         except (sqlite3.Error, ValueError) as error:  # ValueError: a text is not UTF-8, or a cell not JSON
             raise self._explain(error) from error
+        except OverflowError as error:
+            raise StoreError(f"store {self.path} holds no number beyond 64 bits; correct the measurement") from error
 
     def _explain(self, error: Exception) -> StoreError:
         """A StoreError with SQLite's message and advice on what to do."""

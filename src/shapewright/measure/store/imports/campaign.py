@@ -96,7 +96,7 @@ def read_lines(text: str) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         try:
             yield json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
             raise ValueError(f"line {number} is not JSON") from error

@@ -6,11 +6,13 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.errors import MeasuredFileError, ShapewrightError
+from shapewright.core.errors import MeasuredFileError, ShapewrightError, short_repr
+from shapewright.core.files import open_file
 from shapewright.core.records import dataclass
 from shapewright.core.units import find_time_columns
 from shapewright.measure.accuracy.measured_files import reading_parquet
@@ -29,8 +31,10 @@ from shapewright.measure.store.imports.tables import EXPORT_COLUMNS, READERS, UN
 from shapewright.measure.store.record import Row, Run
 
 ENVIRONMENT_FILE = "environment.jsonl"
+_MOST_CHARACTERS = 64 << 20
+"""Most characters of a file of records, which has some hundred for each."""
 # Errors of a record with a missing column or a value of the wrong type.
-_ROW_ERRORS = (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError)
+_ROW_ERRORS = (KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass
@@ -105,14 +109,22 @@ def _read_file(path: Path, given: Overrides, skipped: Counter[str], command: str
                 return _exported_rows(path, records)
             measurements = _read_table(path, columns, records, given, skipped)
         else:
-            with path.open(encoding="utf-8") as file:
-                text = file.read() if path.suffix == ".jsonl" else filter_log(file)
+            with TextIOWrapper(open_file(path), encoding="utf-8") as file:
+                text = file.read(_MOST_CHARACTERS + 1) if path.suffix == ".jsonl" else filter_log(file)
+            if path.suffix == ".jsonl" and len(text) > _MOST_CHARACTERS:
+                raise MeasuredFileError(f"{path} has more than {_MOST_CHARACTERS >> 20} Mi characters; split the file")
             measurements = _read_text(path, text, given, skipped)
         measurements = drop_untimed(_apply_overrides(measurements, given, path), skipped)
         return make_rows(measurements, command=command)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise MeasuredFileError(f"{path} cannot be read ({reason}); give a readable file") from error
+    except ShapewrightError:
+        raise
+    except _ROW_ERRORS as error:
+        raise MeasuredFileError(
+            f"{path} has a malformed record ({_reason(error)}); correct it or leave it out"
+        ) from error
 
 
 def _exported_rows(path: Path, records: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Row]]:
@@ -163,7 +175,7 @@ def _read_text(path: Path, text: str, given: Overrides, skipped: Counter[str]) -
             records = list(read_lines(text))
         except ValueError as error:
             raise MeasuredFileError(f"{path}: {error}; remove the line or leave out the file") from error
-        if any(not {"block", "case"} <= set(record) for record in records):
+        if not all(isinstance(record, dict) and {"block", "case"} <= set(record) for record in records):
             raise MeasuredFileError(f"{path} is not a file of records: a line lacks block or case")
         yield from read_campaign(records, _environment_of(path), given, skipped)
     else:
@@ -188,13 +200,13 @@ def _environment_of(path: Path) -> Environment:
     try:
         is_there = environment_path.is_file()
         return read_environment(environment_path.read_text(encoding="utf-8").splitlines() if is_there else ())
-    except (ValueError, KeyError, TypeError) as error:
+    except _ROW_ERRORS as error:
         raise MeasuredFileError(f"{environment_path} is malformed ({error}); correct it or give the device") from error
 
 
 def _read_csv(path: Path) -> tuple[frozenset[str], list[dict[str, Any]]]:
     # utf-8-sig removes the byte order mark that spreadsheets write before the first column name.
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns, records = frozenset(reader.fieldnames or ()), list(reader)
     for name, (other, seconds) in find_time_columns(("latency_s",), columns).items():
@@ -223,4 +235,6 @@ def _reason(error: Exception) -> str:
     """Why a record cannot be read."""
     if isinstance(error, ShapewrightError):
         return str(error)
-    return f"column {error} is missing" if isinstance(error, KeyError) else f"a cell is not a number ({error})"[:160]
+    if isinstance(error, KeyError):
+        return f"column {short_repr(error.args[0])} is missing"
+    return f"a cell is not a number ({error})"[:160]
