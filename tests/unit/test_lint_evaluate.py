@@ -9,7 +9,7 @@ import pytest
 
 from shapewright.core.errors import LayoutError
 from shapewright.lint.combined import combine_fixes
-from shapewright.lint.evaluate import evaluate, find_hidden_findings, rate_severity
+from shapewright.lint.evaluate import evaluate, find_hidden_findings, rate_severity, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, Fix, SuggestionKind, Violation, get_rule
 from shapewright.prediction.scenario import Scenario
@@ -182,3 +182,15 @@ def test_a_fix_that_needs_another_is_part_of_the_combined_fix() -> None:
     assert combined is not None
     assert combined.changes == {"vocab_size": 50_304, **batch}
     assert 0.0 < shares[0] < shares[1]
+
+
+def test_given_weights_are_padded_and_not_reshaped() -> None:
+    """For a model that adapters are added to, rows of padding are suggested, and no other number of heads or width."""
+    odd = {"vocab_size": 50_257, "hidden_size": 2624, "head_dim": 82, "num_heads": 32}
+    found = {finding.code: finding for finding in run_rules(example_scenario(finetune="lora", **odd))}
+    trained = {finding.code: finding for finding in run_rules(example_scenario(**odd))}
+
+    assert changes_of(found["TC101"]) == changes_of(trained["TC101"]) == [{"vocab_size": 50_304}]
+    assert changes_of(trained["TC103"])
+    assert changes_of(found["TC103"]) == []
+    assert (trained["TC103"].severity, found["TC103"].severity) == ("warning", "info")

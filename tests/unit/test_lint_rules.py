@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from shapewright.core.errors import UnknownRuleError
 from shapewright.hardware.device import Device
 from shapewright.lint.rule import FAMILIES, get_rule, list_rules, rule_page
+from shapewright.lint.rules.alignment import has_eight_thirds_width
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -110,3 +113,14 @@ def test_an_unknown_rule_is_an_error_with_close_names(given: str, hint: str) -> 
 
     assert repr(given) in str(caught.value)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden_size", [768, 1024, 1025, 2560, 4096])
+def test_eight_thirds_of_a_width_are_rounded_up_or_down(hidden_size: int) -> None:
+    """The two integers around 8h/3 are taken for it, or the one that it is, and none beside them."""
+    exact = Fraction(8 * hidden_size, 3)
+    around = range(math.floor(exact) - 3, math.ceil(exact) + 4)
+    config = TransformerConfig(hidden_size=hidden_size, num_layers=2, num_heads=1, vocab_size=1024, gated_mlp=True)
+    found = {width for width in around if has_eight_thirds_width(replace(config, intermediate_size=width))}
+
+    assert found == {math.floor(exact), math.ceil(exact)}
