@@ -112,13 +112,14 @@ def test_small_scores_are_near_their_traffic(edge: int, head_dim: int) -> None:
         ({"last_k": 351.0}, (256.0, 352.0), False),
         ({"last_k": 351.0}, (256.0, 320.0), True),
         ({"first_n": 300.0}, (256.0, 1024.0), False),
+        ({"first_n": 256.0, "last_n": 256.0, "first_k": 320.0, "last_k": 320.0}, (256.0, 320.0), True),
         ({"role": "free", "alignments_bytes": [2]}, (255.0, 1024.0), True),
         ({"role": "contracted", "alignments_bytes": [2]}, (255.0, 1024.0), False),
         ({"role": "contracted", "alignments_bytes": [2]}, (256.0, 1023.0), True),
     ],
 )
 def test_a_kernel_takes_its_range(limits: dict[str, Any], sizes: tuple[float, float], is_run: bool) -> None:
-    """Ranges of k and n, and the least aligned dimension, decide which kernel accepts a GEMM."""
+    """Ranges of k and n, ends included, and the least aligned dimension, decide which kernel accepts a GEMM."""
     assert bool(time_one(parameters_of({**KERNEL, **limits}), *sizes).is_run[0]) is is_run
 
 

@@ -67,6 +67,13 @@ def model(**changes: Any) -> TransformerConfig:
     return read_hf_config({**RAW, **changes}).config
 
 
+@pytest.mark.parametrize(("share", "width"), [(0.5, 64), (0.25, 32)])
+def test_the_rotary_part_is_a_share_of_the_head(share: float, width: int) -> None:
+    """A share decides, whatever width is there beside it; without both it is an eighth of a head of 512."""
+    assert model(partial_rotary_factor=share).qk_rope_head_dim == width
+    assert model(qk_rope_head_dim=None, head_dim=512).qk_rope_head_dim == 64
+
+
 def test_layers_are_read_by_ratio_by_name_or_by_default() -> None:
     """Older configs list ratios, with those of unbuilt layers after them; newer ones names; without, every other."""
     window, sparse, heavy = COMPRESSED_LAYERS
