@@ -21,7 +21,7 @@ from shapewright.optimize.serving.disaggregated import (
     prefill_candidates,
     transfer_span,
 )
-from shapewright.optimize.serving.passes import Passes
+from shapewright.optimize.serving.passes import Passes, PrefillSizes
 from shapewright.optimize.serving.point import Instance, Span
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest, Speculation
 from shapewright.prediction.build import build_scenario
@@ -96,6 +96,15 @@ def test_stages_and_replicas_work_in_parallel() -> None:
 
     assert rates[0] == pytest.approx([10 / (100 * 0.023), 4 / 0.1, 10 / (100 * 0.02)])
     assert rates[1] == pytest.approx([2 * rate for rate in rates[0]])
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3", "gemma-2-27b", "bamba-9b", "llama-3.2-11b-vision"])
+def test_memory_of_several_passes_is_that_of_each(model: str) -> None:
+    """Memory estimated with arrays of tokens, for windows, states and experts too."""
+    instance, lengths = make_instance({"pipeline_parallel": 2}, model), (1, 300, 4000, 16_384)
+    for length in (None, 700):
+        expected = [instance.most_sequences(tokens, length) for tokens in lengths]
+        assert instance.list_most_sequences(lengths, length) == expected
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -197,8 +206,14 @@ def test_replicas_of_an_instance_hold_as_much_each() -> None:
     ],
 )
 def test_passes_lowered_together_equal_passes_lowered_alone(model: str, degrees: dict[str, int]) -> None:
-    """Decode passes, with and without drafts, and mixed passes, which share no operation with another size."""
+    """Decode passes, with and without drafts, prefill and mixed passes, which share no operation with another size."""
     alone, together = (make_instance(degrees, model).passes for _ in range(2))
+    prompts = (PrefillSizes(1, 500, 0), PrefillSizes(4, 100, 37), PrefillSizes(1, 900, 100))
+    together.lower_prefill_passes(prompts)
+    for sizes in prompts:
+        whole, own = together.prefill(*sizes), alone.prefill(*sizes)
+        assert whole.operations == own.operations
+        assert whole._replace(parts=()) == own._replace(parts=())
     batches, prompt = (1, 3, 17, 256), (2, 500)
     together.lower_decode_passes(batches, 700, {1, 3}, 200)
     together.lower_token_operations([query_len * batch + 1000 for batch in batches for query_len in (1, 3)])

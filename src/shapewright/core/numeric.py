@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,18 +14,48 @@ if TYPE_CHECKING:
     Numeric = float | NDArray[np.floating[Any]]
 
 
+@overload
+def minimum(left: int, right: int) -> int: ...
+
+
+@overload
+def minimum(left: float, right: float) -> float: ...
+
+
+@overload
+def minimum(left: Numeric, right: Numeric) -> Numeric: ...
+
+
 def minimum(left: Numeric, right: Numeric) -> Numeric:
     """Return the smaller of two numbers, elementwise if either is an array."""
     return -maximum(-left, -right)
 
 
+@overload
+def maximum(left: int, right: int) -> int: ...
+
+
+@overload
+def maximum(left: float, right: float) -> float: ...
+
+
+@overload
+def maximum(left: Numeric, right: Numeric) -> Numeric: ...
+
+
 def maximum(left: Numeric, right: Numeric) -> Numeric:
     """Return the larger of two numbers, elementwise if either is an array."""
-    if isinstance(left, float | int) and isinstance(right, float | int):
+    if not (hasattr(left, "__array__") or hasattr(right, "__array__")):  # traced sizes of a search are numbers too
         return max(left, right)
     import numpy as np  # imported here, because scalar code must not wait for NumPy
 
     return np.maximum(left, right)
+
+
+def largest(count: Any) -> int:
+    """Return the largest number of an array; a single number, which may be traced, is returned as it is."""
+    found: int = count.max() if hasattr(count, "__array__") else count
+    return found
 
 
 def divisors(value: int) -> tuple[int, ...]:

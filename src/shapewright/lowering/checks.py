@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.notes import Note
-from shapewright.core.numeric import divisors, values_beside
+from shapewright.core.numeric import divisors, largest, values_beside
 from shapewright.core.texts import FieldName, Text, with_fields
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.workload.finetuning import check_targets
@@ -106,7 +106,7 @@ def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
         WorkloadError: the sequence is longer than the table of learned positions or than MAX_SEQUENCE_TOKENS, or
             shorter than the tokens of its images.
     """
-    length = workload.seq_len if workload.is_training else workload.kv_len
+    length = workload.seq_len if workload.is_training else largest(workload.kv_len)
     projected = 0 if config.attends_to_images else count_image_tokens(config, workload)
     if projected > length:
         raise WorkloadError(
@@ -359,11 +359,12 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
     """Check that context and tensor axes divide the sequence."""
     cp, t = layout.context_parallel, layout.tensor_parallel
     splits_tokens = layout.splits_sequence_over_tensor and workload.is_training
-    if workload.phase != "decode" and workload.seq_len % (cp * (t if splits_tokens else 1)):
+    step = cp * t if splits_tokens else cp
+    # Without such axes the length may be an array, for several passes.
+    if workload.phase != "decode" and step > 1 and workload.seq_len % step:
         degrees = f"context_parallel={cp}"
         if splits_tokens:
             degrees = with_fields("{context_parallel} * {tensor_parallel}") + f" = {cp} * {t}"
-        step = cp * t if splits_tokens else cp
         below = workload.seq_len // step * step
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice: str = ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from typing import TYPE_CHECKING
 
 from shapewright.core.deadline import check_deadline
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.numeric import maximum, minimum
 from shapewright.core.records import dataclass
 from shapewright.memory.activations import (
     LayerBytes,
@@ -126,7 +127,8 @@ def estimate_memory(
     indices = peak_stage_candidates(
         config, layout, partial(_count_cached_tokens, config, workload, layout) if caches else None
     )
-    return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
+    stages = [Stage(config, layout, index) for index in indices]
+    return max(_estimate(stages, workload, recipe), key=lambda estimate: estimate.total_bytes)
 
 
 def estimate_stages(
@@ -138,26 +140,28 @@ def estimate_stages(
 
     Assumes: As estimate_memory does.
     """
-    indices = range(layout.pipeline_parallel)
+    stages = [Stage(config, layout, index) for index in range(layout.pipeline_parallel)]
     if workload.is_training:
-        return tuple(_estimate(config, workload, layout, None, indices))
+        return tuple(_estimate(stages, workload, None))
     # In inference, stages with equal layers and ends need equal memory.
-    stages = [Stage(config, layout, index) for index in indices]
     kinds = [(stage.is_first, stage.is_last, tuple(stage.kinds.items()), stage.encoder_layers) for stage in stages]
-    first = {kind: kinds.index(kind) for kind in kinds}
-    estimates = dict(zip(first, _estimate(config, workload, layout, None, first.values()), strict=True))
-    return tuple(replace(estimates[kind], stage=index) for index, kind in enumerate(kinds))
+    first = dict(zip(reversed(kinds), reversed(stages), strict=True))
+    estimates = dict(zip(first, _estimate(first.values(), workload, None), strict=True))
+    found = (estimates[kind] for kind in kinds)
+    return tuple(each if each.stage == index else replace(each, stage=index) for index, each in enumerate(found))
 
 
-def _estimate(
-    config: TransformerConfig,
-    workload: Workload,
-    layout: ParallelLayout,
-    recipe: TrainingRecipe | None,
-    indices: Iterable[int],
-) -> list[MemoryEstimate]:
+def estimate_stage_caches(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> tuple[float, ...]:
+    """Estimate the KV cache of one device of every pipeline stage, in order. [byte]"""
+    stages = (Stage(config, layout, index) for index in range(layout.pipeline_parallel))
+    return tuple(estimate_kv_cache(config, workload, layout, stage.kinds.items()) for stage in stages)
+
+
+def _estimate(stages: Collection[Stage], workload: Workload, recipe: TrainingRecipe | None) -> list[MemoryEstimate]:
+    """Estimate the memory of one device of some stages of one job."""
+    config, layout = next((stage.config, stage.layout) for stage in stages)
     counts, layer_bytes = count_parameters(config), _cached_estimate_layer(config, workload, layout)
-    return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe, layer_bytes) for index in indices]
+    return [_estimate_stage(stage, counts, workload, recipe, layer_bytes) for stage in stages]
 
 
 def _cached_estimate_layer(
@@ -236,7 +240,7 @@ def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight:
     if workload.is_training:
         activations_bytes = own.activations_bytes + saved_bytes
     else:  # the tower runs before the language model
-        activations_bytes = max(own.activations_bytes, saved_bytes)
+        activations_bytes = maximum(own.activations_bytes, saved_bytes)
     return replace(
         own,
         weights_bytes=own.weights_bytes + added.weights_bytes,
@@ -261,7 +265,7 @@ def _inference_activations(stage: Stage, workload: Workload) -> float:
             copies = 2.0 if tensor.role == "weights" else 1.0
             blocks[tensor.block] = blocks.get(tensor.block, 0.0) + copies * tensor.num_bytes
         residual_bytes = 2.0 * blocks.pop(LAYER)
-        widest = max(widest, residual_bytes + max(blocks.values(), default=0.0))
+        widest = maximum(widest, residual_bytes + reduce(maximum, blocks.values(), 0.0))
     return widest
 
 
@@ -321,7 +325,7 @@ def _count_compressed_elements(config: TransformerConfig, workload: Workload, la
     Keys are values, and every rank of the tensor axis has them.
     """
     layer, block = make_compressed(config, layer_type), workload.kv_block_tokens
-    nearest = _round_up(min(config.compressed_window, workload.kv_len), block) * config.head_dim
+    nearest = _round_up(minimum(config.compressed_window, workload.kv_len), block) * config.head_dim
     return nearest + sum(
         _round_up(count_entries(each, workload.kv_len), block) * each.head_dim for each in layer.compressors
     )
@@ -332,7 +336,7 @@ def _count_cached_tokens(config: TransformerConfig, workload: Workload, layout: 
     if not kind.has_attention:
         return 0
     length = workload.context_len + 1 if config.has_cross_attention else workload.kv_len
-    kept = min(kind.window, length) if kind.window else length
+    kept = minimum(kind.window, length) if kind.window else length
     return _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
 
 

@@ -86,9 +86,15 @@ def peak_stage_candidates(
 
 def unlike_stages(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
     """List the first stage with each set of layers."""
-    _, counts = _count_stages(config.patterns, config.num_layers, layout.pipeline_parallel, layout.ends_as_layers)
-    stages: list[int] = _first_of_each(counts).tolist()
-    return stages
+    return _list_unlike(config.patterns, config.num_layers, layout.pipeline_parallel, layout.ends_as_layers)
+
+
+@lru_cache(maxsize=256)
+def _list_unlike(
+    patterns: LayerPatterns, num_layers: int, num_stages: int, ends_as_layers: tuple[bool, bool]
+) -> tuple[int, ...]:
+    _, counts = _count_stages(patterns, num_layers, num_stages, ends_as_layers)
+    return tuple(_first_of_each(counts).tolist())
 
 
 def _first_of_each(rows: IntArray) -> IntArray:

@@ -108,16 +108,22 @@ def _place(
         known: Places by what the rows share, and by sizes.
     """
     kind = type(operation)
-    values = _read_key[kind](operation)
-    arrays = {name: value.tolist() for name, value in zip(_key_fields[kind], values, strict=True) if _is_array(value)}
-    shared = (kind, tuple(arrays), *(None if _is_array(value) else value for value in values))
-    own = known.setdefault(shared, {})
+    arrays: dict[str, list[Any]] = {}
+    shared: list[Any] = [kind]
+    for name, value in zip(_key_fields[kind], _read_key[kind](operation), strict=True):
+        if _is_array(value):
+            arrays[name] = value.tolist()
+            shared.append(None)
+        else:
+            shared.append(value)
+    own = known.setdefault(tuple(shared), {})
     rows = list(zip(*arrays.values(), strict=True)) if arrays else [()]
+    found = []
     for row in rows:
-        if row not in own:
-            own[row] = len(distinct)
+        place = own.setdefault(row, len(distinct))
+        if place == len(distinct):
             distinct.append(operation.changed(**dict(zip(arrays, row, strict=True))) if row else operation)
-    found = [own[row] for row in rows]
+        found.append(place)
     return found if arrays else found * num_rows
 
 

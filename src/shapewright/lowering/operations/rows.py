@@ -34,6 +34,11 @@ class OperationRows:
         return np.array([int(each.repeats) for each in self.operations], dtype=int)
 
     @cached_property
+    def num_kernels(self) -> int:
+        """Executions of all operations in a pass."""
+        return int(self.repeats.sum())
+
+    @cached_property
     def stages(self) -> Int[np.ndarray, " operations"]:
         """Place in STAGES of the pipeline stage that runs each operation."""
         return np.array([STAGES.index(each.stage) for each in self.operations], dtype=int)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.optimize.serving.passes import contexts_of_passes
+from shapewright.optimize.serving.passes import PrefillSizes, contexts_of_passes
 from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes, mean_span, span_of, waiting_s
 
 if TYPE_CHECKING:
@@ -89,12 +89,15 @@ class AggregatedCandidate(NamedTuple):
 
     def passes(self) -> tuple[Pass, ...]:
         """Return a plain decode pass, the decode pass that runs (it may verify drafts), and mixed passes to average."""
-        instance, chunking, passes = self.instance, self.chunking, self.instance.passes
-        plain, decode = instance.decode_passes(self.batch_size)
-        config = instance.scenario.config
-        contexts = contexts_of_passes(config, chunking.context_len, chunking.tokens, chunking.num_passes)
-        prefills = (passes.prefill(chunking.prompts, chunking.tokens, context_len) for context_len in contexts)
-        return plain, decode, *(passes.mixed(decode, prefill) for prefill in prefills)
+        passes = self.instance.passes
+        plain, decode = self.instance.decode_passes(self.batch_size)
+        return plain, decode, *(passes.mixed(decode, passes.prefill(*sizes)) for sizes in self.prefills())
+
+    def prefills(self) -> list[PrefillSizes]:
+        """Return the sizes of the prefill passes that the mixed passes contain."""
+        config, (prompts, tokens, num_passes, context_len) = self.instance.scenario.config, self.chunking
+        contexts = contexts_of_passes(config, context_len, tokens, num_passes)
+        return [PrefillSizes(prompts, tokens, each) for each in contexts]
 
     def point(self, times: Sequence[StepTimes]) -> OperatingPoint:
         """Return the operating point, given the times of the passes."""
@@ -127,20 +130,27 @@ class AggregatedCandidate(NamedTuple):
 def aggregated_candidates(instance: Instance) -> Iterator[AggregatedCandidate]:
     """Yield batches with chunkings that fit in memory and do not exceed MOST_LOAD_FRACTION."""
     request = instance.request
-    stages = instance.layout.pipeline_parallel
-    for chunking in list_chunkings(request.new_len, request.cached_len):
-        prefill_tokens = chunking.prompts * chunking.tokens
-        # Share of mixed passes per sequence of the batch: f = B * passes_per_sequence.
-        prefill_passes = chunking.num_passes / chunking.prompts
-        passes_per_sequence = prefill_passes * request.tokens_per_pass / (request.output_len - 1)
-        most = int(MOST_LOAD_FRACTION / passes_per_sequence)
-        most = min(most, instance.most_sequences(prefill_tokens) // stages - chunking.prompts)
-        if most < 1:
-            continue
-        # The decoding tokens of the largest batch need activations in the mixed pass too.
-        pass_tokens = prefill_tokens + most * request.query_len
-        most = min(most, instance.most_sequences(pass_tokens) // stages - chunking.prompts)
-        for batch_size in batch_sizes(most):
+    chunkings = list_chunkings(request.new_len, request.cached_len)
+    # Share of mixed passes per sequence of the batch: f = B * passes_per_sequence.
+    passes_per_sequence = [
+        each.num_passes / each.prompts * request.tokens_per_pass / (request.output_len - 1) for each in chunkings
+    ]
+    most = [int(MOST_LOAD_FRACTION / passes) for passes in passes_per_sequence]
+    most = _limit_to_memory(most, instance, chunkings, [0] * len(chunkings))
+    # The decoding tokens of the largest batch need activations in the mixed pass too.
+    most = _limit_to_memory(most, instance, chunkings, [max(batch, 0) * request.query_len for batch in most])
+    for chunking, passes, largest in zip(chunkings, passes_per_sequence, most, strict=True):
+        for batch_size in batch_sizes(largest):
             if batch_size < chunking.prompts:
                 continue  # no more prompts arrive together than sequences decode
-            yield AggregatedCandidate(instance, batch_size, chunking, batch_size * passes_per_sequence)
+            yield AggregatedCandidate(instance, batch_size, chunking, batch_size * passes)
+
+
+def _limit_to_memory(
+    most: Sequence[int], instance: Instance, chunkings: Sequence[PrefillChunking], decoding_tokens: Sequence[int]
+) -> list[int]:
+    """Return the largest batch of each chunking that fits beside the prompts, below 1 if none does."""
+    tokens = [each.prompts * each.tokens + more for each, more in zip(chunkings, decoding_tokens, strict=True)]
+    held, stages = instance.list_most_sequences(tokens), instance.layout.pipeline_parallel
+    fitting = [each // stages - chunking.prompts for each, chunking in zip(held, chunkings, strict=True)]
+    return list(map(min, most, fitting))

@@ -7,7 +7,7 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -244,7 +244,7 @@ def _total_tokens_per_s(candidate: AggregatedCandidate, point: OperatingPoint) -
 
 def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> list[list[StepTimes]]:
     """Return the times of the passes of each candidate; a pass that several candidates share is priced once."""
-    _lower_batches(candidates)
+    lower_candidates(candidates)
     known: dict[object, int] = {}
     distinct: list[Pass] = []
     rows: list[list[int]] = []
@@ -261,16 +261,20 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
     return [[times[index] for index in row] for row in rows]
 
 
-def _lower_batches(candidates: Sequence[Candidate]) -> None:
+def lower_candidates(candidates: Iterable[Candidate]) -> None:
     """Lower the passes of candidates of one instance together."""
-    sizes: dict[int, tuple[Instance, dict[int, None], dict[int, None]]] = {}
+    of_instances: dict[int, list[Candidate]] = {}
     for each in candidates:
-        if isinstance(each, PrefillCandidate):
-            continue
-        _, batches, tokens = sizes.setdefault(id(each.instance), (each.instance, {}, {}))
-        batches[each.batch_size] = None
-        if isinstance(each, AggregatedCandidate):
-            chunking = each.chunking
-            tokens[each.batch_size * each.instance.request.query_len + chunking.prompts * chunking.tokens] = None
-    for instance, batches, tokens in sizes.values():
-        instance.lower_batches(batches, tokens)
+        of_instances.setdefault(id(each.instance), []).append(each)
+    for own in of_instances.values():
+        instance = own[0].instance
+        # Whole prompts are lowered before chunks: of the latter, only the cores of attention are priced.
+        instance.passes.lower_prefill_passes({each.sizes for each in own if isinstance(each, PrefillCandidate)})
+        aggregated = [each for each in own if isinstance(each, AggregatedCandidate)]
+        chunks = {each.chunking: each for each in aggregated}.values()
+        instance.passes.lower_prefill_passes({sizes for each in chunks for sizes in each.prefills()})
+        tokens = {
+            each.batch_size * instance.request.query_len + each.chunking.prompts * each.chunking.tokens
+            for each in aggregated
+        }
+        instance.lower_batches({each.batch_size for each in own if not isinstance(each, PrefillCandidate)}, tokens)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.core.errors import ShapewrightError
 from shapewright.lowering.operations.collective import Collective
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
+from shapewright.optimize.serving.passes import PrefillSizes
 from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes, span_of, waiting_s
 from shapewright.pricing.operations import price_operations
 
@@ -47,8 +48,13 @@ class PrefillCandidate(NamedTuple):
 
     def passes(self) -> tuple[Pass, ...]:
         """Return the prefill pass."""
+        return (self.instance.passes.prefill(*self.sizes),)
+
+    @property
+    def sizes(self) -> PrefillSizes:
+        """Sizes of the prefill pass."""
         request = self.instance.request
-        return (self.instance.passes.prefill(self.batch_size, request.new_len, request.cached_len),)
+        return PrefillSizes(self.batch_size, request.new_len, request.cached_len)
 
 
 class DecodeCandidate(NamedTuple):
@@ -65,10 +71,10 @@ class DecodeCandidate(NamedTuple):
 def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:
     """Yield the instance with each batch of prompts that fits in memory."""
     request, stages = instance.request, instance.layout.pipeline_parallel
-    for batch_size in _PROMPT_BATCHES:
-        if batch_size > 1 and batch_size * request.new_len > _MOST_PREFILL_TOKENS:
-            return
-        if instance.most_sequences(batch_size * request.new_len, request.prompt_len) // stages >= batch_size:
+    sizes = [each for each in _PROMPT_BATCHES if each == 1 or each * request.new_len <= _MOST_PREFILL_TOKENS]
+    held = instance.list_most_sequences([each * request.new_len for each in sizes], request.prompt_len)
+    for batch_size, most in zip(sizes, held, strict=True):
+        if most // stages >= batch_size:
             yield PrefillCandidate(instance, batch_size)
 
 

@@ -30,6 +30,7 @@ from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.workload.images import tower_job
 
 if TYPE_CHECKING:
+    from shapewright.core.numeric import Count
     from shapewright.lowering.operations.operation import Operation
     from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.serving.adapters import Adapters
@@ -123,6 +124,14 @@ Part = tuple[OperationRows, int]
 """Operations with a row for each of several passes, and the row of one pass."""
 
 
+class PrefillSizes(NamedTuple):
+    """Sizes of a prefill pass; see Passes.prefill."""
+
+    batch_size: int
+    num_tokens: int
+    context_len: int
+
+
 class Pass(NamedTuple):
     """Operations of one device in one pass of a server.
 
@@ -152,7 +161,7 @@ class Pass(NamedTuple):
     @property
     def num_kernels(self) -> int:
         """Executions of all operations."""
-        return sum(int(rows.repeats.sum()) for rows, _ in self.parts)
+        return sum(rows.num_kernels for rows, _ in self.parts)
 
     def parts_where(self, is_wanted: Callable[[Operation], bool]) -> tuple[Part, ...]:
         """Return the parts with some of the operations alone."""
@@ -181,8 +190,9 @@ class Passes:
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._layout, self._images_per_token = scenario.layout, images_per_token
         # To the language model, tokens of images are tokens of the prompt like others.
-        self._text_config = replace(scenario.config, vision=None)
+        self._text_config = replace(self._config, vision=None) if self._config.vision else self._config
         self._workload = replace(scenario.workload, images=0)
+        self._prefill = replace(self._workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
         self._lowered: dict[tuple[object, ...], Pass] = {}
         self._token_operations: dict[int, Part] = {}
         self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
@@ -222,10 +232,8 @@ class Passes:
         new = [each for each in dict.fromkeys(num_tokens) if each not in self._token_operations]
         if not new:
             return
-        base = replace(self._workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
-        rows = OperationRows(self._lower(base.resized(micro_batch_size=np.array(new))), len(new)).where(
-            _is_token_operation
-        )
+        workload = self._prefill_workload(np.array(new), 1, 0)
+        rows = OperationRows(self._lower(workload), len(new)).where(_is_token_operation)
         self._token_operations.update((tokens, (rows, row)) for row, tokens in enumerate(new))
 
     def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
@@ -269,17 +277,33 @@ class Passes:
         sequences = batch_size if num_sequences is None or self._adapters is None else num_sequences
         key = ("prefill", batch_size, num_tokens, context_len, sequences)
         if key not in self._lowered:
-            workload = replace(
-                self._workload,
-                phase="prefill",
-                micro_batch_size=batch_size,
-                seq_len=num_tokens,
-                context_len=context_len,
-            )
-            part = self._add_adapters((OperationRows(self._lower(workload)), 0), sequences)
-            tower, share = self._tower(self._images_per_token * batch_size * num_tokens)
-            self._lowered[key] = Pass((part,), workload, self._layout, key, tower=tower, tower_share=share)
+            workload = self._prefill_workload(batch_size, num_tokens, context_len)
+            self._add_prefill(key, workload, (OperationRows(self._lower(workload)), 0), sequences)
         return self._lowered[key]
+
+    def lower_prefill_passes(self, sizes: Collection[PrefillSizes]) -> None:
+        """Lower prefill passes with several sizes at once, with arrays for sizes; see prefill.
+
+        Passes whose kinds of operations depend on the length (windows, unfused attention) are lowered one by one.
+        """
+        depends_on_length = any(self._config.attention_windows) or self._workload.attention == "unfused"
+        if depends_on_length or not _depends_on_tokens_alone(self._config):
+            return
+        keys = {each: ("prefill", *each, each.batch_size) for each in sizes}
+        new = [each for each, key in keys.items() if key not in self._lowered]
+        if not new:
+            return
+        rows = OperationRows(self._lower(self._prefill_workload(*np.array(new).T)), len(new))
+        for row, each in enumerate(new):
+            self._add_prefill(keys[each], self._prefill_workload(*each), (rows, row), each.batch_size)
+
+    def _prefill_workload(self, batch_size: Count, num_tokens: Count, context_len: Count) -> Workload:
+        return self._prefill.resized(micro_batch_size=batch_size, seq_len=num_tokens, context_len=context_len)
+
+    def _add_prefill(self, key: tuple[object, ...], workload: Workload, part: Part, num_sequences: int) -> None:
+        tower, share = self._tower(self._images_per_token * workload.micro_batch_size * workload.seq_len)
+        parts = (self._add_adapters(part, num_sequences),)
+        self._lowered[key] = Pass(parts, workload, self._layout, key, tower=tower, tower_share=share)
 
     def _tower(self, num_images: float) -> tuple[Pass | None, float]:
         """Return a pass of the vision tower over as many images or the next whole number, and the share of it."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import floor
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shapewright.core.records import dataclass
-from shapewright.memory.estimate import estimate_stages
+from shapewright.memory.estimate import estimate_stage_caches, estimate_stages
 from shapewright.optimize.serving.passes import Passes
 from shapewright.prediction.composition.step import StepTimes
 
 if TYPE_CHECKING:
+    from shapewright.core.numeric import Count
     from shapewright.memory.estimate import MemoryEstimate
     from shapewright.models.transformer import TransformerConfig
     from shapewright.optimize.serving.passes import Pass
@@ -211,8 +214,11 @@ def model_as_served(config: TransformerConfig, server: Server) -> TransformerCon
     """Return the model as a server runs it: fused projections (not of MLA), and no windows that it ignores."""
     if config.attention_window_kind not in server.read_windows:
         config = _with_full_attention(config)
-    if not server.fused_projections:
-        return config
+    return _with_fused_projections(config) if server.fused_projections else config
+
+
+@lru_cache(maxsize=64)
+def _with_fused_projections(config: TransformerConfig) -> TransformerConfig:
     return replace(config, fused_qkv=config.fused_qkv or not config.is_mla, fused_gate_up=config.gated_mlp)
 
 
@@ -308,9 +314,15 @@ class Instance:
         """Return the memory of each stage in a pass over some tokens; its KV cache holds the pass only. [byte]"""
         known = self._known_stages
         if num_tokens not in known:
-            workload = replace(self.workload, phase="prefill", micro_batch_size=1, seq_len=num_tokens, context_len=0)
-            known[num_tokens] = estimate_stages(self.config, workload, self.layout)
+            known[num_tokens] = self._estimate_stages(num_tokens)
         return known[num_tokens]
+
+    def _estimate_stages(self, num_tokens: Count) -> tuple[MemoryEstimate, ...]:
+        return estimate_stages(self.config, self._prefill_workload.resized(seq_len=num_tokens), self.layout)
+
+    @cached_property
+    def _prefill_workload(self) -> Workload:
+        return replace(self.workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the cache of one sequence on one device of each stage. [byte]
@@ -319,11 +331,10 @@ class Instance:
         """
         known = self._known_cache_bytes
         if num_tokens not in known:
-            workload = replace(self.workload, micro_batch_size=1, context_len=num_tokens - 1)
+            workload = self.workload.resized(micro_batch_size=1, context_len=num_tokens - 1)
             is_kept = self.config.attention_window_kind in self.request.server.kept_windows
             config = self.config if is_kept else _with_full_attention(self.config)
-            stages = estimate_stages(config, workload, self.layout)
-            known[num_tokens] = tuple(stage.kv_cache_bytes for stage in stages)
+            known[num_tokens] = estimate_stage_caches(config, workload, self.layout)
         return known[num_tokens]
 
     @cached_property
@@ -334,13 +345,15 @@ class Instance:
 
     def free_bytes(self, num_tokens: int) -> tuple[float, ...]:
         """Return the memory left for the cache on one device of each stage in a pass over some tokens. [byte]"""
+        return tuple(map(self._free_beside, self.stage_estimates(num_tokens)))
+
+    def _free_beside(self, stage: MemoryEstimate) -> float:
+        """Return the memory left for the cache on one device of a stage. [byte]"""
         fraction, memory_bytes = self.request.memory_fraction, self.scenario.device.memory_bytes
-        used = [
-            stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes for stage in self.stage_estimates(num_tokens)
-        ]
+        used_bytes = stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes
         if self.request.server.fraction_of_free:
-            return tuple(fraction * (memory_bytes - used_bytes) for used_bytes in used)
-        return tuple(fraction * memory_bytes - used_bytes for used_bytes in used)
+            return fraction * (memory_bytes - used_bytes)
+        return fraction * memory_bytes - used_bytes
 
     def most_sequences(self, num_tokens: int, length: int | None = None) -> int:
         """Return the sequences of a length that one replica holds beside a pass over some tokens.
@@ -348,10 +361,14 @@ class Instance:
         Args:
             length: Tokens of each sequence; by default prompt and answer.
         """
+        return _count_sequences(self.free_bytes(num_tokens), self.cache_bytes(length or self.request.total_len))
+
+    def list_most_sequences(self, num_tokens: Sequence[int], length: int | None = None) -> list[int]:
+        """Return most_sequences beside each of some passes, whose memory is estimated at once."""
+        free = map(self._free_beside, self._estimate_stages(np.array(num_tokens)))
+        columns = (np.broadcast_to(each, len(num_tokens)).tolist() for each in free)
         cache = self.cache_bytes(length or self.request.total_len)
-        return max(
-            0, min(floor(free / each) for free, each in zip(self.free_bytes(num_tokens), cache, strict=True) if each)
-        )
+        return [_count_sequences(row, cache) for row in zip(*columns, strict=True)]
 
     def cache_tokens(self, num_tokens: int) -> int:
         """Return the tokens that the caches of the instance hold, in sequences of prompt and answer."""
@@ -362,6 +379,11 @@ class Instance:
             if each
         )
         return max(0, floor(min(shares) * length)) * self.layout.data_parallel
+
+
+def _count_sequences(free: Sequence[float], cache: Sequence[float]) -> int:
+    """Return the sequences that the memory of every stage holds, given the cache of one on each. [byte]"""
+    return max(0, min(floor(free_bytes / each) for free_bytes, each in zip(free, cache, strict=True) if each))
 
 
 def batch_sizes(most: int) -> Sequence[int]:

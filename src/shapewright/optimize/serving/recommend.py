@@ -20,6 +20,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.core.units import format_seconds
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION, AggregatedCandidate, list_chunkings
+from shapewright.optimize.serving.batches import lower_candidates
 from shapewright.optimize.serving.disaggregated import DecodeCandidate
 from shapewright.optimize.serving.point import Instance, recommended_ttft_limit_s
 from shapewright.optimize.serving.request import MOST_DEVICES
@@ -222,6 +223,7 @@ def find_limits(
             (point.layout, point.format), Instance(scenario.replace(layout=point.layout), point.format, request)
         )
         candidates[point] = _candidate_of(point, instance)
+    lower_candidates(candidates.values())
     # Passes of each point, the vision tower's among them, with their share of the time between two tokens.
     weighted: dict[OperatingPoint, list[tuple[Pass, float]]] = {}
     for point, candidate in candidates.items():
