@@ -254,6 +254,23 @@ def test_pythia_410m_is_slow_and_1b_is_fast_for_its_size(device: str) -> None:
     assert above("1b") < -0.1
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "is_noted"),
+    [
+        ("l40s", {"server": "vllm-0.10"}, True),
+        ("h100-pcie-80gb", {"server": "sglang-0.5"}, True),
+        ("h100-pcie-80gb", {"server": "sglang-0.5", "layout": {"tensor_parallel": 2}}, False),
+        ("l40s", {"server": "vllm-0.10", "layout": {"tensor_parallel": 1}}, False),
+        ("l40s", {"server": "trtllm-1.0"}, False),
+        ("h100-sxm-80gb", {"server": "vllm-0.10"}, False),
+    ],
+)
+def test_all_reduces_of_one_measured_pcie_host_are_noted(device: str, given: dict[str, Any], is_noted: bool) -> None:
+    """Where a group communicates over PCIe and the engine's own all-reduces over it were not measured."""
+    notes = plan("llama-3-8b", device, num_devices=4, **given).notes
+    assert any("as NCCL ran on one host of l40s" in note for note in notes) == is_noted
+
+
 def test_the_largest_batch_within_a_limit_is_found() -> None:
     """One sequence more than at the best point, on the same layout and chunks, breaks the limit."""
     found = plan("llama-3.1-70b", prompt_len=4000, output_len=500, tpot_limit_s=0.029, layout={"tensor_parallel": 4})

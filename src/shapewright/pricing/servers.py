@@ -248,6 +248,11 @@ messages over PCIe as fitted to L40S, A100 PCIe and RTX PRO 6000 (docs/decisions
 TensorRT-LLM were taken for such. Its host adds no time."""
 
 
+def is_linked(device: Device, num_ranks: int) -> bool:
+    """Whether a link other than PCIe joins the devices of a group of one node."""
+    return has_link(device) and num_ranks <= (device.link_group_size or 2**30)
+
+
 def kernel_class(operation: Operation, device: Device) -> str:
     """Class of an operation's kernel, as in ``Server.kernels``; a name that ends with another word is part of a class.
 
@@ -266,7 +271,7 @@ def kernel_class(operation: Operation, device: Device) -> str:
     if isinstance(operation, Gemm):
         return f"gemm.{operation.weight_dtype or operation.dtype}{'.large' if operation.m >= _LARGE_GEMM else ''}"
     if isinstance(operation, Collective):
-        link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
+        link = "link" if is_linked(device, int(operation.num_ranks)) else "pcie"
         # Both halves of an all-reduce: tokens are gathered for experts, and their results are added up.
         is_half = operation.axis == "expert" and operation.op_name in ("all_gather", "reduce_scatter")
         op_name = "all_reduce" if is_half else operation.op_name

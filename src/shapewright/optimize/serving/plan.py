@@ -6,7 +6,7 @@ Batches and chunkings are priced in serving.batches.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -22,13 +22,16 @@ from shapewright.optimize.serving.point import OperatingPoint, pareto_front
 from shapewright.optimize.serving.recommend import Recommendation, most_tokens, recommend
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.transfer import without_link
 from shapewright.pricing.experts.kernels import describe_expert_kernel
-from shapewright.pricing.servers import CURRENT_SERVER
+from shapewright.pricing.servers import CURRENT_SERVER, is_linked
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
+    from shapewright.pricing.servers import Server
+    from shapewright.workload.layout import ParallelLayout
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -140,6 +143,7 @@ def plan_serving(
     instances, capacities = search.find(kept, found_notes)
     with paused_garbage_collection():
         points = price_points(instances, found_notes)
+    found_notes += _describe_pcie(device, request.server, (one.layout for one in instances))
     if config.is_moe:
         record = load_record("moe", device)
         is_own = workload.expert_kernel == "as-16-bit"
@@ -155,6 +159,19 @@ def plan_serving(
         points=tuple(points),
         notes=tuple(found_notes),
     )
+
+
+def _describe_pcie(device: Device, server: Server, layouts: Iterable[ParallelLayout]) -> list[str]:
+    """Note that all-reduces over PCIe are those of one measured host, where a server's own were not measured."""
+    own = any(name.startswith("all_reduce.pcie") for name in server.kernels)
+    degrees = {layout.tensor_parallel for layout in layouts}
+    if own or all(degree == 1 or is_linked(device, degree) for degree in degrees):
+        return []
+    host = load_record("collectives", without_link(device)).device
+    return [
+        f"all-reduces over PCIe are priced as NCCL ran on one host of {host}; they depend on a host's switches and "
+        f"sockets, so a larger tensor degree may be faster on yours: measure its collectives"
+    ]
 
 
 @contextmanager

@@ -298,6 +298,11 @@ def transfer_start_scale(record: CalibrationRecord, device: Device) -> float:
     return _mean_start_scale(record.device, device.name)
 
 
+def without_link(device: Device) -> Device:
+    """Return a card without a link other than PCIe."""
+    return replace(device, intra_node_bandwidth_bytes_per_s=None, link_group_size=None)
+
+
 def without_bridge(device: Device, record: CalibrationRecord) -> tuple[Device, CalibrationRecord] | None:
     """Return a bridged card without its bridge and the record that prices it.
 
@@ -309,7 +314,7 @@ def without_bridge(device: Device, record: CalibrationRecord) -> tuple[Device, C
     """
     if record.transfer == "exact":
         return None
-    unbridged = replace(device, intra_node_bandwidth_bytes_per_s=None, link_group_size=None)
+    unbridged = without_link(device)
     return unbridged, load_record("collectives", unbridged)
 
 
