@@ -105,6 +105,10 @@ def test_trace_in_csv_and_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[st
             ["--arrivals", "2/s", "--isl", "10", "--osl", "10", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
             "max_num_batched_tokens=8 must be at least max_num_seqs=9",
         ),
+        (
+            ["--arrivals", "2/s", "--isl", "4000", "--osl", "10", "--max-num-batched-tokens", "1"],
+            "cuts the prompts into 40,000,000 passes, and at most 10,000,000 are simulated; give at least 4",
+        ),
     ],
 )
 def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +129,13 @@ def test_closed_form_takes_single_lengths(arguments: list[str], words: str, caps
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+def test_one_request_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    """The header counts one request, of one token, as one."""
+    _, text, _ = run(["--arrivals", "2/s", "--isl", "1", "--osl", "10", "--requests", "1"], capsys)
+
+    assert "1 request with seed 0, 1 token in and 10 out on average" in " ".join(text.split())
 
 
 def test_overload_names_the_largest_load(capsys: pytest.CaptureFixture[str]) -> None:

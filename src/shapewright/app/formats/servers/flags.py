@@ -13,6 +13,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.app.formats.servers.instance import CHECKPOINT, format_key
+from shapewright.core.units import format_number_of
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance
@@ -257,7 +258,7 @@ def warnings_of(engine: Engine, one: LaunchedInstance) -> Iterator[str]:
         )
     if engine.block_tokens and request.block_tokens not in engine.block_tokens:
         known = ", ".join(map(str, engine.block_tokens))
-        yield f"cache blocks of {request.block_tokens} tokens: {engine.heading} has {known}"
+        yield f"cache blocks of {format_number_of(request.block_tokens, 'token')}: {engine.heading} has {known}"
     if engine.name == "vllm" and layout.tensor_parallel * layout.pipeline_parallel > one.node_size:
         yield f"{engine.heading} spans nodes with Ray: start a Ray cluster over {one.num_nodes} nodes, then run it once"
     if request.speculation and one.role != "prefill":

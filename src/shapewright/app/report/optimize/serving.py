@@ -103,7 +103,8 @@ def describe_serving(output: ServePlanOutput) -> str:
     within = f" ({', '.join(parts)})" if parts else ""
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (
-        f"{output.config.title} on {devices}{output.device.title}: {request.prompt_len} tokens in{within}, "
+        f"{output.config.title} on {devices}{output.device.title}: "
+        f"{format_number_of(request.prompt_len, 'token')} in{within}, "
         f"{request.output_len} out, {output.formats[0].name}, {output.server.title}"
         + "".join(f", {limit}" for limit in limits)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, fill, print_notes, print_table
-from shapewright.core.units import format_seconds
+from shapewright.core.units import format_number_of, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,12 +83,13 @@ def describe_traffic(output: TrafficOutput) -> str:
         for word, limit in (("TTFT", request.ttft_p90_limit_s), ("TPOT", request.tpot_p90_limit_s))
         if limit is not None
     ]
-    images = f", {request.images} images each" if request.images else ""
+    images = f", {format_number_of(request.images, 'image')} each" if request.images else ""
     what = "of a trace" if request.source == "trace" else f"with seed {request.seed}"
     return (
-        f"{output.config.title} on {count}{devices}: {request.num_requests:,} requests {what}, "
-        f"{request.mean_prompt_len:.0f} tokens in and {request.mean_output_len:.0f} out on average{images}, "
-        f"{output.format.name}" + "".join(f", {limit}" for limit in limits)
+        f"{output.config.title} on {count}{devices}: {format_number_of(request.num_requests, 'request', ',')} {what}, "
+        f"{format_number_of(round(request.mean_prompt_len), 'token')} in and "
+        f"{request.mean_output_len:.0f} out on average{images}, {output.format.name}"
+        + "".join(f", {limit}" for limit in limits)
     )
 
 

@@ -10,6 +10,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.core.units import format_number_of
 from shapewright.optimize.serving.batches import refuse_short_answers
 from shapewright.optimize.serving.disaggregated import transfer_span
 from shapewright.optimize.serving.plan import plan_serving
@@ -247,7 +248,7 @@ def price_streams(instance: Instance, scheduler: Scheduler, longest_len: int) ->
     if cache_tokens // block_tokens * block_tokens < longest_len:
         raise WorkloadError(
             f"a request of {longest_len} tokens does not fit into the cache of {cache_tokens} tokens beside a pass of "
-            f"{max_tokens} tokens",
+            + format_number_of(max_tokens, "token"),
             advice=with_fields("give shorter ones, fewer {max_num_batched_tokens}, or more {num_devices}"),
         )
     max_sequences = min(max_sequences, cache_tokens // block_tokens)

@@ -12,6 +12,7 @@ from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
+from shapewright.core.units import format_number_of
 from shapewright.optimize.serving.traffic.candidates import Scheduler, find_candidates, make_candidate
 from shapewright.optimize.serving.traffic.jobs import Job, TrafficQuestion, draw_requests, run_jobs
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, read_lengths
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.figures import TrafficFigures
     from shapewright.optimize.serving.traffic.requests import Traffic
     from shapewright.prediction.scenario import Scenario
+    from shapewright.pricing.servers import Server
+
+
+_MOST_PROMPT_PASSES = 10_000_000
+"""Most passes with parts of prompts, of which Python simulates about 200,000 a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +135,13 @@ def plan_traffic(
     found_notes = list(notes)
     traffic, num_cut = draw_requests(question.source, context)
     if num_cut:
-        text = f"{num_cut} of {traffic.num_requests} requests were cut to the model's {context} tokens"
+        cut = (
+            f"{num_cut} of {format_number_of(traffic.num_requests, 'request')} {'was' if num_cut == 1 else 'were'} cut"
+        )
+        text = f"{cut} to the model's {context} tokens"
         found_notes.append(Note(text, "cut", "prompt_len"))
     server = request.server
+    _check_num_passes(traffic, question.scheduler, server)
     if server.interval_of:
         found_notes.append(
             f"intervals are those of {server.interval_of}: no published throughput of {server.name} was compared"
@@ -191,6 +201,23 @@ def plan_traffic(
         runs=tuple(_make_run(index, rate, figures.get((index, rate)), question) for index in indices for rate in rates),
         notes=tuple(found_notes),
     )
+
+
+def _check_num_passes(traffic: Traffic, scheduler: Scheduler, server: Server) -> None:
+    """Check that passes of a given size cut prompts into no more passes than can be simulated."""
+    tokens = scheduler.max_num_batched_tokens
+    if tokens is None or not server.chunked_prefill:
+        return
+    prompt_tokens = int(traffic.prompt_len.sum())
+    if prompt_tokens > _MOST_PROMPT_PASSES * tokens:
+        raise WorkloadError(
+            f"max_num_batched_tokens={tokens} cuts the prompts into {prompt_tokens / tokens:,.0f} passes, and at most "
+            f"{_MOST_PROMPT_PASSES:,} are simulated",
+            advice=with_fields(
+                "give at least {least}, or fewer {num_requests}", least=-(-prompt_tokens // _MOST_PROMPT_PASSES)
+            ),
+            field="max_num_batched_tokens",
+        )
 
 
 def simulate_loads(
