@@ -15,6 +15,7 @@ import pytest
 
 import shapewright
 from command_line import run
+from shapewright.app.cli.commands.design import command as design_command
 from shapewright.core.units import format_count
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
@@ -149,6 +150,16 @@ def test_a_budget_chooses_the_tokens() -> None:
     assert by_usd.best.run.cost.usd == pytest.approx(48.0, rel=1e-3)
 
 
+def test_a_budget_may_have_a_suffix() -> None:
+    """Thousands and millions of hours and dollars are written as those of tokens are, and hours as days."""
+    types = {option.name: option.type for option in design_command.params}
+
+    assert types["gpu_hours"].convert("20k", None, None) == 20_000.0
+    assert types["gpu_hours"].convert("0.5", None, None) == 0.5
+    assert types["usd"].convert("1.5m", None, None) == 1_500_000.0
+    assert [types["hours"].convert(text, None, None) for text in ("36", "36h", "1.5d")] == [36.0] * 3
+
+
 def test_a_budget_chooses_the_size() -> None:
     """No other size of the frontier has a lower loss in the hours of the budget, and larger budgets buy more."""
     sizes = []
@@ -247,6 +258,9 @@ def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, s
         (["--usd", "100"], "usd=100 needs the price of a device"),
         (["--hours", "nan"], "hours=nan must be"),
         (["--gpu-hours", "0"], "gpu_hours=0"),
+        (["--gpu-hours", "20kh"], "'20kh' is no number of GPU hours such as 5000 or 20k"),
+        (["--usd", "much", "--usd-per-hour", "2"], "'much' is no number of dollars such as 5000 or 20k"),
+        (["--hours", "2 weeks"], "'2 weeks' is not a time such as 336, 336h or 14d"),
         (["--params", "x", "--train-tokens", "1b"], "'x' is no number of parameters"),
         (["--params", "1b", "--train-tokens", "1b", "--family", "gemmma"], "no dense decoder preset begins with it"),
         (["gpt2", "--params", "1b", "--train-tokens", "1b", "--family", "llama"], "family has no effect with a model"),

@@ -330,6 +330,7 @@ def test_command_knows_every_objective() -> None:
     [
         (["--target-loss", "1.2"], "never falls below"),
         (["--target-loss", "0.9"], "a loss in nats per token is bits per byte x ln 2 x bytes per token"),
+        (["--target-loss", "2.3bpb"], "no loss in nats per token such as 2.3; that is bits per byte x ln 2"),
         (["--target-loss", "nan"], "target_loss_nats=nan must be a number"),
         (["--target-loss", "0"], "above 0"),
         (["--gpu-hours", "-1"], "above 0"),

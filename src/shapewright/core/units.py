@@ -5,7 +5,7 @@ Inside the package every quantity is in SI base units; prefixes such as milli, g
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
@@ -13,6 +13,10 @@ KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 SECONDS_PER_SUFFIX = {"_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
 """Seconds per unit, by the suffix of a column name in seconds' place. [s]"""
 
+NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
+"""How a loss in nats per token follows from one in bits per byte."""
+
+_SUFFIXES = {"k": KILO, "m": MEGA, "b": GIGA, "t": TERA}
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -132,12 +136,27 @@ def parse_count(text: str) -> int:
     Raises:
         ValueError: the text is not a number, or out of range.
     """
-    body = text.strip().lower().replace("_", "").replace(",", "")
-    scale = {"k": KILO, "m": MEGA, "b": GIGA, "t": TERA}.get(body[-1:])
-    value = float(body[:-1]) * scale if scale else float(body)
+    value = parse_scaled(text)
     if not 0 <= value < 1e18:
         raise ValueError(f"{text!r} is out of range")
     return round(value)
+
+
+def parse_scaled(text: str, scales: Mapping[str, float] = _SUFFIXES) -> float:
+    """Parse a number that a letter may scale.
+
+    Args:
+        scales: Factor by letter, in lower case; by default the decimal suffixes of counts.
+
+    >>> parse_scaled("20k"), parse_scaled("1,500"), parse_scaled("2d", {"d": 24.0, "h": 1.0})
+    (20000.0, 1500.0, 48.0)
+
+    Raises:
+        ValueError: the text is not a number.
+    """
+    body = text.strip().lower().replace("_", "").replace(",", "")
+    scale = scales.get(body[-1:])
+    return float(body) if scale is None else float(body[:-1]) * scale
 
 
 def _three_digits(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.core.units import parse_count, parse_seconds
+from shapewright.core.units import NATS_FROM_BITS, parse_count, parse_scaled, parse_seconds
 
 if TYPE_CHECKING:
     AnyParam = click.ParamType[Any]
@@ -43,8 +43,14 @@ def count_of(things: str) -> Parsed:
     return Parsed("count", parse_count, f"no number of {things} from 0 to less than 1e18, such as 2.7b")
 
 
+def amount_of(things: str) -> Parsed:
+    """Type of an amount, whole or not, such as ``5000``, ``20k`` or ``0.5``."""
+    return Parsed("amount", parse_scaled, f"no number of {things} such as 5000 or 20k")
+
+
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SECONDS_OF_RATE = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+_HOURS_OF_TIME = {"h": 1.0, "d": 24.0}
 _SECONDS_OF_BUDGET = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_BUDGET_S = 1e7
 
@@ -62,8 +68,7 @@ def _parse_rate(text: str) -> float:
 
 
 def _parse_budget(text: str) -> float:
-    unit = text[-1:].lower()
-    seconds = float(text[:-1]) * _SECONDS_OF_BUDGET[unit] if unit in _SECONDS_OF_BUDGET else float(text)
+    seconds = parse_scaled(text, _SECONDS_OF_BUDGET)
     if not 0.0 < seconds < _MOST_BUDGET_S:
         raise ValueError(text)
     return seconds
@@ -86,5 +91,7 @@ SHARE = Parsed(
     "not a fraction such as 2% or 0.02",
 )
 SECONDS = Parsed("time", parse_seconds, "not a time such as 300ms, 2s or 0.3")
+HOURS = Parsed("time", lambda text: parse_scaled(text, _HOURS_OF_TIME), "not a time such as 336, 336h or 14d")
+NATS = Parsed("nats", float, f"no loss in nats per token such as 2.3; that is {NATS_FROM_BITS}")
 BUDGET = Parsed("time", _parse_budget, "not a time such as 90s, 8m or 2h")
 REQUEST_RATE = Parsed("rate", _parse_rate, "not a rate such as 12/s, 600/min or 0.5")

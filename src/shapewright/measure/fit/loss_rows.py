@@ -11,13 +11,13 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError
 from shapewright.core.records import dataclass
+from shapewright.core.units import NATS_FROM_BITS
 from shapewright.measure.accuracy.chunk import Columns, Labels
 from shapewright.measure.accuracy.measured_files import Format, read_columns
 from shapewright.measure.accuracy.stores import is_store
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import loss_records
 from shapewright.measure.store.record import OK
-from shapewright.prediction.loss.law import NATS_FROM_BITS
 from shapewright.prediction.loss.terms import ShapeForLoss
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError, MeasuredFileError
 from shapewright.core.records import dataclass
+from shapewright.core.units import NATS_FROM_BITS
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, LossRows, read_own_losses, shapes_of
-from shapewright.prediction.loss.law import NATS_FROM_BITS, REFERENCE, LossLaw, load_loss_law
+from shapewright.prediction.loss.law import REFERENCE, LossLaw, load_loss_law
 from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:

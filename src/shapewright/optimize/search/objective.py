@@ -11,8 +11,9 @@ from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
+from shapewright.core.units import NATS_FROM_BITS
 from shapewright.prediction.loss.effect import scale_to_baseline
-from shapewright.prediction.loss.law import NATS_FROM_BITS, load_loss_law
+from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.training_run import (
     FEWEST_TOKENS,

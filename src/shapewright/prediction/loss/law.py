@@ -34,8 +34,6 @@ REFERENCE = "reference"
 """Recipe of a model with unknown data and schedule."""
 Z_90 = 1.6448536269514722
 """Standard deviations from the mean to the ends of a 90 % interval of a normal distribution."""
-NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
-"""How a loss in nats per token follows from one in bits per byte."""
 FREE_NATS = 0.01
 """Largest loss difference that counts as zero: heads of 64 to 256 differ by less in the data. [nats]"""
 

@@ -32,7 +32,7 @@ from shapewright.app.cli.options import (
     software_option,
     write_experiments,
 )
-from shapewright.app.cli.param_types import SHARE, count_of
+from shapewright.app.cli.param_types import HOURS, SHARE, amount_of, count_of
 from shapewright.core.errors import ConfigError, ShapewrightError, short_path, short_repr
 from shapewright.core.ranges import read_integer
 from shapewright.core.texts import FieldName, with_fields
@@ -74,9 +74,14 @@ Examples:
 @click.option(
     "--train-tokens", type=count_of("tokens"), metavar="N", help="tokens, such as 300b (default: for the budget)"
 )
-@click.option("--hours", type=float, metavar="H", help="budget: hours that the job may take")
-@click.option("--gpu-hours", type=float, metavar="H", help="budget: hours summed over all devices")
-@click.option("--usd", type=float, metavar="USD", help="budget in dollars, with --usd-per-hour")
+@click.option("--hours", type=HOURS, metavar="H", help="budget: hours that the job may take, such as 336 or 14d")
+@click.option(
+    "--gpu-hours",
+    type=amount_of("GPU hours"),
+    metavar="H",
+    help="budget: hours summed over all devices, such as 5000 or 20k",
+)
+@click.option("--usd", type=amount_of("dollars"), metavar="USD", help="budget in dollars, with --usd-per-hour")
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--family", metavar="NAME", help="without CONFIG: family of the shape, such as llama (default) or qwen3")
 @click.option(

@@ -35,7 +35,7 @@ from shapewright.app.cli.options import (
     software_option,
     write_experiments,
 )
-from shapewright.app.cli.param_types import SHARE, count_of
+from shapewright.app.cli.param_types import NATS, SHARE, amount_of, count_of
 from shapewright.app.report.flags import flag_of
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
@@ -238,11 +238,16 @@ Examples:
     metavar="N",
     help="tokens that CONFIG is trained on (default: 20 per parameter)",
 )
-@click.option("--gpu-hours", type=float, metavar="H", help="device hours that CONFIG is trained for, instead of tokens")
+@click.option(
+    "--gpu-hours",
+    type=amount_of("GPU hours"),
+    metavar="H",
+    help="device hours that CONFIG is trained for, such as 20k, instead of tokens",
+)
 @click.option(
     "--target-loss",
     "target_loss_nats",
-    type=float,
+    type=NATS,
     metavar="NATS",
     help="loss that CONFIG is trained to, instead of tokens",
 )
