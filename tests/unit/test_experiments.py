@@ -128,7 +128,7 @@ def test_runs_that_narrow_most_are_named_where_none_settles() -> None:
 
 
 def test_experts_are_not_proposed() -> None:
-    """The proxy trainer has no experts: none are proposed, and a note says so."""
+    """The proxy trainer has no experts: none are proposed, for that reason."""
     base = read_model("mixtral-8x7b").config
     plan = propose_experiments(
         base,
@@ -140,7 +140,7 @@ def test_experts_are_not_proposed() -> None:
     )
 
     assert plan.experiments == ()
-    assert any("experts" in note for note in plan.notes)
+    assert plan.why_none.startswith("experts")
 
 
 @pytest.mark.parametrize("name", ["gpt3-2.7b", "llama-3-8b", "gemma-2b", "qwen3-0.6b", "pythia-1.4b"])
@@ -175,10 +175,13 @@ def test_search_writes_runs_that_proxy_reads(tmp_path: Path, capsys: pytest.Capt
     code, out, err = run([*arguments, "--train-tokens", "30b", "--json"], capsys)
     found = json.loads(out)["experiments"]
 
-    nothing = "" if found["experiments"] else ", a heading alone: no run is proposed"
-    assert (code, err) == (0, f"wrote {path}{nothing}\n")
-    assert found["file"] == str(path)
-    written = read_runs(path) if found["experiments"] else []
+    why_none = found["why_none"]
+    assert bool(why_none) != bool(found["experiments"])
+    words = f"{path} is not written, as no run is proposed: {why_none}" if why_none else f"wrote {path}"
+    assert (code, err) == (0, f"{words}\n")
+    assert found["file"] == ("" if why_none else str(path))
+    assert path.exists() != bool(why_none)
+    written = [] if why_none else read_runs(path)
     assert [spec.name for spec in written] == [one["name"] for one in found["experiments"]]
     assert {name for one in found["questions"] for name in one["experiments"]} == {spec.name for spec in written}
 
@@ -199,10 +202,10 @@ def test_design_writes_runs_that_proxy_reads(tmp_path: Path, capsys: pytest.Capt
     undecided = {rank for rank, net in nets.items() if net["low"] < 1.0 < net["high"]}
 
     assert code == 0
-    assert f"wrote {path}" in err
+    assert str(path) in err
     assert undecided
     assert {one["rank"] for one in found["experiments"]["questions"]} == set(sorted(undecided)[:5])
     runs = found["experiments"]["experiments"]
-    assert [spec.name for spec in read_runs(path)] == [one["name"] for one in runs] if runs else path.exists()
+    assert [spec.name for spec in read_runs(path)] == [one["name"] for one in runs] if runs else not path.exists()
 
     assert run(["design", *job, "--experiments", "-"], capsys)[0] == 2

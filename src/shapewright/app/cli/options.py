@@ -353,11 +353,14 @@ experiments_option = click.option(
 
 
 def write_experiments(result: SearchResult | DesignResult, path: str) -> ExperimentsOutput:
-    """Write the runs that would decide between the shapes."""
+    """Write the runs that would decide between the shapes; no file if none is proposed."""
     from shapewright.app.report.outputs.loss import experiments_output, runs_file
     from shapewright.optimize.experiments.propose import experiments_of
 
     plan = experiments_of(result)
-    write_text_file(path, runs_file(plan))
-    echo(f"wrote {path}{'' if plan.experiments else ', a heading alone: no run is proposed'}", err=True)
+    if plan.experiments:
+        write_text_file(path, runs_file(plan))
+        echo(f"wrote {path}", err=True)
+    else:
+        echo(f"{path} is not written, as no run is proposed: {plan.why_none}", err=True)
     return experiments_output(plan, path)

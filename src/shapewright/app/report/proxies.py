@@ -102,7 +102,7 @@ def print_experiments(output: ExperimentsOutput, console: Console) -> None:
     """Print the models to train, and what they would settle."""
     console.print()
     if not output.questions:
-        console.print("experiments: no shape is undecided by its loss")
+        console.print(f"experiments: none, {output.why_none}")
     for one in output.questions:
         now = f"rank {one.rank}: net speed-up {one.net_low:.3g} to {one.net_high:.3g} now"
         after = (

@@ -93,6 +93,7 @@ class ExperimentPlan:
         questions: The undecided changes that were considered.
         gpu_hours: Predicted time of all experiments on one device. [h]
         full_gpu_hours: Predicted time of training the baseline at full size. [h]
+        why_none: Why no experiment is proposed; empty if some are.
         notes: Remarks, one line each.
     """
 
@@ -100,6 +101,7 @@ class ExperimentPlan:
     questions: tuple[Question, ...]
     gpu_hours: float
     full_gpu_hours: float
+    why_none: str
     notes: tuple[str, ...]
 
 
@@ -127,6 +129,7 @@ def propose_experiments(
     notes: list[str] = []
     runs: dict[str, Experiment] = {}
     questions: list[Question] = []
+    why_none = "no shape is undecided by its loss"
     for rank, (config, speedup) in enumerate(contenders, start=1):
         if len(questions) == _MOST_CONTENDERS:
             notes.append(f"the {_MOST_CONTENDERS} best undecided shapes are considered")
@@ -134,12 +137,13 @@ def propose_experiments(
         if keeps_loss(baseline, config):
             continue
         if config.is_moe or config.is_mla or config.stack != "decoder":
-            notes.append("experts, latent attention and encoders are not trained by 'shapewright proxy'")
+            why_none = "experts, latent attention and encoders are not trained by 'shapewright proxy'"
             break
         question, chosen = planner.assess(rank, config, speedup)
         if question is None:
             continue
         questions.append(question)
+        why_none = f"none of at most {_MOST_COST_FRACTION:.0%} of the training cost is likely to settle a shape"
         for run in chosen:
             known = runs.get(run.name)
             runs[run.name] = run if known is None or known.num_seeds < run.num_seeds else known
@@ -158,6 +162,7 @@ def propose_experiments(
         questions=tuple(questions),
         gpu_hours=sum(run.gpu_hours for run in ordered),
         full_gpu_hours=full_gpu_hours,
+        why_none="" if ordered else why_none,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -163,7 +163,8 @@ class ExperimentOutput:
 class ExperimentsOutput:
     """The cheapest small models that would settle undecided shapes."""
 
-    file: str = described("file of runs for `shapewright proxy`")
+    file: str = described("file of runs for `shapewright proxy`; empty if none is proposed")
+    why_none: str = described("why no run is proposed; empty if some are")
     num_seeds: int = described("seeds to train, for `--seeds`")
     gpu_hours: float = described("predicted time of all of them on one device, in hours")
     full_gpu_hours: float = described("predicted device hours of training the baseline at full size")
@@ -177,7 +178,7 @@ def experiments_output(plan: ExperimentPlan, path: str) -> ExperimentsOutput:
     return take(
         ExperimentsOutput,
         plan,
-        file=path,
+        file=path if plan.experiments else "",
         num_seeds=max((run.num_seeds for run in plan.experiments), default=1),
         experiments=[take(ExperimentOutput, run, run.config) for run in plan.experiments],
         notes=list(plan.notes),
@@ -187,7 +188,7 @@ def experiments_output(plan: ExperimentPlan, path: str) -> ExperimentsOutput:
 def runs_file(plan: ExperimentPlan) -> str:
     """CSV file of the runs that ``shapewright proxy`` is to train."""
     rows = [run.run_columns() for run in plan.experiments]
-    names = list(dict.fromkeys(name for row in rows for name in row)) or ["hidden_size", "num_layers", "num_heads"]
+    names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
