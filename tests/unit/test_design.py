@@ -258,6 +258,7 @@ def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, s
         (["--usd", "100"], "usd=100 needs the price of a device"),
         (["--hours", "nan"], "hours=nan must be"),
         (["--gpu-hours", "0"], "gpu_hours=0"),
+        (["--params", "100m", "--train-tokens", "1k"], "a run of 1,000 tokens is shorter than one step of"),
         (["--gpu-hours", "20kh"], "'20kh' is no number of GPU hours such as 5000 or 20k"),
         (["--usd", "much", "--usd-per-hour", "2"], "'much' is no number of dollars such as 5000 or 20k"),
         (["--hours", "2 weeks"], "'2 weeks' is not a time such as 336, 336h or 14d"),

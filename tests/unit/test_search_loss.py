@@ -334,6 +334,8 @@ def test_command_knows_every_objective() -> None:
         (["--target-loss", "nan"], "target_loss_nats=nan must be a number"),
         (["--target-loss", "0"], "above 0"),
         (["--gpu-hours", "-1"], "above 0"),
+        (["--gpu-hours", "1e-6"], "is shorter than one step of"),
+        (["--train-tokens", "1000"], "give --train-tokens for many steps, such as 53"),
         (["--gpu-hours", "5", "--train-tokens", "1b"], "each fix the length"),
         (["--objective", "cost"], "give --usd-per-hour"),
         (["--serve-tokens", "1t"], "no effect without objective='cost'"),

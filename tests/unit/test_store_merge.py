@@ -165,7 +165,7 @@ def test_commands_print_text_and_json(tmp_path: Path) -> None:
     again = runner.invoke(command, ["merge", str(first), str(second), "--json"])
     listed = json.loads(runner.invoke(command, ["ls", str(first), "--json"]).output)
 
-    assert "1 rows added" in words.output
+    assert "1 row added" in words.output
     assert json.loads(again.output)["kept"] == 1
     assert (listed["statuses"], listed["groups"][0]["rows"]) == ({OK: 2}, 2)
     assert listed["store_schema_version"] == 3

@@ -67,16 +67,13 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def format_number_of(number: int, noun: str, form: str = "") -> str:
+def format_number_of(number: int, noun: str) -> str:
     """Format a number of things, in the plural where it is not one.
 
-    Args:
-        form: Format of the number, such as ``,`` for thousands.
-
-    >>> format_number_of(1, "finding"), format_number_of(0, "finding"), format_number_of(1200, "request", ",")
-    ('1 finding', '0 findings', '1,200 requests')
+    >>> format_number_of(1, "finding"), format_number_of(0, "finding"), format_number_of(1500, "step")
+    ('1 finding', '0 findings', '1,500 steps')
     """
-    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_amount(value: float) -> str:

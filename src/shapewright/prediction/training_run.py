@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_number
 from shapewright.core.records import dataclass
+from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
@@ -65,6 +66,20 @@ def check_price(usd_per_hour: float | None) -> None:
     check_number(
         "usd_per_hour", usd_per_hour, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR, error=WorkloadError, hint=hint
     )
+
+
+def require_a_step(train_tokens: float, prediction: Prediction) -> None:
+    """Refuse a run that is shorter than one optimizer step.
+
+    Raises:
+        WorkloadError: it is.
+    """
+    if train_tokens < prediction.tokens_per_step:
+        usual = round(count_chinchilla_tokens(prediction.parameters.active))
+        raise WorkloadError(
+            f"a run of {train_tokens:,.0f} tokens is shorter than one step of {prediction.tokens_per_step:,}",
+            advice=with_fields("give {train_tokens} for many steps, such as {usual}, 20 per parameter", usual=usual),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

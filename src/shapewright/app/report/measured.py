@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
 from shapewright.app.report.outputs.measure import BenchOutput, BenchRow
-from shapewright.core.units import GIGA, TERA, format_bytes, format_percent, format_seconds
+from shapewright.core.units import GIGA, TERA, format_bytes, format_number_of, format_percent, format_seconds
 from shapewright.prediction.model_runs import LayerRun, StepRun
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def estimate_row_figures(operation: Operation | LayerRun | StepRun) -> dict[str,
 def summary_lines(summary: BenchOutput) -> Iterator[str]:
     """Summary of a call of the benchmark, in a few lines."""
     rows = summary.rows
-    words = f"{summary.num_measured} rows measured in {format_seconds(summary.wall_s)}"
+    words = f"{format_number_of(summary.num_measured, 'row')} measured in {format_seconds(summary.wall_s)}"
     if summary.rows_per_min:
         words += f" ({summary.rows_per_min:.0f} per minute)"
     if summary.num_bad:
@@ -242,8 +242,9 @@ def print_contents(contents: StoreContentsOutput, console: Console) -> None:
     total = sum(contents.statuses.values())
     words = ", ".join(f"{number:,} {status}" for status, number in sorted(contents.statuses.items()))
     console.print(
-        f"{contents.path}: {total:,} rows{f' ({words})' if words else ''} of {contents.num_runs} runs, "
-        f"{format_bytes(contents.file_bytes)}, schema version {contents.store_schema_version}",
+        f"{contents.path}: {format_number_of(total, 'row')}{f' ({words})' if words else ''} of "
+        f"{format_number_of(contents.num_runs, 'run')}, {format_bytes(contents.file_bytes)}, schema version "
+        f"{contents.store_schema_version}",
         soft_wrap=True,
     )
 

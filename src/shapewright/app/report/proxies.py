@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.core.units import format_seconds
+from shapewright.core.units import format_number_of, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,8 @@ def print_proxies(output: ProxyOutput, console: Console) -> None:
         soft_wrap=True,
     )
     if output.num_left:
-        console.print(f"{output.num_left} runs are not finished: the same command goes on with them", soft_wrap=True)
+        left = format_number_of(output.num_left, "run")
+        console.print(f"{left} not finished: the same command goes on from there", soft_wrap=True)
 
 
 def _cells(runs: list[ProxyLoss]) -> list[str]:
@@ -81,7 +82,7 @@ def print_loss_calibration(output: LossCalibrationOutput, console: Console) -> N
         words += f", models that the fit did not see within {output.left_out_mean_error_nats:.4f}"
     console.print(words, soft_wrap=True)
     for reason, count in output.skipped.items():
-        console.print(f"{count} rows left out: {reason}", soft_wrap=True)
+        console.print(f"{format_number_of(count, 'row')} left out: {reason}", soft_wrap=True)
     console.print(f"written to {output.output}", soft_wrap=True)
 
 
@@ -106,7 +107,8 @@ def print_experiments(output: ExperimentsOutput, console: Console) -> None:
     for one in output.questions:
         now = f"rank {one.rank}: net speed-up {one.net_low:.3g} to {one.net_high:.3g} now"
         after = (
-            f"{one.after_low:.3g} to {one.after_high:.3g} expected after {len(one.experiments)} small models; "
+            f"{one.after_low:.3g} to {one.after_high:.3g} expected after "
+            f"{format_number_of(len(one.experiments), 'small model')}; "
             f"{one.chance_settled:.0%} probability that they settle it"
             if one.experiments
             else "no small model is likely to settle it"

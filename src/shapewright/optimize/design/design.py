@@ -28,7 +28,13 @@ from shapewright.prediction.loss.effect import (
 )
 from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.speedup import compare_times
-from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost, usual_schedule
+from shapewright.prediction.training_run import (
+    MOST_TOKENS,
+    TrainingRun,
+    estimate_run_cost,
+    require_a_step,
+    usual_schedule,
+)
 
 if TYPE_CHECKING:
     from shapewright.models.read import Model
@@ -235,6 +241,7 @@ def design_model(
     request = replace(request, num_parameters=num_parameters, train_tokens=train_tokens)
     search = JointSearch(sizes.scenario_of(num_parameters), request, refusal)
     baseline_plan = search.baseline_plan
+    require_a_step(train_tokens, baseline_plan.prediction)
 
     def judge(plan: Plan) -> Design:
         tokens = train_tokens

@@ -21,6 +21,7 @@ from shapewright.prediction.training_run import (
     SECONDS_PER_HOUR,
     check_price,
     count_chinchilla_tokens,
+    require_a_step,
 )
 
 if TYPE_CHECKING:
@@ -194,6 +195,13 @@ class Goal:
         Raises:
             WorkloadError: the baseline does not reach the target, or the run is implausibly long or short.
         """
+        if not self.has_run:
+            return count_chinchilla_tokens(baseline.parameters.active)
+        tokens = self._count_given_tokens(baseline)
+        require_a_step(tokens, baseline)
+        return tokens
+
+    def _count_given_tokens(self, baseline: Prediction) -> float:
         if self.train_tokens is not None:
             return float(self.train_tokens)
         if self.gpu_hours is not None:
@@ -204,8 +212,7 @@ class Goal:
                     f"{FEWEST_TOKENS} to {MOST_TOKENS:g} tokens"
                 )
             return tokens
-        if self.target_loss_nats is None:
-            return count_chinchilla_tokens(baseline.parameters.active)
+        assert self.target_loss_nats is not None
         law, shape = load_loss_law(), ShapeForLoss.of(baseline.config)
         tokens = float(law.tokens_to_reach(shape, self.target_loss_nats))
         if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:

@@ -8,6 +8,7 @@ import click
 
 from shapewright.app.cli.console import echo, make_console, print_json, print_output, status_line
 from shapewright.app.cli.help_pages import GuidedCommand
+from shapewright.core.units import format_number_of
 
 
 @click.group(
@@ -68,7 +69,7 @@ def show(path: str, as_json: bool) -> int:
     else:
         shown = [BenchRow(row=row, predicted_s=None, predicted_figures={}) for row in rows]
         print_rows(shown, make_console(), most=None)
-        make_console().print(f"{len(rows)} rows")
+        make_console().print(format_number_of(len(rows), "row"))
     return 0
 
 
@@ -88,7 +89,7 @@ def verify(path: str) -> int:
     for problem in problems:
         echo(problem)
     if not problems:
-        click.echo(f"{num_rows} rows, all sound")
+        click.echo(f"{format_number_of(num_rows, 'row')}, all sound")
     following = "rescue NEW {}" if problems else "export {} ./tables"
     echo(f"next: shapewright store {following.format(shlex.quote(path))}")
     return 1 if problems else 0
@@ -115,7 +116,7 @@ def export(path: str, folder: str, format_name: str) -> int:
     with Store(path, read_only=True) as store:
         written = export_store(store, folder, format_name=format_name)
     for name, count in written.items():
-        echo(f"{name}: {count} rows")
+        echo(f"{name}: {format_number_of(count, 'row')}")
     if not written:
         click.echo("the store has no rows")
     return 0
@@ -217,8 +218,8 @@ def _print_counts(path: str, counts: dict[str, int], skipped: dict[str, dict[str
         return
     for name, reasons in skipped.items():
         for reason, number in reasons.items():
-            echo(f"{name}: skipped {number:,} rows: {reason}")
+            echo(f"{name}: skipped {format_number_of(number, 'row')}: {reason}")
     echo(
-        f"{path}: {counts['added']:,} rows added, {counts['replaced']:,} failed ones replaced, "
+        f"{path}: {format_number_of(counts['added'], 'row')} added, {counts['replaced']:,} failed ones replaced, "
         f"{counts['kept']:,} known before and kept as they were"
     )

@@ -12,6 +12,7 @@ from shapewright.core.units import (
     format_amount,
     format_bytes,
     format_count,
+    format_number_of,
     format_percent,
     format_seconds,
 )
@@ -136,7 +137,7 @@ def _run_words(shape: DesignedShape) -> str:
     run = shape.run
     costs = run.cost, run.cost_low, run.cost_high
     parts = [
-        f"{format_count(run.train_tokens)} tokens in {run.num_steps:,} steps",
+        f"{format_count(run.train_tokens)} tokens in {format_number_of(run.num_steps, 'step')}",
         f"{_interval(run.hours.mean, run.hours.low, run.hours.high)} hours",
         f"{_interval(*(cost.device_hours for cost in costs))} GPU hours",
     ]
@@ -166,8 +167,8 @@ def front_columns(found: DesignOutput) -> list[Column]:
 def describe_space(found: DesignOutput) -> str:
     """Numbers of shapes and plans, in one line."""
     text = (
-        f"{found.num_shapes:,} shapes and {found.num_plans:,} plans of {found.num_planned} of them in "
-        f"{format_seconds(found.elapsed_s)}"
+        f"{format_number_of(found.num_shapes, 'shape')} and {format_number_of(found.num_plans, 'plan')} of "
+        f"{found.num_planned} of them in {format_seconds(found.elapsed_s)}"
     )
     return text if found.is_complete else f"interrupted, best so far: {text}"
 

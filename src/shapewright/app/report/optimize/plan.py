@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table, spread
-from shapewright.core.units import format_bytes, format_percent, format_seconds
+from shapewright.core.units import format_bytes, format_number_of, format_percent, format_seconds
 from shapewright.lowering.counts import num_microbatches
 from shapewright.optimize.plan.findings import COST_RESOLUTION
 from shapewright.optimize.plan.notes import describe_plan
@@ -89,7 +89,7 @@ def describe_space(output: PlansOutput) -> str:
     space = output.space
     refused = sum(space.refused.values())
     parts = [
-        f"{space.num_plans:,} plans in {format_seconds(output.elapsed_s)}",
+        f"{format_number_of(space.num_plans, 'plan')} in {format_seconds(output.elapsed_s)}",
         f"{space.priced:,} fit and were priced",
         *([f"{refused:,} splits do not divide the model"] if refused else []),
     ]

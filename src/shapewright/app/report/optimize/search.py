@@ -9,7 +9,7 @@ from shapewright.app.report.optimize.candidates import candidate_columns, descri
 from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.app.report.predict import describe, print_verdict
 from shapewright.app.report.proxies import print_experiments
-from shapewright.core.units import energy_unit, format_amount, format_count, format_seconds
+from shapewright.core.units import energy_unit, format_amount, format_count, format_number_of, format_seconds
 from shapewright.optimize.search.objective import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def describe_space(found: SearchOutput) -> str:
     space = found.space
     refused = sum(space.refused.values())
     parts = [
-        f"{space.num_shapes:,} shapes in {format_seconds(found.elapsed_s)}",
+        f"{format_number_of(space.num_shapes, 'shape')} in {format_seconds(found.elapsed_s)}",
         f"{space.outside_guard:,} outside the quality guard",
         f"{space.outside_budget:,} of another size",
         *([f"{refused:,} cannot run"] if refused else []),

@@ -86,7 +86,7 @@ def describe_traffic(output: TrafficOutput) -> str:
     images = f", {format_number_of(request.images, 'image')} each" if request.images else ""
     what = "of a trace" if request.source == "trace" else f"with seed {request.seed}"
     return (
-        f"{output.config.title} on {count}{devices}: {format_number_of(request.num_requests, 'request', ',')} {what}, "
+        f"{output.config.title} on {count}{devices}: {format_number_of(request.num_requests, 'request')} {what}, "
         f"{format_number_of(round(request.mean_prompt_len), 'token')} in and "
         f"{request.mean_output_len:.0f} out on average{images}, {output.format.name}"
         + "".join(f", {limit}" for limit in limits)
