@@ -112,6 +112,10 @@ def test_models_that_cannot_be_scaled_are_errors() -> None:
     for name in ("deepseek-v3", "t5-large"):
         with pytest.raises(ConfigError, match="only decoders without latent or compressed attention are scaled"):
             scale_model(read_model(name), 10**9)
+    own = read_model("t5-large")
+    with pytest.raises(ConfigError, match=f"give num_parameters {count_parameters(own.config).total}, or a config"):
+        scale_model(own, 10**9)
+    assert scale_model(own, count_parameters(own.config).total) is own
     with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
         usual_model(10**9, "lama")
 

@@ -369,6 +369,8 @@ def test_unsupported_models_of_the_law_are_errors() -> None:
             search(name, device="l40s", objective="time-to-loss")
     with pytest.raises(ConfigError, match=r"mamba2-2\.7b is not; search its shapes by speed"):
         design("mamba2-2.7b", num_parameters=27 * 10**8, train_tokens=10**10, device="l40s", num_devices=8)
+    with pytest.raises(ConfigError, match=r"bert-base is not; search its shapes by speed"):
+        design("bert-base", num_parameters=10**8, train_tokens=10**9, device="l40s", num_devices=8)
     with pytest.raises(WorkloadError, match="give train_tokens"):
         search("gpt2", devices=("l40s", "h100-sxm-80gb"), gpu_hours=10.0)
     with pytest.raises(ConfigError, match="objective='fast'"):

@@ -117,6 +117,7 @@ def design(
     positions = seq_len if isinstance(seq_len, int) else _DEFAULT_SEQ_LEN
     model_of = _family(source, family, overrides, tensor_parallel=degree, least_positions=positions)
     start = model_of(num_parameters or _ANY_SIZE)
+    _require_loss_law(start)
     if not isinstance(config, Scenario):
         given.setdefault("seq_len", min(_DEFAULT_SEQ_LEN, start.config.max_position_embeddings))
     parts["workload"] = {**given, "phase": "train"}
@@ -209,7 +210,15 @@ def _family(
     if family is not None:
         raise ConfigError("family has no effect with a model; omit one of them")
     model = read_model(source, overrides)
+    _require_loss_law(model)  # before it is scaled, which needs a model of the same kind
     return lambda num_parameters: scale_model(model, num_parameters, tensor_parallel)
+
+
+def _require_loss_law(model: Model) -> None:
+    """Refuse a model whose shapes cannot be compared by loss."""
+    from shapewright.prediction.loss.effect import require_loss_law
+
+    require_loss_law(model.config, "search its shapes by speed with 'shapewright search'")
 
 
 def _batch_size(global_batch_tokens: int | None, base: Scenario) -> int | None:

@@ -24,7 +24,6 @@ from shapewright.prediction.loss.effect import (
     describe_extrapolation,
     estimate_loss_effect,
     is_far_outside,
-    require_loss_law,
 )
 from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.speedup import compare_times
@@ -231,7 +230,6 @@ def design_model(
         ShapewrightError: the loss law does not describe the model, nothing fits, or the budget pays for no step.
     """
     started_s = time.perf_counter()
-    require_loss_law(base.config, "search its shapes by speed with 'shapewright search'")
     sizes = FamilySizes(base, model_of, request, load_loss_law(), global_batch_size)
     num_parameters, train_tokens = sizes.choose()
     # If size or tokens were chosen for the budget, every shape must keep it; otherwise a note compares it with the run.

@@ -96,7 +96,7 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
         raise ConfigError(
             f"num_parameters={num_parameters:,}: {config.title} has {own:,} parameters, and only decoders without "
             f"latent or compressed attention are scaled",
-            advice=with_fields("leave {num_parameters} out, or give a config of that size"),
+            advice=with_fields("give {num_parameters} {own}, or a config of the size that you want", own=own),
         )
     factor = (num_parameters / own) ** (1.0 / 3.0)
     near = _numbers_of_kv_heads(config, factor)
