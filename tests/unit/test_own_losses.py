@@ -21,6 +21,7 @@ from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.loss.effect import describe_extrapolation, is_far_outside
 from shapewright.prediction.loss.law import LossLaw, law_file_content, load_loss_law, read_loss_law, using_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
 from shapewright.prediction.model_runs import proxy_run
@@ -181,6 +182,41 @@ def test_fit_finds_another_floor(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert law.coefficients == {name: one["after"] for name, one in after.items()}
     assert law.name == found["recipe"] == "me, cosine, books"
     assert np.array_equal(law.covariance, calibrate_losses(path).law.covariance)
+
+
+def test_the_range_of_an_own_law_is_that_of_its_runs(tmp_path: Path) -> None:
+    """A law of small models notes that a large one is extrapolated, and still decides where the reference does."""
+    law = calibrate_losses(table_of(tmp_path / "mine.csv", (256, 4), (512, 8), (768, 12), floor_nats=0.3)).law
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(law_file_content(law)), encoding="utf-8")
+    config = read_model("gpt3-13b").config
+
+    assert law.parameters_range == pytest.approx((12 * 256**2 * 4, 12 * 768**2 * 12), rel=0.01)
+    assert law.tokens_range == (1e9, 4e9)
+    with using_loss_law(path):
+        notes = describe_extrapolation(config, 1e10)
+        assert [note.field for note in notes if note.code == "loss-extrapolated"] == ["num_parameters", "train_tokens"]
+        assert not is_far_outside(config, 1e10)
+
+
+@pytest.mark.parametrize("raised_nats", [0.0, 0.3])
+def test_losses_that_contradict_each_other_are_named(
+    raised_nats: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A larger model with a higher loss is named beside the smaller one; losses that follow a law are not."""
+    path = table_of(tmp_path / "mine.csv", (256, 4), (512, 8), floor_nats=0.3)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    cells = lines[3].split(",")
+    cells[-1] = f"{float(lines[1].rpartition(',')[2]) + raised_nats:.4f}" if raised_nats else cells[-1]
+    path.write_text("\n".join([*lines[:3], ",".join(cells)]), encoding="utf-8")
+    code, out, _ = run(["calibrate", "--losses", str(path), "-o", str(tmp_path / "law.json")], capsys)
+    notes = [line for line in out.splitlines() if "losses contradict" in line]
+
+    assert code == 0
+    assert len(notes) == (1 if raised_nats else 0)
+    if notes:
+        assert "512 x 8 (25.2 M parameters, 1 B tokens) has" in notes[0]
+        assert "the smaller 256 x 4 (3.15 M parameters, 1 B tokens) has" in notes[0]
 
 
 def law_with(name: str, value: float) -> dict[str, Any]:

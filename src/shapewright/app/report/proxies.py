@@ -83,6 +83,7 @@ def print_loss_calibration(output: LossCalibrationOutput, console: Console) -> N
     console.print(words, soft_wrap=True)
     for reason, count in output.skipped.items():
         console.print(f"{format_number_of(count, 'row')} left out: {reason}", soft_wrap=True)
+    print_notes(output.notes, console)
     console.print(f"written to {output.output}", soft_wrap=True)
 
 

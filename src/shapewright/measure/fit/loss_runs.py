@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import hypot, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError, MeasuredFileError
 from shapewright.core.records import dataclass
-from shapewright.core.units import NATS_FROM_BITS
+from shapewright.core.units import NATS_FROM_BITS, format_count
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, LossRows, read_own_losses, shapes_of
-from shapewright.prediction.loss.law import REFERENCE, LossLaw, load_loss_law
+from shapewright.prediction.loss.law import REFERENCE, Z_90, LossLaw, load_loss_law
 from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _MOST_MISFIT = 20.0
 _LEAST_OF_REFERENCE = 0.42
 # Guessing among 262,144 tokens has this loss; larger numbers are perplexities. [nats]
 _MOST_NATS = 12.5
+# From this ratio of parameters on, a larger model is expected to have the lower loss whatever its shape.
+_CLEARLY_LARGER = 1.5
 _FLOOR = COEFFICIENTS.index("floor_nats")
 # A step that predicts a loss this far off is taken back without a closer look. [nats]
 _SENSELESS_NATS = 1e3
@@ -159,6 +162,7 @@ class LossCalibration:
         left_out_errors_nats: Predicted minus measured loss of each model by a fit to the other models; empty if those
             are too few.
         skipped: Rows left out by reason.
+        notes: Remarks, one line each.
     """
 
     law: LossLaw
@@ -166,6 +170,7 @@ class LossCalibration:
     rows: LossRows
     left_out_errors_nats: tuple[float, ...]
     skipped: Mapping[str, int]
+    notes: tuple[str, ...]
 
 
 def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
@@ -194,15 +199,13 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
     return LossCalibration(
         law=replace(
             law,
-            # The prior covers the data of the package.
-            parameters_range=_joined(law.parameters_range, prior.parameters_range),
-            tokens_range=_joined(law.tokens_range, prior.tokens_range),
             provenance={**law.provenance, **facts},
         ),
         prior=prior,
         rows=rows,
         left_out_errors_nats=tuple(errors),
         skipped=dict(skipped),
+        notes=_note_contradiction(prior, rows),
     )
 
 
@@ -226,5 +229,20 @@ def _check_units(rows: LossRows, prior: LossLaw) -> None:
         )
 
 
-def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return min(one[0], other[0]), max(one[1], other[1])
+def _note_contradiction(prior: LossLaw, rows: LossRows) -> tuple[str, ...]:
+    """Return a note on the larger model that is worst beside a smaller one after no more tokens; none without one.
+
+    A model that is hardly larger may be worse by its shape, and others by noise and scatter.
+    """
+    sizes, widths, depths = map(np.asarray, (rows.shape.num_parameters, rows.shape.hidden_size, rows.shape.num_layers))
+    should_be_lower = (sizes[:, None] >= _CLEARLY_LARGER * sizes) & (rows.tokens[:, None] >= rows.tokens)
+    excess_nats = np.where(should_be_lower, rows.loss_nats[:, None] - rows.loss_nats, 0.0)
+    larger, smaller = np.unravel_index(int(np.argmax(excess_nats)), excess_nats.shape)
+    if excess_nats[larger, smaller] <= Z_90 * sqrt(2.0) * hypot(NOISE_NATS, prior.scatter_nats):
+        return ()
+    words = [
+        f"{widths[row]:.0f} x {depths[row]:.0f} ({format_count(sizes[row])} parameters, "
+        f"{format_count(rows.tokens[row])} tokens) has {rows.loss_nats[row]:.4g} nats"
+        for row in (larger, smaller)
+    ]
+    return (f"losses contradict each other: {words[0]}, and the smaller {words[1]}; check these two runs",)

@@ -160,11 +160,17 @@ def count_active_parameters(config: TransformerConfig, vocab_size: int) -> Any:
 
 
 def is_far_outside(config: TransformerConfig, train_tokens: float) -> bool:
-    """Whether a model or its run is too far outside the data of the loss law for the law to decide between shapes."""
-    law, size = load_loss_law(), float(ShapeForLoss.of(config).num_parameters)
+    """Whether a model or its run is too far outside the data of the loss law for the law to decide between shapes.
+
+    A user's own law knows what the data of the reference say of shapes, and decides as far from those as from its own.
+    """
+    laws, size = (load_loss_law(), load_loss_law(REFERENCE)), float(ShapeForLoss.of(config).num_parameters)
     return any(
-        not low / MOST_EXTRAPOLATION <= value <= high * MOST_EXTRAPOLATION
-        for value, (low, high) in ((size, law.parameters_range), (train_tokens, law.tokens_range))
+        all(not low / MOST_EXTRAPOLATION <= value <= high * MOST_EXTRAPOLATION for low, high in ranges)
+        for value, ranges in (
+            (size, [law.parameters_range for law in laws]),
+            (train_tokens, [law.tokens_range for law in laws]),
+        )
     )
 
 

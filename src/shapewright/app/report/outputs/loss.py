@@ -117,6 +117,7 @@ class LossCalibrationOutput(Output):
     )
     coefficients: list[FittedCoefficient] = described("coefficients of the law")
     skipped: Mapping[str, int] = described("rows left out by reason")
+    notes: list[str] = described("remarks, one line each")
 
 
 def loss_calibration_output(result: LossCalibration, path: str) -> LossCalibrationOutput:
@@ -140,6 +141,7 @@ def loss_calibration_output(result: LossCalibration, path: str) -> LossCalibrati
             for place, name in enumerate(law.coefficients)
         ],
         skipped=result.skipped,
+        notes=list(result.notes),
     )
 
 
