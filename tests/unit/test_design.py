@@ -20,11 +20,12 @@ from shapewright.core.units import format_count
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
 from shapewright.models.write import to_config_json
+from shapewright.optimize.design.design import _rank
 from shapewright.optimize.design.request import usual_batch_size
 from shapewright.optimize.design.result import DesignResult, FrontRun
 from shapewright.optimize.search.baseline import usual_model
 from shapewright.prediction.loss.effect import estimate_loss_effect
-from shapewright.prediction.speedup import compare_times
+from shapewright.prediction.speedup import Speedup, compare_times
 
 ASKED: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8, "workload": {"seq_len": 1024}}
 SMALL = ["--params", "300m", "--train-tokens", "6b", "--device", "h100-sxm-80gb", "--gpus", "8"]
@@ -99,6 +100,32 @@ def test_a_run_costs_its_steps(found: DesignResult) -> None:
     assert run.cost.usd == pytest.approx(2.0 * 8 * hours)
     assert run.cost.energy_kwh == pytest.approx(8 * hours * 0.7)
     assert run.num_steps - 1 < steps <= run.num_steps
+
+
+def test_the_surest_of_the_shapes_for_a_trial_is_taken(found: DesignResult) -> None:
+    """The answer of a trial is the one that the verdict of a search names, not a larger gain that is less sure."""
+    baseline = found.baseline
+    nets = (("larger", 1.20, 0.78), ("surer", 1.05, 0.90), ("unsure", 1.30, 0.60))
+    others = [
+        replace(
+            found.designs[1],
+            is_baseline=False,
+            plan=replace(
+                baseline.plan, prediction=replace(baseline.plan.prediction, config=replace(baseline.config, name=name))
+            ),
+            effect=replace(
+                found.baseline.effect,
+                is_free=False,
+                net_speedup=Speedup(factor=factor, low=0.9, high=1.5, probability_faster=chance),
+            ),
+        )
+        for name, factor, chance in nets
+    ]
+    designs, verdict = _rank([baseline, *others], found.request)
+
+    assert verdict.code == "trial"
+    assert verdict.chance_better == 0.90
+    assert designs[0].config.name == "surer"
 
 
 def test_no_shape_nearby_is_better() -> None:

@@ -19,7 +19,7 @@ from shapewright.optimize.plan.plan import plan_job
 from shapewright.optimize.plan.result import explain_difference
 from shapewright.optimize.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED
 from shapewright.optimize.search.search import search_shapes
-from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
+from shapewright.optimize.search.verdict import VERDICTS, describe_change, judge_search
 from shapewright.prediction.loss.effect import (
     describe_extrapolation,
     estimate_loss_effect,
@@ -293,9 +293,6 @@ def _rank(candidates: Sequence[Design], request: DesignRequest) -> tuple[tuple[D
     verdict = judge_search(others, is_training=True, only_free=is_far)
     assert verdict is not None  # every design has an effect
     answer = others[verdict.rank - 1] if verdict.rank else baseline
-    if verdict.code == "trial":
-        # A new model has no existing shape to keep, so the answer is the best of the probably better shapes.
-        answer = next(one for one in others if one.net_speedup.probability_faster > LEAST_CHANCE)
     missing = _missing(baseline.config, request)
     if answer is baseline and missing and others:
         answer = others[0]

@@ -50,7 +50,9 @@ class Judged(Protocol):
 Shape = TypeVar("Shape", bound=Judged)
 
 LEAST_CHANCE = 0.75
-"""A shape is proposed for a trial if it is better with more than this probability."""
+"""A shape is proposed for a trial if it is better with more than this probability; of several, the surest.
+
+Of many shapes, the largest gain is that of the largest change, with the widest interval."""
 
 # A change of fewer fields is preferred if it has this share of the largest gain: the rest is within the error, and each
 # changed field may have costs that are not predicted, such as a larger cache in serving.
