@@ -19,12 +19,19 @@ from shapewright.app.cli.commands.design import command as design_command
 from shapewright.core.units import format_count
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.models.write import to_config_json
+from shapewright.optimize.design import design as design_module
+from shapewright.optimize.design import sizes as sizes_module
 from shapewright.optimize.design.design import _rank
 from shapewright.optimize.design.request import usual_batch_size
 from shapewright.optimize.design.result import DesignResult, FrontRun
+from shapewright.optimize.plan.plan import plan_job
+from shapewright.optimize.plan.request import PlanRequest
+from shapewright.optimize.plan.result import PlanResult
 from shapewright.optimize.search.baseline import usual_model
 from shapewright.prediction.loss.effect import estimate_loss_effect
+from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.speedup import Speedup, compare_times
 
 ASKED: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8, "workload": {"seq_len": 1024}}
@@ -100,6 +107,22 @@ def test_a_run_costs_its_steps(found: DesignResult) -> None:
     assert run.cost.usd == pytest.approx(2.0 * 8 * hours)
     assert run.cost.energy_kwh == pytest.approx(8 * hours * 0.7)
     assert run.num_steps - 1 < steps <= run.num_steps
+
+
+def test_no_shape_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frontier takes the plans of the family's shape that the search has made."""
+    planned: list[TransformerConfig] = []
+    for module in (design_module, sizes_module):
+
+        def plan_once(scenario: Scenario, request: PlanRequest) -> PlanResult:
+            planned.append(scenario.config)
+            return plan_job(scenario, request)
+
+        monkeypatch.setattr(module, "plan_job", plan_once)
+    design(top=2)
+
+    assert len(planned) > 7
+    assert len(planned) == len(set(planned))
 
 
 def test_the_surest_of_the_shapes_for_a_trial_is_taken(found: DesignResult) -> None:

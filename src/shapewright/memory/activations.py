@@ -92,7 +92,7 @@ def estimate_activation_terms(
     """
     config, layout = stage.config, stage.layout
     per_microbatch = recomputed = largest = temporary = 0.0
-    for kind, has_cross_attention, num_layers in stage.layer_kinds():
+    for kind, has_cross_attention, num_layers in stage.layer_kinds:
         layer = layer_bytes(config, workload, layout, kind=kind, has_cross_attention=has_cross_attention)
         per_microbatch += num_layers * layer.kept_bytes
         if workload.recompute_layers is not None and workload.recompute == "full":

@@ -256,7 +256,7 @@ def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight:
 def _inference_activations(stage: Stage, workload: Workload) -> float:
     """Estimate the residual stream before and after a block and the tensors of the widest block. [byte]"""
     widest = 0.0
-    for kind, has_cross_attention, _ in stage.layer_kinds():
+    for kind, has_cross_attention, _ in stage.layer_kinds:
         blocks: dict[str, float] = {}
         for tensor in list_layer_tensors(
             stage.config, workload, stage.layout, kind, has_cross_attention=has_cross_attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """Consecutive layers of one pipeline stage, counted by kind."""
+    """Consecutive layers of one pipeline stage, counted by kind.
+
+    Attributes:
+        layer_kinds: Kinds of layer, whether it has cross-attention, and how many there are; windows do not matter.
+    """
 
     def __init__(self, config: TransformerConfig, layout: ParallelLayout, index: int) -> None:
         self.config, self.layout, self.index = config, layout, index
@@ -29,14 +33,14 @@ class Stage:
         self.kinds = config.count_kinds(layers)
         self.num_layers = len(layers)
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
+        self.layer_kinds = self._list_layer_kinds()
 
     def trained_layers(self, workload: Workload) -> int:
         """Count the layers of the stage that have a backward pass."""
         layers = self.layout.layers_of_stage(self.config.num_layers, self.index)
         return workload.trained_layers(layers.start, layers.stop, self.config.num_layers)
 
-    def layer_kinds(self) -> Iterable[tuple[LayerKind, bool, int]]:
-        """List the kinds of layer, whether it has cross-attention, and how many there are; windows do not matter."""
+    def _list_layer_kinds(self) -> Sequence[tuple[LayerKind, bool, int]]:
         counts: dict[LayerKind, int] = {}
         for kind, num_layers in self.kinds.items():
             key = LayerKind(kind.layer_type, mlp=kind.mlp)

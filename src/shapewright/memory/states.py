@@ -36,7 +36,7 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Work
         stage.config,
         counts,
         stage.layout,
-        kinds=stage.layer_kinds(),
+        kinds=stage.layer_kinds,
         is_first=stage.is_first,
         is_last=stage.is_last,
     )
@@ -47,7 +47,7 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Work
         share = stage.trained_layers(workload) / max(stage.num_layers, 1)
         return replace(every, trained_dense=share * inside, trained_experts=share * every.experts)
     dense = routed = stored = 0.0
-    for kind, has_cross_attention, num_layers in stage.layer_kinds():
+    for kind, has_cross_attention, num_layers in stage.layer_kinds:
         cross = {"has_cross_attention": has_cross_attention}
         own = count_adapters(stage.config, workload, stage.layout, kind, **cross)
         dense, routed = dense + num_layers * own[0], routed + num_layers * own[1]

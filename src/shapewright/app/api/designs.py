@@ -194,18 +194,12 @@ def _family(
     """
     from shapewright.models.read import read_model
     from shapewright.models.write import without_position_scaling
-    from shapewright.optimize.search.baseline import scale_model, usual_model
+    from shapewright.optimize.search.baseline import family_models, scale_model, scale_nearest
 
     if source is None:
+        models = family_models(family or _DEFAULT_FAMILY, overrides=overrides, least_positions=least_positions)
         return lambda num_parameters: without_position_scaling(
-            usual_model(
-                num_parameters,
-                family or _DEFAULT_FAMILY,
-                tensor_parallel,
-                overrides=overrides,
-                least_positions=least_positions,
-            ),
-            least_positions,
+            scale_nearest(models, num_parameters, tensor_parallel), least_positions
         )
     if family is not None:
         raise ConfigError("family has no effect with a model; omit one of them")

@@ -13,7 +13,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.models.parameters import count_parameters
 from shapewright.optimize.design.result import Design, DesignResult, Estimate, Run
-from shapewright.optimize.design.sizes import FamilySizes
+from shapewright.optimize.design.sizes import FamilySizes, SizedPlan
 from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.plan import plan_job
 from shapewright.optimize.plan.result import explain_difference
@@ -240,6 +240,7 @@ def design_model(
     search = JointSearch(sizes.scenario_of(num_parameters), request, refusal)
     baseline_plan = search.baseline_plan
     require_a_step(train_tokens, baseline_plan.prediction)
+    sizes.add(SizedPlan(num_parameters, search.scenario, search.results[search.scenario.config]))
 
     def judge(plan: Plan) -> Design:
         tokens = train_tokens

@@ -101,6 +101,10 @@ class FamilySizes:
             raise found
         return found
 
+    def add(self, sized: SizedPlan) -> None:
+        """Take the plans of a size that are known, instead of planning it."""
+        self._results[sized.num_parameters] = sized
+
     def _plan(self, num_parameters: int) -> SizedPlan:
         scenario = self.scenario_of(num_parameters)
         result = plan_job(scenario, self.request.plan_request(top=1))

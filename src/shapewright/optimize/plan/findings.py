@@ -147,7 +147,7 @@ def pareto_front(table: Table) -> Table:
     """Return the Pareto front of step time, memory and number of devices, shortest step first."""
     kept: list[int] = []
     best_bytes: dict[int, float] = {}
-    for row in np.lexsort((table["bytes"], table["step_s"])).tolist():
+    for row in _smaller_than_faster(table).tolist():
         devices, needed = int(table["devices"][row]), float(table["bytes"][row])
         least_of_faster = [least for count, least in best_bytes.items() if count <= devices]
         if least_of_faster and needed > min(least_of_faster) * (1.0 - _MEMORY_RESOLUTION):
@@ -155,6 +155,17 @@ def pareto_front(table: Table) -> Table:
         kept.append(row)
         best_bytes[devices] = needed
     return _rows(table, np.array(kept, dtype=np.int64))
+
+
+def _smaller_than_faster(table: Table) -> NDArray[np.int64]:
+    """Return the plans that need no more memory than every faster one on as many devices, shortest step first."""
+    order = np.lexsort((table["bytes"], table["step_s"]))
+    needed, devices = table["bytes"][order], table["devices"][order]
+    is_smaller = np.ones(len(order), dtype=bool)
+    for count in np.unique(devices):
+        alike = devices == count
+        is_smaller[alike] = needed[alike] <= np.minimum.accumulate(needed[alike])
+    return order[is_smaller]
 
 
 def _join(one: Table, other: Table) -> Table:

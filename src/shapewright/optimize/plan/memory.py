@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,4 +238,9 @@ class SplitMemoryEstimator:
 
 def layout_of(split: Split) -> ParallelLayout:
     """Return the layout of a split, before ZeRO stage and schedule are chosen."""
-    return ParallelLayout(**split.degrees)
+    return _layout_of_degrees(tuple(split.degrees.items()))
+
+
+@lru_cache(maxsize=4096)  # a design plans many shapes on the same splits
+def _layout_of_degrees(degrees: tuple[tuple[str, Any], ...]) -> ParallelLayout:
+    return ParallelLayout(**dict(degrees))

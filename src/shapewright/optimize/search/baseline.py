@@ -14,7 +14,7 @@ from shapewright.models.transformer import with_changes
 from shapewright.optimize.search.request import check_num_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shapewright.models.transformer import TransformerConfig
 
@@ -50,7 +50,25 @@ def usual_model(
     Raises:
         ConfigError: there is no such family, or no model of that size.
     """
+    models = family_models(family, overrides=overrides, least_positions=least_positions)
+    return scale_nearest(models, num_parameters, tensor_parallel)
+
+
+def scale_nearest(models: Sequence[Model], num_parameters: int, tensor_parallel: int = 1) -> Model:
+    """Return the model nearest to a number of parameters, scaled to it; see scale_model."""
     check_num_parameters(num_parameters)
+    nearest = min(models, key=lambda model: abs(log(count_parameters(model.config).total / num_parameters)))
+    return scale_model(nearest, num_parameters, tensor_parallel)
+
+
+def family_models(
+    family: str, *, overrides: Mapping[str, object] | None = None, least_positions: int = 0
+) -> Sequence[Model]:
+    """Return the public models of a family that a shape can be scaled from; arguments as in ``usual_model``.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
     prefix = _FAMILY_ALIASES.get(family.casefold(), family.casefold())
     names = [name for name in list_presets() if name == prefix or name.startswith((f"{prefix}-", f"{prefix}."))]
     names = names or [name for name in list_presets() if prefix and name.startswith(prefix)]
@@ -72,9 +90,7 @@ def usual_model(
         families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})
         hint = close_names(prefix, families) or "see 'shapewright models'"
         raise ConfigError(f"family={family!r}: no dense decoder preset begins with it; {hint}")
-    models = [model for model in models if model.config.max_position_embeddings >= least_positions] or models
-    nearest = min(models, key=lambda model: abs(log(count_parameters(model.config).total / num_parameters)))
-    return scale_model(nearest, num_parameters, tensor_parallel)
+    return [model for model in models if model.config.max_position_embeddings >= least_positions] or models
 
 
 def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> Model:
