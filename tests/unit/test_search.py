@@ -110,6 +110,17 @@ def test_bloom_moves_to_a_width_that_splits_well() -> None:
     assert best.prediction.memory.total_bytes <= best.prediction.device.memory_bytes
 
 
+def test_a_batch_that_grows_with_the_micro_batch_is_noted() -> None:
+    """Without a global batch, a larger micro-batch trains on larger steps, which the loss law does not know."""
+    grown, held, fixed = (
+        api_search("gpt2", device="l40s", vary=vary, workload={"global_batch_size": batch}, train_tokens=10**9, top=2)
+        for vary, batch in ((("micro_batch",), None), (("micro_batch",), 64), (("vocab",), None))
+    )
+
+    assert any("the batch of a step grows with the micro-batch" in note for note in grown.notes)
+    assert not any("the batch of a step grows" in note for result in (held, fixed) for note in result.notes)
+
+
 def test_stages_vary_the_micro_batch_by_default() -> None:
     """With pipeline stages the default search varies the micro-batch and notes that; --keep fixes it."""
     requested = {"attention": "unfused", "micro_batch_size": 1, "global_batch_size": 512}

@@ -51,6 +51,10 @@ _EXPERTS_NOTE = (
 _FINETUNING_NOTE = (
     "speed is that of fine-tuning; losses are those of training the shape from scratch, which a base model needs first"
 )
+_BATCH_NOTE = with_fields(
+    "the batch of a step grows with the micro-batch, and losses are compared as if they did not depend on it; set "
+    "{global_batch_size} to hold it"
+)
 _RATIO_NOTE = (
     "the ratio of attention to other layers varies as well (--free); no loss law knows its effect, so such shapes have "
     "no net speed-up"
@@ -239,9 +243,10 @@ def _fix_global_batch(scenarios: Sequence[Scenario], request: SearchRequest) -> 
     fewer sequences to an optimizer step, at the same share of bubble.
     """
     workload, layout, free = scenarios[0].workload, scenarios[0].layout, request.free_fields()
-    varies_batch = "layout" in free or ("micro_batch" in free and layout.pipeline_parallel > 1)
-    if not varies_batch or not workload.is_training or workload.global_batch_size is not None:
+    if not workload.is_training or workload.global_batch_size is not None:
         return list(scenarios), ()
+    if "layout" not in free and layout.pipeline_parallel == 1:
+        return list(scenarios), (_BATCH_NOTE,) if "micro_batch" in free else ()
     sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
     note = (
         f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
