@@ -25,6 +25,7 @@ _LINES = {
 _VALUES = ("-1", "0", "1" + "0" * 18)
 # Options that start measurements, and those whose number does not change an answer.
 _LEFT_OUT = {"verify", "verify_budget", "trace_time_limit_s", "explain"}
+_PARSED_NUMBERS = ("amount", "hours", "nats")  # types of options that read a number with or without a suffix
 
 
 def list_commands() -> list[str]:
@@ -55,5 +56,8 @@ def _numbers(command: str) -> dict[str, str]:
         option.name: option.opts[0]
         for option in found.params
         if isinstance(option, click.Option) and option.name not in _LEFT_OUT and not option.is_flag
-        and isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
+        and (
+            isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
+            or option.type.name in _PARSED_NUMBERS
+        )
     }  # fmt: skip

@@ -91,7 +91,7 @@ SHARE = Parsed(
     "not a fraction such as 2% or 0.02",
 )
 SECONDS = Parsed("time", parse_seconds, "not a time such as 300ms, 2s or 0.3")
-HOURS = Parsed("time", lambda text: parse_scaled(text, _HOURS_OF_TIME), "not a time such as 336, 336h or 14d")
+HOURS = Parsed("hours", lambda text: parse_scaled(text, _HOURS_OF_TIME), "not a time such as 336, 336h or 14d")
 NATS = Parsed("nats", float, f"no loss in nats per token such as 2.3; that is {NATS_FROM_BITS}")
 BUDGET = Parsed("time", _parse_budget, "not a time such as 90s, 8m or 2h")
 REQUEST_RATE = Parsed("rate", _parse_rate, "not a rate such as 12/s, 600/min or 0.5")
