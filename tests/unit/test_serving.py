@@ -274,9 +274,10 @@ def test_all_reduces_of_one_measured_pcie_host_are_noted(device: str, given: dic
 def test_the_largest_batch_within_a_limit_is_found() -> None:
     """One sequence more than at the best point, on the same layout and chunks, breaks the limit."""
     found = plan("llama-3.1-70b", prompt_len=4000, output_len=500, tpot_limit_s=0.029, layout={"tensor_parallel": 4})
-    best = found.best("aggregated")
-    assert best is not None
     request = ServingRequest(prompt_len=4000, output_len=500, tpot_limit_s=0.029)
+    kept = [point for point in found.points if point.mode == "aggregated" and point.meets(request)]
+    # Not found.best, which takes the faster of points with nearly as many tokens.
+    best = max(kept, key=lambda point: point.tokens_per_s_per_device)
     instance = make_instance("llama-3.1-70b", request, tensor_parallel=4)
     chunking = next(each for each in list_chunkings(4000) if each.prompts * each.tokens == best.prefill_tokens)
 
