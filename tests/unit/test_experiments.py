@@ -177,7 +177,7 @@ def test_search_writes_runs_that_proxy_reads(tmp_path: Path, capsys: pytest.Capt
 
     why_none = found["why_none"]
     assert bool(why_none) != bool(found["experiments"])
-    words = f"{path} is not written, as no run is proposed: {why_none}" if why_none else f"wrote {path}"
+    words = f"note: {path} is not written, as no run is proposed: {why_none}" if why_none else f"wrote {path}"
     assert (code, err) == (0, f"{words}\n")
     assert found["file"] == ("" if why_none else str(path))
     assert path.exists() != bool(why_none)

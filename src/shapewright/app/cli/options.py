@@ -362,5 +362,5 @@ def write_experiments(result: SearchResult | DesignResult, path: str) -> Experim
         write_text_file(path, runs_file(plan))
         echo(f"wrote {path}", err=True)
     else:
-        echo(f"{path} is not written, as no run is proposed: {plan.why_none}", err=True)
+        echo(f"note: {path} is not written, as no run is proposed: {plan.why_none}", err=True)
     return experiments_output(plan, path)

@@ -52,7 +52,7 @@ Examples:
   shapewright design --train-tokens 1t --usd 200000 --usd-per-hour 2.5 --device h200-sxm-141gb --gpus 128
   shapewright design --params 7b --hours 336 --device a100-sxm-80gb --gpus 256 --keep tp=1,2 --keep heads=32
   shapewright design --params 1b --train-tokens 100b --device h100-sxm-80gb --gpus 8 --format torchtitan-toml -o out
-  shapewright design --params 7b --train-tokens 1t --device h100-sxm-80gb --gpus 256 --experiments runs.csv
+  shapewright design --params 1b --train-tokens 20b --device h100-sxm-80gb --gpus 8 --experiments runs.csv
 """
 
 
