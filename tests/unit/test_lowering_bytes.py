@@ -30,6 +30,14 @@ def test_residual_stream_of_a_layer() -> None:
     assert (gradient.read_bytes, gradient.written_bytes, gradient.num_kernels) == (2 * row_bytes, row_bytes, 2)
 
 
+def test_gradients_of_norms_are_marked_and_norms_with_a_gate_are_not() -> None:
+    """Kernels of gradients take longer than norms that read as much: gated delta nets normalize by a gate."""
+    operations = lower(read_model("qwen3-next-80b-a3b").config, Workload(micro_batch_size=1, seq_len=64), ONE_DEVICE)
+    norms = [one for one in operations if isinstance(one, Pointwise) and one.operation == "norm"]
+    assert any(one.read_bytes > one.written_bytes and not one.gradient for one in norms)
+    assert all(one.is_backward == bool(one.gradient) for one in norms)
+
+
 def test_gated_activation_reads_two_inputs() -> None:
     """Forward reads gate and up and writes their product; backward reads those and dy and writes two gradients."""
     config = gpt(hidden_size=64, num_heads=4, gated_mlp=True, intermediate_size=160)

@@ -213,9 +213,9 @@ def close_names(name: str, known: Iterable[str]) -> str:
     >>> close_names("h100", ["h100-sxm-80gb", "mi300x"])
     "did you mean 'h100-sxm-80gb'?"
     """
-    candidates = list(known)
     import difflib  # a millisecond, for errors alone
 
+    candidates = list(known)
     folded = name.casefold()
     close = [candidate for candidate in candidates if "_" in candidate and folded == _initials(candidate)]
     close += difflib.get_close_matches(folded, candidates, n=_MAX_CLOSE_NAMES, cutoff=0.6)

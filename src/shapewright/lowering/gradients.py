@@ -13,7 +13,7 @@ from shapewright.lowering.builders import MAX_NARROW_BITS, WIDE_DTYPE, quantizat
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
-from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.pointwise import NORM_KINDS, Pointwise
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.workload.finetuning import INPUT_ROLES, QUANTIZATION, is_target
@@ -81,7 +81,7 @@ def _without_frozen_gradients(forward: Operation, gradients: list[Operation], wo
         # Gathered inputs are gathered again for weight gradients only.
         needs_input = any(workload.adapts(forward.block, role) for role in INPUT_ROLES)
         return gradients if needs_input else [one for one in gradients if not one.name.endswith(_GATHER_AGAIN)]
-    if isinstance(forward, Pointwise) and forward.operation in ("norm", "layernorm"):
+    if isinstance(forward, Pointwise) and forward.operation in NORM_KINDS:
         # No weights to sum up parts of a gradient for.
         read_bytes = forward.read_bytes + forward.written_bytes
         return [one.changed(read_bytes=read_bytes, num_kernels=1) for one in gradients]
@@ -173,7 +173,8 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
     """
     x, y = forward.read_bytes, forward.written_bytes
     read, written, num_kernels = y, x, forward.num_kernels
-    if forward.operation in ("norm", "layernorm"):
+    is_norm = forward.operation in NORM_KINDS
+    if is_norm:
         read, num_kernels = (2.0 if forward.is_chain else 1.0) * (x + y), 2 * num_kernels
     elif forward.operation == "activation":
         read = x + y
@@ -192,4 +193,5 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
         read_bytes=read,
         written_bytes=written,
         num_kernels=num_kernels,
+        is_backward=is_norm,
     )

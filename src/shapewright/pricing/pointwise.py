@@ -3,8 +3,8 @@
     time_s = kernels x start + bytes / (fraction of the kind x bandwidth) x cache factor
 
 The fraction depends on the kind of operation: a residual addition streams, a norm reads its row twice through one
-block, dropout draws random numbers. Gated activations and gradients of norms, which read two inputs, are kernels of
-their own. Small footprints hit the last-level cache (cache factor below 1), but no price is below bytes over bandwidth.
+block, dropout draws random numbers. Small footprints hit the last-level cache (cache factor below 1), but no price is
+below bytes over bandwidth.
 
 Assumes: contiguous operands; rows wide enough to fill a block.
 """
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     KernelNumbers = Float[np.ndarray, "8 *kinds"]
     PerOperation = Float[np.ndarray, "*operations"]
 
-# Ratio of read to written bytes above which a kernel has two inputs: a gate beside an activation, or the gradient of a
-# norm's output beside its input. It is another kernel, with its own fraction.
-TWO_INPUT_READ_RATIO = 1.5
-TWO_INPUT = "two_input_"
-"""Start of the names of those kinds in records."""
+# Ratio of read to written bytes above which an activation has a gate: another kernel, with its own fraction.
+GATED_READ_RATIO = 1.5
+BACKWARD = "_backward"
+"""End of the names of kinds that are gradients of norms."""
 # Bandwidth share of a norm's gradient over that of the norm where no gradient was measured: PyTorch's kernel for the
 # weights' gradient reads both inputs again, which makes five passes of three.
-_GRADIENT_SHARE = {"norm": 3.0 / 5.0, "layernorm": 3.0 / 5.0}
+_UNMEASURED_GRADIENT_SHARE = 3.0 / 5.0
 # Steepness of the last-level cache's edge.
 CACHE_EDGE_POWER = 4.0
 
@@ -104,7 +103,7 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
 def _record_of(operation: Pointwise, device: Device, record: CalibrationRecord) -> CalibrationRecord:
     """Record that prices an operation: that of fp32 for its kinds, unless a user's own record prices all formats."""
     is_own = "pointwise" in device.own_records and not device.uncalibrated
-    kind = _kernel_kind(operation)
+    kind = _kernel_kind(operation).removesuffix(BACKWARD)
     if operation.dtype != "fp32" or record.kind != "pointwise" or is_own or kind not in _fp32_kinds():
         return record
     fp32 = load_record(FP32_POINTWISE, device)
@@ -119,7 +118,9 @@ def _fp32_kinds() -> frozenset[str]:
 
 def _kernel_kind(operation: Pointwise) -> str:
     """Kind whose kernels run: those of PyTorch's chain for a norm reach as much of the bandwidth as activations do."""
-    return "activation" if operation.is_chain and operation.operation == "norm" else operation.operation
+    if operation.is_chain and operation.operation == "norm":
+        return "activation"
+    return f"{operation.operation}{BACKWARD}" if operation.is_backward else operation.operation
 
 
 def _price_all(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
@@ -133,9 +134,9 @@ def _price_all(operations: Sequence[Pointwise], device: Device, record: Calibrat
 def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecord) -> Float[np.ndarray, "8 kinds"]:
     """Constants of each kind; shape [8, kinds].
 
-    Fraction and start of the plain kernel and of that with two inputs, whether these belong to the record's own device,
-    widening of the record's interval, and two factors on the interval's ends. On another vendor's chip, and on an
-    architecture with kernels of its own in the record, a kind uses the kernel measured there, if any.
+    Fraction and start of the plain and of the gated kernel, whether these belong to the record's own device, widening
+    of the record's interval, and two factors on the interval's ends. On another vendor's chip, and on an architecture
+    with kernels of its own in the record, a kind uses the kernel measured there, if any.
     """
     try:
         table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
@@ -143,13 +144,11 @@ def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecor
         for kind in kinds:
             foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
             local = table.get(f"{device.architecture}_{kind}")
-            plain = foreign or local or table.get(kind, table["other"])
-            prefix = f"{device.architecture}_" if local else ""
-            two_input = table.get(f"{prefix}{TWO_INPUT}{kind}") or _without_gradient(kind, plain)
-            known = table.get(kind, {}).get("in_table", False)
+            plain = foreign or local or table.get(kind) or _unmeasured(kind, table)
+            gated = table.get(f"gated_{kind}", plain)
             measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
-            widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
-            numbers = [entry[name] for entry in (plain, two_input) for name in ("bandwidth_fraction", "start_s")]
+            widening = record.interval_widening * (1.0 if plain.get("in_table", False) else _ASSUMED_WIDENING)
+            numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
             ends = measured or (1.0, _UNKNOWN_HIGH_FACTOR if kind == "unknown" else 1.0)
             rows.append([*numbers, float(not (foreign or local)), 0.0 if measured else widening, *ends])
         return np.array(rows).T
@@ -159,9 +158,12 @@ def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecor
         ) from error
 
 
-def _without_gradient(kind: str, plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Constants of a kind's kernel with two inputs where only that with one was measured."""
-    return {**plain, "bandwidth_fraction": plain["bandwidth_fraction"] * _GRADIENT_SHARE.get(kind, 1.0)}
+def _unmeasured(kind: str, table: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Constants of a kind that a record lacks: for the gradient of a norm from the norm, for others ``other``."""
+    norm = table.get(kind.removesuffix(BACKWARD))
+    if norm is None or not kind.endswith(BACKWARD):
+        return {**table["other"], "in_table": False}
+    return {**norm, "bandwidth_fraction": norm["bandwidth_fraction"] * _UNMEASURED_GRADIENT_SHARE}
 
 
 def _foreign_ends(kind: str, measured: str, device: Device, record: CalibrationRecord) -> tuple[float, float] | None:
@@ -227,12 +229,10 @@ def _time_arrays(
     floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
     if device.roofline_only:
         return {"time_s": floor_s, "memory_s": floor_s, "start_s": np.zeros_like(floor_s), "roofline_s": floor_s}
-    plain_fraction, plain_start_s, two_input_fraction, two_input_start_s, is_carried, *_ = kernels
-    has_two_inputs = read_bytes > TWO_INPUT_READ_RATIO * written_bytes
-    start_s = (
-        num_kernels * np.where(has_two_inputs, two_input_start_s, plain_start_s) * fixed_cost_scale(device, record)
-    )
-    fraction = np.where(has_two_inputs, two_input_fraction, plain_fraction)
+    plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, *_ = kernels
+    has_gate = read_bytes > GATED_READ_RATIO * written_bytes
+    start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
+    fraction = np.where(has_gate, gated_fraction, plain_fraction)
     fraction = np.where(is_carried > 0.0, _transfer_fraction(fraction, device, record), fraction)
     memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
     time_s = np.maximum(start_s + memory_s, floor_s)

@@ -12,7 +12,7 @@ from shapewright.core.units import GIGA, MEGA, TERA
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
-from shapewright.pricing.pointwise import TWO_INPUT_READ_RATIO
+from shapewright.pricing.pointwise import GATED_READ_RATIO
 from shapewright.pricing.price import GemmPrice
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _fixed(sample: Sample, dimension: str) -> dict[str, Any]:
             del found["batch_size"]
             found["is_decode"] = int(operation.query_len) == 1
     if isinstance(operation, Pointwise):
-        found["gated"] = float(operation.read_bytes) > TWO_INPUT_READ_RATIO * float(operation.written_bytes)
+        found["gated"] = float(operation.read_bytes) > GATED_READ_RATIO * float(operation.written_bytes)
     return found
 
 

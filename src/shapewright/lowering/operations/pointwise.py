@@ -30,6 +30,8 @@ POINTWISE_KINDS = (
 )
 
 
+NORM_KINDS = ("norm", "layernorm")
+
 LOG_SOFTMAX = "log_softmax"
 """Role of the softmax of a traced cross entropy, whose other operator picks the targets."""
 
@@ -44,6 +46,8 @@ class Pointwise(OperationBase):
         read_bytes: Bytes read from memory. [byte]
         written_bytes: Bytes written to memory. [byte]
         num_kernels: Number of kernel launches (several for an unfused chain).
+        is_backward: Whether it is the gradient of a norm, a kernel unlike the norm's; other gradients stream as their
+            operations do.
         is_chain: Whether it is a chain of PyTorch's kernels where a fused kernel exists.
         fuses_dropout: Whether it also applies dropout to one of its inputs; its traffic includes the mask.
     """
@@ -52,6 +56,7 @@ class Pointwise(OperationBase):
     read_bytes: Numeric
     written_bytes: Numeric
     num_kernels: Count = 1
+    is_backward: bool = False
     is_chain: bool = False
     fuses_dropout: bool = False
 

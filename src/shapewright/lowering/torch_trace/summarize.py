@@ -10,7 +10,7 @@ from typing import Any
 
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.operation import Operation
-from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.lowering.operations.pointwise import NORM_KINDS, Pointwise
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.torch_trace.operators import UNKNOWN
 from shapewright.lowering.torch_trace.recorder import Call
@@ -137,6 +137,8 @@ def list_operations(calls: Sequence[Call]) -> tuple[Operation, ...]:
         groups.setdefault(key, []).append(name)
         if key not in works:
             works[key] = call.work.changed(pass_name=call.pass_name, gradient=call.gradient)
+            if call.gradient and isinstance(call.work, Pointwise) and call.work.operation in NORM_KINDS:
+                works[key] = works[key].changed(is_backward=True)
     return tuple(works[key].changed(name=merge_paths(names), repeats=len(names)) for key, names in groups.items())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, folds_of_groups, interval_of
 from shapewright.pricing.calibration.records import load_record
-from shapewright.pricing.pointwise import CACHE_EDGE_POWER, TWO_INPUT, TWO_INPUT_READ_RATIO
+from shapewright.pricing.pointwise import CACHE_EDGE_POWER, GATED_READ_RATIO
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
@@ -166,8 +166,8 @@ def _kernels(row: Row) -> int:
 def _kind(row: Row) -> str:
     """Return the kind in the record; gated activations are a kind of their own."""
     kind = str(row.sizes["operation"])
-    gated = float(row.sizes["read_bytes"]) > TWO_INPUT_READ_RATIO * float(row.sizes["written_bytes"])
-    return f"{TWO_INPUT}{kind}" if kind == "activation" and gated else kind
+    gated = float(row.sizes["read_bytes"]) > GATED_READ_RATIO * float(row.sizes["written_bytes"])
+    return f"gated_{kind}" if kind == "activation" and gated else kind
 
 
 def _fit(kinds: Any, num_bytes: Array, num_kernels: Array, measured: Array, device: Device) -> dict[Constant, float]:

@@ -30,7 +30,7 @@ from shapewright.measure.refit.record_files import command, write_record
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.calibration.transfer import fixed_cost_scale
 from shapewright.pricing.operations import price_operations
-from shapewright.pricing.pointwise import TWO_INPUT
+from shapewright.pricing.pointwise import BACKWARD
 
 SOURCE = "microsoft/vidur @7d47513, MIT"
 ELEMENT_BYTES = 2.0
@@ -50,7 +50,7 @@ FOREIGN_GPU, FOREIGN_DEVICE, FOREIGN_KINDS = "mi250x", "mi250x-gcd", ("mask", "s
 # RMS norms of newer architectures: the devices measured, by their names in the table, and who runs their kernels.
 NORM_DEVICES = {"h200_sxm": ("h200-sxm-141gb", ("hopper",)), "gb200": ("gb200", ("blackwell", "blackwell-ultra"))}
 # Pass, kind, tensors that stream through it, and kernels.
-NORM_KERNELS = (("forward", "norm", 2, 1), ("backward", f"{TWO_INPUT}norm", 3, 2))
+NORM_KERNELS = (("forward", "norm", 2, 1), ("backward", f"norm{BACKWARD}", 3, 2))
 NORM_BACKEND, NORM_SOURCE = "torch_compile", "NVIDIA/cudnn-frontend @3929da2, MIT: compiled PyTorch"
 # fp16 in, fp16 out, one byte of mask.
 DROPOUT_BYTES_PER_ELEMENT = 5.0
@@ -86,7 +86,7 @@ def kinds_of(rows: pd.DataFrame) -> Any:
     """
     kinds = rows.operation.map(KIND_OF)
     kinds = np.where((rows.operation == "input_layernorm") & ~rows.gated.astype(bool), "layernorm", kinds)
-    return np.where((rows.operation == "mlp_act") & rows.gated, f"{TWO_INPUT}activation", kinds)
+    return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
 
 
 def fit(rows: pd.DataFrame, device: Device) -> dict[Constant, float]:

@@ -30,7 +30,11 @@ _KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise | Collectiv
 }
 
 # Fields that operations gained later, left out at their default: rows measured before keep their keys.
-_LATER_FIELDS: Mapping[tuple[str, str], Any] = {("pointwise", "is_chain"): False, ("gemm", "is_training"): False}
+_LATER_FIELDS: Mapping[tuple[str, str], Any] = {
+    ("pointwise", "is_chain"): False,
+    ("pointwise", "is_backward"): False,
+    ("gemm", "is_training"): False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

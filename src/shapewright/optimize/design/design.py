@@ -20,11 +20,7 @@ from shapewright.optimize.plan.result import explain_difference
 from shapewright.optimize.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED
 from shapewright.optimize.search.search import search_shapes
 from shapewright.optimize.search.verdict import VERDICTS, describe_change, judge_search
-from shapewright.prediction.loss.effect import (
-    describe_extrapolation,
-    estimate_loss_effect,
-    is_far_outside,
-)
+from shapewright.prediction.loss.effect import describe_extrapolation, estimate_loss_effect, is_far_outside
 from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.speedup import compare_times
 from shapewright.prediction.training_run import (
