@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,7 @@ def test_read_only_stores_reject_rows(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
+import threading
 from shapewright.measure.store.database import Store
 sys.path.insert(0, sys.argv[1])
 from test_store_merge import RUN, make_row
@@ -142,6 +144,20 @@ def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
         assert sorted(row.m or 0 for row in store.rows()) == [1000 * i + m for i in range(4) for m in range(60)]
         assert len(store.runs()) == 4
         assert store.verify() == []
+
+
+def test_a_store_that_another_process_creates_is_waited_for(tmp_path: Path) -> None:
+    """Before the file is in WAL mode SQLite fails at once where another connection writes; opening waits."""
+    path = tmp_path / "s.sqlite"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("VACUUM")  # a file of its own, without tables
+    other.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.2, other.execute, ["COMMIT"])
+    timer.start()
+    with Store(path) as store:
+        assert store.rows() == []
+    timer.join()
+    other.close()
 
 
 def test_stores_are_summarized(tmp_path: Path) -> None:

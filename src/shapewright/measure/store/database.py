@@ -16,6 +16,7 @@ import json
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -29,6 +30,8 @@ from shapewright.measure.store.record import OK, SCHEMA_VERSION, STATUSES, Row, 
 
 # Time that a writer waits for another one. [s]
 _BUSY_TIMEOUT_S = 30.0
+# Pause between attempts where SQLite itself does not wait. [s]
+_BUSY_RETRY_S = 0.01
 
 _SCHEMA = (
     """CREATE TABLE runs (
@@ -131,7 +134,7 @@ class Store:
             if version == 0:
                 raise StoreError(f"{self.path} is empty; give a file that 'shapewright bench' has written")
             return
-        execute("PRAGMA journal_mode = WAL")
+        self._use_write_ahead_log()
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         if version == 0:
@@ -139,6 +142,18 @@ class Store:
                 if self._version() == 0:  # read again: another process may have created it
                     for statement in _SCHEMA:
                         execute(statement)
+
+    def _use_write_ahead_log(self) -> None:
+        """Switch the file to WAL mode; where a process creates the same store, SQLite fails here instead of waiting."""
+        end_s = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & _PRIMARY_CODE_MASK != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                    raise
+            time.sleep(_BUSY_RETRY_S)
 
     def __enter__(self) -> Self:
         return self
