@@ -13,8 +13,8 @@ from shapewright.core.notes import Note
 from shapewright.core.numeric import divisors, largest, values_beside
 from shapewright.core.texts import FieldName, Text, with_fields
 from shapewright.models.layers import ATTENTION, mixers_of
-from shapewright.workload.finetuning import check_targets
 from shapewright.workload.images import count_image_tokens
+from shapewright.workload.linears import check_targets
 from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.memory.tensors import SavedTensor, activation_element_bytes, ceil_div
-from shapewright.workload.finetuning import INPUT_ROLES, Linear, count_adapter, list_linears
+from shapewright.workload.finetuning import INPUT_ROLES
+from shapewright.workload.linears import Linear, count_adapter, list_linears
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

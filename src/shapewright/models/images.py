@@ -7,10 +7,8 @@ vision-language model ends in a projector to the width of the language model. A 
 
 from __future__ import annotations
 
-from shapewright.core.errors import WorkloadError, short_repr
+from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
-
-_LARGEST_SIDE = 2**16  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,23 +165,3 @@ class Patches:
             return self.count_tokens(image_size)
         kept = self.num_class_tokens * self.projector.keeps_class
         return self.tiles * (self.count_patches(image_size) // self.projector.merge**2 + kept)
-
-
-def read_image_size(text: str) -> tuple[int, int]:
-    """Read the height and width of an image: one number for a square, or two.
-
-    Raises:
-        WorkloadError: not one or two numbers of pixels.
-
-    >>> read_image_size("448,672"), read_image_size("224")
-    ((448, 672), (224, 224))
-    """
-    sides = [side.strip() for side in text.lower().replace("x", ",").split(",")]
-    is_known = all(side.isascii() and side.isdecimal() and len(side) <= len(str(_LARGEST_SIDE)) for side in sides)
-    if len(sides) > 2 or not is_known or not all(0 < int(side) <= _LARGEST_SIDE for side in sides):
-        raise WorkloadError(
-            f"image_size={short_repr(text)} must be a height and a width of 1 to {_LARGEST_SIDE} pixels, such as "
-            f"448,672, or one number for a square",
-            field="image_size",
-        )
-    return int(sides[0]), int(sides[-1])

@@ -26,7 +26,6 @@ from shapewright.hardware.loader import load_device, note_on_board
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import possible_degrees, validate_lengths
 from shapewright.lowering.shard import activation_dtype
-from shapewright.models.images import read_image_size
 from shapewright.models.read import Model, ModelLike, read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.scenario import Scenario
@@ -34,7 +33,7 @@ from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import drop_poor_kernels_if_transferred, has_poor_kernel
 from shapewright.pricing.software import TUNED, Software, software_of
 from shapewright.workload.layout import ParallelLayout
-from shapewright.workload.workload import Workload
+from shapewright.workload.workload import Workload, read_image_size
 
 DeviceLike = str | PathLike[str] | Device
 """A device, or its name, alias or device file."""

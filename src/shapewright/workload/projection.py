@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shapewright.workload.finetuning import list_linears
 from shapewright.workload.layout import ParallelLayout
+from shapewright.workload.linears import list_linears
 from shapewright.workload.optimizers import OPTIMIZERS, TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
-from shapewright.core.errors import WorkloadError
+from shapewright.core.errors import WorkloadError, short_repr
 from shapewright.core.fields import doc_field, documented_fields
 from shapewright.core.ranges import check_integer, check_number, check_text
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
-from shapewright.models.images import read_image_size
 from shapewright.workload.finetuning import (
     ADAPTER_METHODS,
     DEFAULT_RANK,
@@ -39,6 +38,7 @@ MAX_SEQUENCE_TOKENS = 2**27
 (Llama-4-Scout, 10 x 2**20)."""
 
 _LARGEST_COUNT = 2**40
+_LARGEST_SIDE = 2**16  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,3 +419,23 @@ def _round_to_power_of_two(count: Count) -> Count:
         below = below | below >> shift
     rounded: Count = below + 1
     return rounded
+
+
+def read_image_size(text: str) -> tuple[int, int]:
+    """Read the height and width of an image: one number for a square, or two.
+
+    Raises:
+        WorkloadError: not one or two numbers of pixels.
+
+    >>> read_image_size("448,672"), read_image_size("224")
+    ((448, 672), (224, 224))
+    """
+    sides = [side.strip() for side in text.lower().replace("x", ",").split(",")]
+    is_known = all(side.isascii() and side.isdecimal() and len(side) <= len(str(_LARGEST_SIDE)) for side in sides)
+    if len(sides) > 2 or not is_known or not all(0 < int(side) <= _LARGEST_SIDE for side in sides):
+        raise WorkloadError(
+            f"image_size={short_repr(text)} must be a height and a width of 1 to {_LARGEST_SIDE} pixels, such as "
+            f"448,672, or one number for a square",
+            field="image_size",
+        )
+    return int(sides[0]), int(sides[-1])

@@ -35,9 +35,6 @@ from shapewright.app.cli.param_types import FLAGS, INTEGERS, NAMES
 from shapewright.app.report.flags import SHORT_FLAGS, flag_of
 from shapewright.core.fields import documented_fields
 from shapewright.core.records import dataclass
-from shapewright.models.transformer import TransformerConfig
-from shapewright.workload.layout import ParallelLayout
-from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.loss import ExperimentsOutput
@@ -147,7 +144,7 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
 
 # Fields with aliases, whose own errors suggest close names.
 _NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
-_GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
+_GROUPS = ("workload", "layout", "model")
 # Fields used most; the help lists the others below them.
 _COMMON = {
     "layout": {
@@ -238,9 +235,12 @@ def model_options(command: Command) -> Command:
 
 
 def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, needs_device: bool = True) -> Command:
-    for group, cls in reversed(_GROUPS):
-        for spec, note in reversed(documented_fields(cls)):
-            if spec.name not in wanted.get(group, (spec.name,)) or _has_flag(command, spec.name):
+    for group in reversed(_GROUPS):
+        names_of_group = wanted.get(group)
+        if names_of_group is not None and not names_of_group:
+            continue  # without importing them
+        for spec, note in reversed(documented_fields(_class_of(group))):
+            if (names_of_group is not None and spec.name not in names_of_group) or _has_flag(command, spec.name):
                 continue
             word = str(spec.type).removesuffix(" | None")
             flag = flag_of(spec.name)
@@ -261,6 +261,21 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
     if needs_device:
         command = layout_from_option(uncalibrated_option(command))
     return config_argument(command)
+
+
+def _class_of(group: str) -> type:
+    """The fields of a group, imported by the commands that have such options."""
+    if group == "workload":
+        from shapewright.workload.workload import Workload
+
+        return Workload
+    if group == "layout":
+        from shapewright.workload.layout import ParallelLayout
+
+        return ParallelLayout
+    from shapewright.models.transformer import TransformerConfig
+
+    return TransformerConfig
 
 
 def _has_flag(command: Command, name: str) -> bool:
@@ -289,7 +304,7 @@ def scenario_from_options(
 
 def group_options(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Group the given fields into ``model``, ``workload`` and ``layout``, by field name."""
-    groups: dict[str, dict[str, Any]] = {group: {} for group, _ in _GROUPS}
+    groups: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
     for key, value in given.items():
         group, separator, field_name = key.partition("__")
         if separator and value is not None:

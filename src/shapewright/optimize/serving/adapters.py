@@ -27,16 +27,8 @@ from shapewright.core.ranges import check_integer
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import layers_per_stage
 from shapewright.lowering.operations.gemm import Gemm
-from shapewright.workload.finetuning import (
-    ADAPTER_IN,
-    ADAPTER_OUT,
-    Linear,
-    check_targets,
-    count_adapter,
-    is_target,
-    list_linears,
-    read_targets,
-)
+from shapewright.workload.finetuning import ADAPTER_IN, ADAPTER_OUT, is_target, read_targets
+from shapewright.workload.linears import Linear, check_targets, count_adapter, list_linears
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations.operation import Operation
