@@ -154,3 +154,14 @@ def test_traffic_of_a_scan_by_hand() -> None:
     assert once == 2 * 3 * (2 * 4 + 2 * 2 * 8) * 2
     assert served - once == 2 * 2 * 2 * 4 * 8 * 4
     assert Scan(name="x", rule="mamba2", is_backward=True, **sizes).num_bytes == 2 * once
+
+
+def test_scans_of_kimi_delta_attention_read_a_decay_of_each_channel() -> None:
+    """A token of 2 heads of 8: queries, keys, decays, values and outputs, 5 x 16 elements; of a delta net 4 x 16."""
+    sizes: dict[str, int] = {
+        "batch_size": 3, "seq_len": 5, "num_k_heads": 2, "num_v_heads": 2, "k_head_dim": 8, "v_head_dim": 8
+    }  # fmt: skip
+    by_rule = {
+        rule: Scan(name="x", rule=rule, **sizes).num_bytes for rule in ("kimi_delta_attention", "gated_delta_net")
+    }
+    assert by_rule == {"kimi_delta_attention": 15 * 5 * 16 * 2, "gated_delta_net": 15 * 4 * 16 * 2}

@@ -35,7 +35,8 @@ class ScanRule(NamedTuple):
 
 SCAN_RULES = {
     "gated_delta_net": ScanRule(products=3, inputs=1),  # arXiv 2412.06464, eq. 10
-    "kimi_delta_attention": ScanRule(products=3, inputs=1),  # arXiv 2510.26692, eq. 1
+    # arXiv 2510.26692, eq. 1: also a decay of each channel of a key, which is as wide as a value
+    "kimi_delta_attention": ScanRule(products=3, inputs=2),
     "lightning_attention": ScanRule(products=2, inputs=1),  # arXiv 2401.04658, eq. 3
     "mamba2": ScanRule(products=2, inputs=1),  # arXiv 2405.21060, section 6
     "mamba": ScanRule(products=2, inputs=3),  # arXiv 2312.00752, algorithm 2: also steps and the gate
