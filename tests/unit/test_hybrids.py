@@ -12,6 +12,7 @@ from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering.flops import count_model_flops
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.operations.scan import CausalConv, Scan
@@ -128,6 +129,21 @@ def test_layers_run_the_operations_of_their_kind() -> None:
     assert half["gated_delta_net.scan"].num_v_heads == 2  # type: ignore[union-attr]
     assert half["gated_delta_net.out"].k == 128  # type: ignore[union-attr]
     assert half["gated_delta_net.all_reduce"].repeats == 6
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("degree", [8, 32])
+def test_a_tensor_axis_adds_up_the_inner_projection_of_mamba_alone(degree: int, sequence_parallel: bool) -> None:
+    """Its 256 steps and 2 x 16 keys and queries of each token are sums over the channels, needed on every device.
+
+    With 32 devices each has 256 channels, as many as there are steps: the steps' projection is split by its outputs.
+    """
+    layout = ParallelLayout(tensor_parallel=degree, sequence_parallel=sequence_parallel)
+    operations = lower(read_model("jamba-v0.1").config, Workload(micro_batch_size=1, seq_len=4096), layout)
+    reduced = [one for one in operations if isinstance(one, Collective) and one.block == "mamba"]
+    inner = [(one.pass_name, one.op_name) for one in reduced if one.message_bytes == 4096 * (256 + 2 * 16) * 2]
+    assert inner == [("forward", "all_reduce"), ("backward", "all_reduce")]
+    assert {one.message_bytes for one in reduced} == {4096 * 288 * 2, 4096 * 4096 * 2}
 
 
 def test_flops_of_training_are_three_times_those_of_a_prompt() -> None:

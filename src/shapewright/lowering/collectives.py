@@ -194,6 +194,22 @@ def reduce_tokens(
     )
 
 
+def all_reduce_partial(shard: Shard, block: Block, repeats: int, *, width: int) -> list[Operation]:
+    """Reduce the partial sums of ``width`` elements of each token to every device of the tensor axis.
+
+    Sequence parallelism does not change this: the channels of each device need the sums of all tokens.
+    """
+    return collective(
+        shard,
+        block,
+        "all_reduce",
+        "all_reduce",
+        "tensor",
+        repeats,
+        message_bytes=1.0 * shard.num_tokens * width * shard.width_bytes,
+    )
+
+
 def all_gather_tokens(shard: Shard, block: Block, role: str, repeats: int, *, tokens: int) -> list[Operation]:
     """Gather the tokens of all devices of the tensor axis on each of them."""
     message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from shapewright.lowering.builders import activation, bias_gradients, display_name, pointwise, weight_gemm
-from shapewright.lowering.collectives import gather_tokens, reduce_tokens
+from shapewright.lowering.collectives import all_reduce_partial, gather_tokens, reduce_tokens
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.models.mixers import make_mixer
 
@@ -49,8 +49,8 @@ def lower_mixer(shard: Shard, kind: str, repeats: int) -> list[Operation]:
         )
     for each in mixer.inner:
         operations.append(weight_gemm(shard, block, each.role, repeats, m=tokens, n=each.outputs, k=each.inputs))
-        if each.inputs == mixer.out.inputs:  # the tensor axis splits what it contracts
-            operations += reduce_tokens(shard, block, repeats, tokens=tokens, width=each.outputs)
+        if each.is_partial:
+            operations += all_reduce_partial(shard, block, repeats, width=each.outputs)
     if mixer.num_v_heads:
         operations.append(
             Scan(

@@ -35,6 +35,7 @@ class Projection(NamedTuple):
         outputs: Width of its output on one device. [element]
         has_bias: Whether it has a bias.
         is_whole: Whether every device of the tensor axis has all of it.
+        is_partial: Whether the tensor axis splits its input, so that each device has a part of the sums.
     """
 
     role: str
@@ -42,6 +43,7 @@ class Projection(NamedTuple):
     outputs: int
     has_bias: bool = False
     is_whole: bool = False
+    is_partial: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -209,7 +211,7 @@ def _mamba(config: TransformerConfig, heads: int, key_heads: int) -> Mixer:
     return Mixer(
         kind="mamba",
         inputs=(Projection("in", h, 2 * value, config.linear_bias),),
-        inner=(Projection("x", value, rank + 2 * state), Projection("dt", rank, value, has_bias=True)),
+        inner=(Projection("x", value, rank + 2 * state, is_partial=True), Projection("dt", rank, value, has_bias=True)),
         out=Projection("out", value, h, config.linear_bias),
         # decay of each channel and state, skip of each channel, and norms of steps, keys and queries
         num_others=value * state + value + (rank + 2 * state if config.linear_norm else 0),
