@@ -211,6 +211,9 @@ def test_context_parallel_ring_exchanges_keys_and_values() -> None:
     layout = ParallelLayout(context_parallel=4)
     (ring,) = collectives(layout, axis="context", pass_name="forward")
     assert (ring.repeats, ring.message_bytes, ring.overlaps) == (3 * 4, B * S // 4 * 4 * 2 * 8 * 2, True)
+    # The gradients of keys and values travel with them.
+    (back,) = collectives(layout, axis="context", pass_name="backward")
+    assert (back.repeats, back.message_bytes) == (ring.repeats, 2 * ring.message_bytes)
     calls = {each.name: each for each in lower(CONFIG, WORKLOAD, layout) if isinstance(each, Attention)}
     own, others = calls["attention.fused"], calls["attention.fused.ring"]
     assert (own.query_len, own.kv_len, own.causal, own.repeats) == (8, 8, True, 4)

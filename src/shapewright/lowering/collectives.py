@@ -289,10 +289,16 @@ def crossing_fraction_of(num_nodes: float, experts_per_token: int) -> float:
 
 
 def exchange_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> list[Operation]:
-    """Pass keys and values around the ring of the context axis, overlapped with attention on the present ones."""
+    """Pass keys and values around the ring of the context axis, overlapped with attention on the present ones.
+
+    In the backward pass they go around once more, and with them their gradients, to which each device adds its part.
+
+    Source: arXiv 2310.01889, section 3; NVIDIA/TransformerEngine, context_parallel.py (buffers of keys and values in
+    the forward pass, of those and their gradients in the backward pass).
+    """
     steps = shard.layout.context_parallel - 1
     message_bytes = 1.0 * shard.num_tokens * elements_per_token * shard.width_bytes
-    return collective(
+    exchanges = collective(
         shard,
         "attention",
         "ring",
@@ -302,6 +308,7 @@ def exchange_keys_values(shard: Shard, repeats: int, *, elements_per_token: int)
         message_bytes=message_bytes,
         overlaps=True,
     )
+    return [each.changed(backward_bytes=2.0 * message_bytes) for each in exchanges]
 
 
 def send_to_next_stage(shard: Shard, virtual_pipeline: int) -> list[Operation]:
