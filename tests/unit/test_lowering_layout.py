@@ -230,6 +230,14 @@ def test_context_parallel_splits_the_cache_in_decode() -> None:
     assert (reduction.op_name, reduction.message_bytes) == ("all_reduce", 3 * 64 * 2)
 
 
+def test_context_parallel_adds_up_latents_in_decode() -> None:
+    """Absorbed attention returns a latent of each head, 16 elements, which is projected to a value of 8 afterwards."""
+    config = replace(CONFIG, num_kv_heads=8, kv_lora_rank=16, qk_rope_head_dim=4, fused_qkv=False)
+    decode = Workload(phase="decode", micro_batch_size=3, context_len=100)
+    (reduction,) = collectives(ParallelLayout(context_parallel=4), config, decode, axis="context")
+    assert reduction.message_bytes == 3 * 8 * 16 * 2
+
+
 def test_expert_parallel_exchanges_routed_rows() -> None:
     """T k_e h elements to the experts and back, twice forward and twice backward per layer."""
     config = TransformerConfig(

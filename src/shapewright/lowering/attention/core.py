@@ -266,8 +266,13 @@ def lower_unfused(shard: Shard, block: Block, repeats: int, heads: Heads, *, kv_
 
 
 def _reduce_partial_outputs(shard: Shard, block: Block, repeats: int) -> list[Operation]:
-    """Reduce the partial outputs of a query over a cache that the context axis splits."""
-    message_bytes = 1.0 * shard.num_tokens * shard.num_heads * shard.config.v_head_dim * shard.width_bytes
+    """Reduce the partial outputs of a query over a cache that the context axis splits, latents where it reads those.
+
+    Source: vllm-project/vllm, vllm/v1/attention/backends/mla/common.py (outputs are reduced before they are projected
+    out of the latent space).
+    """
+    width = shard.config.kv_lora_rank if absorbs_latents(shard) else shard.config.v_head_dim
+    message_bytes = 1.0 * shard.num_tokens * shard.num_heads * width * shard.width_bytes
     return collective(
         shard,
         block,
