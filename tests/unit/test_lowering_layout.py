@@ -11,7 +11,8 @@ from shapewright.lowering.collectives import ranks_per_node
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
-from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -236,6 +237,20 @@ def test_context_parallel_adds_up_latents_in_decode() -> None:
     decode = Workload(phase="decode", micro_batch_size=3, context_len=100)
     (reduction,) = collectives(ParallelLayout(context_parallel=4), config, decode, axis="context")
     assert reduction.message_bytes == 3 * 8 * 16 * 2
+
+
+def test_experts_without_an_exchange_permute_the_gathered_tokens() -> None:
+    """Both of two devices have all T = 64 tokens, of which each goes to 3 experts: 192 rows of the grouped GEMM."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
+    )
+    operations = {one.name: one for one in lower(config, WORKLOAD, ParallelLayout(tensor_parallel=2))}
+    permute, up, unpermute = (operations[f"moe.{name}"] for name in ("permute", "up", "unpermute"))
+    assert isinstance(up, GroupedGemm)
+    assert isinstance(permute, Pointwise)
+    assert isinstance(unpermute, Pointwise)
+    assert up.m == 64 * 3
+    assert permute.written_bytes == unpermute.read_bytes == 64 * 3 * H * 2
 
 
 def test_expert_parallel_exchanges_routed_rows() -> None:

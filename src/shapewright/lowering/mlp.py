@@ -98,7 +98,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     own_tokens = _own_tokens(shard)
     routed_tokens = own_tokens if exchanges else tokens
     rows = count_rows(shard)
-    own_rows = rows if layout.has_own_expert_degree and not exchanges else own_tokens * config.num_experts_per_token
+    own_rows = own_tokens * config.num_experts_per_token if exchanges else rows
     sharers = layout.expert_tensor_degree if layout.has_own_expert_degree else None
 
     operations: list[Operation] = []
