@@ -100,6 +100,20 @@ def test_frozen_weights_have_no_gradient(method: str) -> None:
     assert not any(one.block == "embedding" and one.pass_name == "backward" for one in operations)
 
 
+def test_frozen_norms_leave_out_the_gradient_of_their_weights() -> None:
+    """A fused norm's gradient is one kernel, that of PyTorch's chain 14 of 16: without a product and its sum in bf16.
+
+    Of 2 x 36 bytes read and 20 written an element, those read 4 + 2 and write 2.
+    """
+    config, elements = config_of("llama-3-8b"), 128 * 4096
+    for kernels, sizes in ((None, (4, 2, 1)), ("torch", (72 - 6, 20 - 2, 14))):
+        job = Workload(finetune="lora", micro_batch_size=1, seq_len=128, kernels=kernels)
+        gradient = next(one for one in lower(config, job, ONE) if (one.block, one.gradient) == ("norm", "backward"))
+        assert isinstance(gradient, Pointwise)
+        found = (gradient.read_bytes / elements, gradient.written_bytes / elements, gradient.num_kernels)
+        assert found == sizes
+
+
 def test_frozen_weights_cost_four_flops_per_token() -> None:
     """2 FLOPs forward and 2 for the input gradient of each frozen weight; adapters cost 6."""
     config = config_of("llama-3-8b")

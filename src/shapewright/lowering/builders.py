@@ -156,13 +156,37 @@ def as_chain(shard: Shard, fused: Pointwise) -> Pointwise:
     if shard.workload.kernels != "torch":
         return fused
     elements = fused.written_bytes / shard.width_bytes
-    *traffic, num_kernels = _CHAINS[fused.operation]
-    # In fp32 there are no casts.
-    read_bytes, written_bytes = (
-        wide + (0.0 if wide and shard.width_bytes >= _FP32_BYTES else own * shard.width_bytes) for own, wide in traffic
-    )
+    read_bytes, written_bytes = _chain_bytes(fused.operation, shard.width_bytes)
     return fused.changed(
-        is_chain=True, read_bytes=elements * read_bytes, written_bytes=elements * written_bytes, num_kernels=num_kernels
+        is_chain=True,
+        read_bytes=elements * read_bytes,
+        written_bytes=elements * written_bytes,
+        num_kernels=_CHAINS[fused.operation][-1],
+    )
+
+
+def _chain_bytes(operation: str, width_bytes: float) -> tuple[float, float]:
+    """Bytes that a chain reads and writes for each element; in fp32 there are no casts."""
+    read, written, _ = _CHAINS[operation]
+    read_bytes, written_bytes = (
+        wide + (0.0 if wide and width_bytes >= _FP32_BYTES else own * width_bytes) for own, wide in (read, written)
+    )
+    return read_bytes, written_bytes
+
+
+def without_weight_gradient(norm: Pointwise, gradient: Pointwise) -> Pointwise:
+    """Leave the gradient of the weights out of that of a norm: the second kernel, or the last two of a chain.
+
+    Those of a chain multiply the gradient by the normalized rows (two read, one written) and add up the products.
+    """
+    if not norm.is_chain:
+        return gradient.changed(read_bytes=norm.read_bytes + norm.written_bytes, num_kernels=1)
+    width_bytes = get_dtype(norm.dtype).num_bytes
+    moved = norm.written_bytes / _chain_bytes(norm.operation, width_bytes)[1] * width_bytes
+    return gradient.changed(
+        read_bytes=gradient.read_bytes - 3.0 * moved,
+        written_bytes=gradient.written_bytes - moved,
+        num_kernels=gradient.num_kernels - 2,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.builders import MAX_NARROW_BITS, WIDE_DTYPE, quantization
+from shapewright.lowering.builders import MAX_NARROW_BITS, WIDE_DTYPE, quantization, without_weight_gradient
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
@@ -82,9 +82,7 @@ def _without_frozen_gradients(forward: Operation, gradients: list[Operation], wo
         needs_input = any(workload.adapts(forward.block, role) for role in INPUT_ROLES)
         return gradients if needs_input else [one for one in gradients if not one.name.endswith(_GATHER_AGAIN)]
     if isinstance(forward, Pointwise) and forward.operation in NORM_KINDS:
-        # No weights to sum up parts of a gradient for.
-        read_bytes = forward.read_bytes + forward.written_bytes
-        return [one.changed(read_bytes=read_bytes, num_kernels=1) for one in gradients]
+        return [without_weight_gradient(forward, one) for one in gradients if isinstance(one, Pointwise)]
     return gradients
 
 
