@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from lowered import ONE_DEVICE, gpt, named
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.pointwise import price_pointwise, price_pointwises
 from shapewright.pricing.price import Price
+from shapewright.workload.workload import Workload
 
 # Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter, and norms of Ada whole.
 PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6, "in_table": True}
@@ -63,6 +66,29 @@ def test_gate_is_recognized_by_its_reads() -> None:
     plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
 
     assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
+
+
+@pytest.mark.parametrize(("gated_mlp", "fraction"), [(False, 0.5), (True, 0.25)])
+def test_gradients_of_activations_run_the_kernel_of_their_activation(gated_mlp: bool, fraction: float) -> None:
+    """Both read more than they write: that of GELU x and dy for dx, that of a gate three inputs for two gradients."""
+    config = gpt(hidden_size=64, num_heads=4, gated_mlp=gated_mlp, intermediate_size=160)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    device = load_device("a100-sxm-80gb")
+    for name, pass_name in (("mlp.activation", "forward"), ("mlp.activation.backward", "backward")):
+        one = named(operations, name, pass_name)
+        seconds = one.num_bytes / device.memory_bandwidth_bytes_per_s / fraction
+        assert price_pointwise(one, device, ROUND_RECORD).memory_s == pytest.approx(seconds)
+
+
+def test_casts_and_chains_of_norms_have_no_gate() -> None:
+    """A cast of 2 bytes to 1, and the gradient of a chain, which reads 72 bytes and writes 20, as plain activations."""
+    config = gpt(hidden_size=64, num_heads=4, norm="rmsnorm")
+    for fields, role in (({"dtype": "fp8", "finetune": "lora"}, "quantize"), ({"kernels": "torch"}, "norm")):
+        job = Workload(micro_batch_size=2, seq_len=8, **fields)  # type: ignore[arg-type]
+        for one in lower(config, job, ONE_DEVICE):
+            if isinstance(one, Pointwise) and role in one.name:
+                found = price_pointwise(one, load_device("a100-sxm-80gb"), ROUND_RECORD)
+                assert found.memory_s == pytest.approx(2.0 * found.roofline_s)
 
 
 def test_kernels_of_an_architecture_price_its_devices() -> None:

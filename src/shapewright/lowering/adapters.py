@@ -145,7 +145,7 @@ def _lower_magnitude(shard: Shard, gemm: Gemm | GroupedGemm, outputs: Numeric) -
     scale = pointwise(
         shard, gemm.block, f"{role}.dora_scale", "activation", gemm.repeats, read=outputs, written=outputs
     )
-    return [product, norm, scale]
+    return [product, norm, scale.changed(is_gated=False)]
 
 
 def _num_weights(gemm: Gemm | GroupedGemm) -> Numeric:

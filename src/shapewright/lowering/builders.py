@@ -159,6 +159,7 @@ def as_chain(shard: Shard, fused: Pointwise) -> Pointwise:
     read_bytes, written_bytes = _chain_bytes(fused.operation, shard.width_bytes)
     return fused.changed(
         is_chain=True,
+        is_gated=bool(fused.is_gated),
         read_bytes=elements * read_bytes,
         written_bytes=elements * written_bytes,
         num_kernels=_CHAINS[fused.operation][-1],
@@ -312,6 +313,7 @@ def activation(
     elements = 1.0 * tokens * width
     inputs = 2.0 if gated else 1.0
     fused = pointwise(shard, block, role, "activation", repeats, read=inputs * elements, written=elements, stage=stage)
+    fused = fused.changed(is_gated=gated)
     return as_chain(shard, fused) if gated else fused
 
 
@@ -353,6 +355,7 @@ def quantization(gemm: Gemm | GroupedGemm, width_bytes: float, *, read: Numeric,
         repeats=gemm.repeats,
         dtype=WIDE_DTYPE,
         operation="activation",
+        is_gated=False,
         read_bytes=read * width_bytes,
         written_bytes=written * get_dtype(gemm.dtype).num_bytes,
     )

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations.pointwise import Pointwise
     from shapewright.pricing.calibration.records import CalibrationRecord
 
-    KernelNumbers = Float[np.ndarray, "8 *kinds"]
+    KernelNumbers = Float[np.ndarray, "9 *operations"]
     PerOperation = Float[np.ndarray, "*operations"]
 
-# Ratio of read to written bytes above which an activation has a gate: another kernel, with its own fraction.
+# Ratio of read to written bytes above which an activation has a gate, another kernel with its own fraction, if it does
+# not state whether it has one.
 GATED_READ_RATIO = 1.5
 BACKWARD = "_backward"
 """End of the names of kinds that are gradients of norms."""
@@ -86,7 +87,7 @@ def _read_sizes(
     numbers = (operation.read_bytes, operation.written_bytes, operation.num_kernels)
     read_bytes, written_bytes, num_kernels = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in numbers))
     record = _record_of(operation, device, record)
-    kernels = _kind_numbers([_kernel_kind(operation)], device, record)[:, 0]
+    kernels = _kernel_numbers([operation], device, record)[:, 0]
     return (read_bytes, written_bytes, num_kernels), kernels, record
 
 
@@ -126,9 +127,15 @@ def _kernel_kind(operation: Pointwise) -> str:
 def _price_all(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
     sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
-    kernels = _kind_numbers([_kernel_kind(operation) for operation in operations], device, record)
+    kernels = _kernel_numbers(operations, device, record)
     columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     return split_rows(Price, columns, source)
+
+
+def _kernel_numbers(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> KernelNumbers:
+    """Constants of the kinds of operations, and whether each has a gate: 1, 0, or NaN where its bytes tell."""
+    gates = [np.nan if operation.is_gated is None else float(operation.is_gated) for operation in operations]
+    return np.vstack([_kind_numbers([_kernel_kind(operation) for operation in operations], device, record), gates])
 
 
 def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecord) -> Float[np.ndarray, "8 kinds"]:
@@ -202,7 +209,7 @@ def _price_arrays(
         source = ROOFLINE_BOUND
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
-        *_, widening, least, most = kernels
+        *_, widening, least, most, _ = kernels
         source = record.source
         low, high = interval_factors(record.interval, time_s, widening)
         low, high = low * least, high * most
@@ -229,8 +236,8 @@ def _time_arrays(
     floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
     if device.roofline_only:
         return {"time_s": floor_s, "memory_s": floor_s, "start_s": np.zeros_like(floor_s), "roofline_s": floor_s}
-    plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, *_ = kernels
-    has_gate = read_bytes > GATED_READ_RATIO * written_bytes
+    plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, *_, gate = kernels
+    has_gate = np.where(np.isnan(gate), read_bytes > GATED_READ_RATIO * written_bytes, gate > 0.0)
     start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
     fraction = np.where(has_gate, gated_fraction, plain_fraction)
     fraction = np.where(is_carried > 0.0, _transfer_fraction(fraction, device, record), fraction)

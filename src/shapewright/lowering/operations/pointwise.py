@@ -48,6 +48,8 @@ class Pointwise(OperationBase):
         num_kernels: Number of kernel launches (several for an unfused chain).
         is_backward: Whether it is the gradient of a norm, a kernel unlike the norm's; other gradients stream as their
             operations do.
+        is_gated: Whether it is an activation with a gate, or the gradient of one: a kernel unlike that of others. None
+            where the bytes tell: measured activations that read two inputs have a gate.
         is_chain: Whether it is a chain of PyTorch's kernels where a fused kernel exists.
         fuses_dropout: Whether it also applies dropout to one of its inputs; its traffic includes the mask.
     """
@@ -57,6 +59,7 @@ class Pointwise(OperationBase):
     written_bytes: Numeric
     num_kernels: Count = 1
     is_backward: bool = False
+    is_gated: bool | None = None
     is_chain: bool = False
     fuses_dropout: bool = False
 

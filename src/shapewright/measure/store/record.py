@@ -54,8 +54,11 @@ class Case:
     repetition: int = 0
 
     def sizes(self) -> dict[str, Any]:
-        """Sizes and flags of the operation, by field name, without dtype and layout."""
-        skipped, kind = {*UNPRICED_FIELDS, "dtype", "layout"}, self.operation.kind
+        """Sizes and flags of the operation, by field name, without dtype and layout.
+
+        Whether an activation has a gate follows from its bytes, by which the measured kernel is chosen.
+        """
+        skipped, kind = {*UNPRICED_FIELDS, "dtype", "layout", "is_gated"}, self.operation.kind
         found = {spec.name: _plain(getattr(self.operation, spec.name)) for spec in fields(self.operation)}
         sizes = {
             name: value
