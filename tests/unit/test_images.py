@@ -16,6 +16,7 @@ from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.memory.estimate import estimate_stages
+from shapewright.memory.states import count_trained_parameters
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.models.read import read_model
 from shapewright.workload.layout import ParallelLayout
@@ -220,3 +221,33 @@ def test_findings_of_the_tower_cost_a_share_of_the_whole_step() -> None:
     assert few.cost_fraction is not None
     assert many.cost_fraction is not None
     assert 0.0 < few.cost_fraction < many.cost_fraction < 0.5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"finetune": "last-layers", "last_layers": 2},
+        {"finetune": "last-layers", "last_layers": 30},  # more than the 27 of the tower
+        {"finetune": "lora", "lora_targets": "gate_proj"},  # the tower's MLP has no gate
+    ],
+)
+def test_a_tower_without_trained_weights_has_a_forward_pass_alone(fields: dict[str, Any]) -> None:
+    """It comes before the last layers, and before the first adapter: no gradient reaches it."""
+    found = shapewright.predict("gemma-3-4b", device=H100, workload={"images": 1, "recompute": "full", **fields})
+    without = shapewright.predict("gemma-3-4b", device=H100, workload={"recompute": "full", **fields})
+
+    of_tower = [one.operation for one in found.operations if one.operation.name.startswith("vision.")]
+    assert {one.pass_name for one in of_tower} == {"forward"}
+    trained = [one.memory.gradients_bytes + one.memory.optimizer_bytes for one in (found, without)]
+    assert trained[0] == trained[1]
+    assert found.memory.activations_bytes == without.memory.activations_bytes
+    assert found.memory.weights_bytes > without.memory.weights_bytes
+
+
+def test_trained_parameters_count_the_adapters_of_the_tower() -> None:
+    """Rank 16: 34 layers of 2560 with 2048 queries and 1024 values, and 27 of the tower with 1152 of each."""
+    found = shapewright.predict(
+        "gemma-3-4b", device=H100, workload={"images": 1, "finetune": "lora", "lora_targets": "q_proj,v_proj"}
+    )
+    own, tower = 34 * 16 * (2560 + 2048 + 2560 + 1024), 27 * 16 * 4 * 1152
+    assert count_trained_parameters(found.config, found.workload) == own + tower

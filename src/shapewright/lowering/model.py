@@ -226,7 +226,12 @@ class StepParts:
         return self._limit_to_trained_layers(copies)
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
-        """List the operations of the backward pass with the transfers to the previous stage."""
+        """List the operations of the backward pass with the transfers to the previous stage.
+
+        A vision tower of which no weights are trained has none.
+        """
+        if self.shard.workload.last_layers == 0:
+            return []
         sends = self.backward_of_sends(self.sends(virtual_pipeline))
         return self.backward_of_head() + sends + self.backward_of_layers()
 
@@ -269,6 +274,8 @@ class StepParts:
         trained, every = self.num_trained_layers, self.num_layers
         if self.shard.workload.last_layers is None or not every:
             return operations
+        if not trained:
+            return []
         return [operation.changed(repeats=operation.repeats * trained // every) for operation in operations]
 
     def communication(self, zero_stage: int) -> list[Operation]:

@@ -237,6 +237,8 @@ def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight:
         in_flight,
     )
     saved_bytes = added.activations_bytes + added.logits_bytes
+    if job.last_layers == 0:  # without a backward pass nothing is saved
+        added, saved_bytes = replace(added, workspace_bytes=0.0, host_bytes=0.0), 0.0
     if workload.is_training:
         activations_bytes = own.activations_bytes + saved_bytes
     else:  # the tower runs before the language model

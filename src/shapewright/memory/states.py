@@ -21,6 +21,7 @@ from shapewright.models.compressed import make_compressed
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
+from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
@@ -75,7 +76,11 @@ def count_trained_parameters(config: TransformerConfig, workload: Workload) -> i
     found = count_stage_parameters(Stage(config, ParallelLayout(), 0), counts, workload)
     assert found.trained_dense is not None
     assert found.trained_experts is not None
-    return round(found.trained_dense + found.trained_experts)
+    of_tower = 0
+    if has_tower(config, workload):
+        tower, job, _ = tower_job(config, workload, ParallelLayout())
+        of_tower = count_trained_parameters(tower, job)
+    return round(found.trained_dense + found.trained_experts) + of_tower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 
@@ -39,6 +39,8 @@ def tower_job(
 ) -> tuple[TransformerConfig, Workload, ParallelLayout]:
     """Return the vision tower of a model, with the images that a step gives it and the layout of the first stage.
 
+    A tower without trained weights has a forward pass alone: its job trains the last 0 layers.
+
     Raises:
         WorkloadError: an image is smaller than a token, or its patches cannot be merged.
     """
@@ -46,6 +48,7 @@ def tower_job(
     assert tower.patches is not None
     images, num_tokens = workload.micro_batch_size * workload.images, tower.patches.count_tokens(workload.image_pixels)
     is_narrow = get_dtype(workload.dtype).bits <= _MAX_NARROW_BITS
+    frozen = _frozen_fields(tower, workload)
     own = replace(
         workload,
         phase="prefill" if workload.phase == "decode" else workload.phase,
@@ -54,14 +57,16 @@ def tower_job(
         context_len=0,
         # Recipes in 8 bits or less leave the tower wide.
         dtype="bf16" if is_narrow else workload.dtype,
-        weight_dtype=workload.weight_dtype if workload.is_training else None,
         narrow_inputs=workload.narrow_inputs and not is_narrow,
         global_batch_size=num_passes * images * layout.data_parallel if workload.is_training else None,
         images=0,
         packed=None,
         loss_chunks=1,
         recompute_layers=None,
+        **{"weight_dtype": workload.weight_dtype if workload.is_training else None, **frozen},
     )
+    if "last_layers" in frozen:
+        own = own.resized(last_layers=0)
     single = replace(
         layout,
         pipeline_parallel=1,
@@ -76,3 +81,22 @@ def tower_job(
         account_for_loss_in_pipeline_split=False,
     )
     return tower, own, single
+
+
+def _frozen_fields(tower: TransformerConfig, workload: Workload) -> dict[str, Any]:
+    """Return what fine-tuning of a model changes in its tower: adapters of the modules that the tower has, if any.
+
+    The last layers of the model are not those of the tower, which comes before them.
+    """
+    targets = workload.lora_targets
+    if workload.has_adapters and targets is not None:
+        from shapewright.workload.linears import find_missing_targets
+
+        missing = find_missing_targets(tower, targets)
+        found = [name for name in targets.split(",") if name not in missing]
+        if found:
+            return {"lora_targets": ",".join(found)}
+    elif workload.last_layers is None:
+        return {}
+    unadapted = {"lora_rank": None, "lora_targets": None, "lora_dropout": 0.0, "optimizer": "adamw"}
+    return unadapted | {"finetune": "last-layers", "last_layers": 1, "weight_dtype": None}

@@ -111,24 +111,35 @@ def count_adapter(linear: Linear, rank: int, *, has_magnitude: bool) -> int:
     return linear.copies * (rank * (linear.n + linear.k) + linear.n * has_magnitude)
 
 
+def find_missing_targets(config: TransformerConfig, targets: str) -> list[str]:
+    """List the named modules that a model lacks, or of which it has a fused form that is named in part alone."""
+    if targets in TARGET_GROUPS:
+        return []
+    adapted = [role for block, role in _list_names(config) if is_target(targets, block, role)]
+    return [
+        name
+        for name in targets.split(",")
+        if not any(name in (role, *FUSED_ROLES.get(role, ())) or role in FUSED_ROLES.get(name, ()) for role in adapted)
+    ]
+
+
 def check_targets(config: TransformerConfig, targets: str) -> None:
     """Check that the model has every adapted module that is named.
 
     Raises:
         WorkloadError: it has no such GEMM, or only a part of a fused one is named.
     """
-    if targets in TARGET_GROUPS:
-        return
-    one = ParallelLayout()
-    kinds = config.count_kinds(range(config.num_layers))
-    linears = {(linear.block, linear.role) for kind in kinds for linear in list_linears(config, one, kind)}
-    for name in targets.split(","):
-        adapted = [role for block, role in linears if is_target(targets, block, role)]
-        if any(name in (role, *FUSED_ROLES.get(role, ())) or role in FUSED_ROLES.get(name, ()) for role in adapted):
-            continue
-        roles = sorted({role for _, role in linears})
+    for name in find_missing_targets(config, targets):
+        roles = sorted({role for _, role in _list_names(config)})
         raise WorkloadError(
             f"lora_targets={targets!r} names {name!r}, which is not a GEMM of this model; choose among "
             f"{', '.join(roles)}",
             field="lora_targets",
         )
+
+
+def _list_names(config: TransformerConfig) -> set[tuple[str, str]]:
+    """Blocks and roles of the linear layers of all layers of a model."""
+    one = ParallelLayout()
+    kinds = config.count_kinds(range(config.num_layers))
+    return {(linear.block, linear.role) for kind in kinds for linear in list_linears(config, one, kind)}
