@@ -73,6 +73,25 @@ def test_moe_act_drops_the_activation_output() -> None:
     assert "moe.down_input" in {tensor.name for tensor in tensors}
 
 
+def test_moe_act_keeps_what_the_shared_expert_saves() -> None:
+    """Its activation does not run again: Megatron-LM's experts.py has the recomputation, shared_experts.py has not."""
+    tensors = list_saved_tensors(DEEPSEEK, PLAIN, ParallelLayout(), has_experts=True)
+    saved, kept = (
+        {tensor.role for tensor in each if tensor.block == "shared_expert"}
+        for each in (tensors, select_kept_tensors(tensors, "selective", "moe_act"))
+    )
+    assert saved == kept
+
+
+@pytest.mark.parametrize("modules", MODULES)
+def test_modules_that_repeat_nothing_keep_everything(modules: str) -> None:
+    """A model without latents or experts keeps what the modules of such models compute again."""
+    config = read_model("llama-3-8b").config
+    whole, part = (estimate_memory(config, each, ParallelLayout()) for each in (PLAIN, taking(modules)))
+    repeats = bool(again(modules, config)) and modules != CORE
+    assert (part.activations_bytes < whole.activations_bytes) == repeats
+
+
 @pytest.mark.parametrize("modules", MODULES)
 def test_every_module_reduces_or_keeps_memory(modules: str) -> None:
     """No module increases memory; each but the fused attention core, which saves no scores, reduces it."""

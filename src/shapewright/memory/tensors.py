@@ -65,7 +65,9 @@ def select_kept_tensors(
     if recompute == "full":
         return tuple(tensor for tensor in tensors if tensor.block == LAYER)
     if recompute == "selective":
-        recomputed = [MODULES[name] for name in read_modules(modules)]
+        roles = {tensor.role for tensor in tensors}
+        named = (MODULES[name] for name in read_modules(modules))
+        recomputed = [module for module in named if not module.source or module.source in roles]
         return tuple(
             tensor
             for tensor in tensors

@@ -26,10 +26,13 @@ class RecomputeModule:
     Attributes:
         operations: Roles of the forward operations that run again, by block; an empty set means all of the block.
         tensors: Roles of the saved tensors that are not kept, by block; an empty set means all of the block.
+        source: Role of the saved tensor that they are computed from; layers without it do not have the module. Empty
+            for modules whose tensors belong to no other operation.
     """
 
     operations: Mapping[str, frozenset[str]]
     tensors: Mapping[str, frozenset[str]]
+    source: str = ""
 
     def repeats_operation(self, block: str, role: str) -> bool:
         """Whether a forward operation runs again."""
@@ -51,18 +54,21 @@ def _attention(*roles: str) -> dict[str, frozenset[str]]:
 
 
 CORE = "core_attn"
-_EXPERT_INNER_TENSORS = frozenset(("activation_output", "clamped", "down_input"))
 MODULES = {
     CORE: RecomputeModule(_attention(*ATTENTION_CORE_ROLES), _attention("weights", "dropout_mask", "dropped_weights")),
     "layernorm": RecomputeModule({"norm": _EVERYTHING}, {**_attention("input"), "mlp": frozenset(("input",))}),
-    "mla_up_proj": RecomputeModule({"attention": frozenset(("q_b", "kv_b"))}, _attention("queries", "keys", "values")),
+    "mla_up_proj": RecomputeModule(
+        {"attention": frozenset(("q_b", "kv_b"))},
+        {"attention": frozenset(("queries", "keys", "values"))},
+        source="kv_latent_before_norm",
+    ),
     "mlp": RecomputeModule(
         {"mlp": _EVERYTHING},
         {"mlp": frozenset(("activation_input", "activation_output", "up_output", "down_input"))},
     ),
     "moe_act": RecomputeModule(
         {"moe": frozenset(("activation", "clamp"))},
-        {"moe": _EXPERT_INNER_TENSORS, "shared_expert": _EXPERT_INNER_TENSORS},
+        {"moe": frozenset(("activation_output", "clamped", "down_input"))},
     ),
     "shared_experts": RecomputeModule({"shared_expert": _EVERYTHING}, {"shared_expert": _EVERYTHING}),
     "moe": RecomputeModule(
