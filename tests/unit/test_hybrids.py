@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,20 @@ def test_multi_token_prediction_adds_layers_and_heads_to_training() -> None:
     assert len(operations(config, "prefill")) == len(operations(without, "prefill"))
     with pytest.raises(ConfigError, match="num_mtp_layers=1 needs stack='decoder'"):
         small(num_mtp_layers=1, stack="encoder")
+
+
+def test_layers_of_multi_token_prediction_run_again_as_the_others_do() -> None:
+    """Full recomputation repeats their forward pass, as their saved tensors are dropped; selective the same modules."""
+    config = small(num_mtp_layers=1)
+
+    def further(pass_name: str, **fields: Any) -> Counter[str]:
+        found = lower(config, Workload(micro_batch_size=1, seq_len=128, **fields), ONE)
+        named = (one for one in found if one.name.startswith("mtp.") and one.pass_name == pass_name)
+        return Counter({one.name: int(one.repeats) for one in named})
+
+    assert not further("recompute")
+    assert further("recompute", recompute="full") == further("forward")
+    assert set(further("recompute", recompute="selective", recompute_modules="layernorm")) == {"mtp.norm"}
 
 
 @pytest.mark.parametrize(

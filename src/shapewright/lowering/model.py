@@ -200,23 +200,33 @@ class StepParts:
 
     def repeated_indices(self, mode: str) -> list[int]:
         """List the indices in the body of the operations that a recomputation mode repeats."""
+        # The body begins with all layers.
+        return self._repeated(self.body[: sum(len(stack.layers) for stack in self.stacks)], mode)
+
+    def repeated_mtp_indices(self, mode: str) -> list[int]:
+        """List the same for the layers of multi-token prediction, with their projections in full recomputation.
+
+        Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (_checkpointed_forward).
+        """
+        return self._repeated(self.mtp, mode)
+
+    def _repeated(self, operations: list[Operation], mode: str) -> list[int]:
         if mode == "none":
             return []
-        # The body begins with all layers.
-        layers = self.body[: sum(len(stack.layers) for stack in self.stacks)]
         if mode == "full":
-            return list(range(len(layers)))
+            return list(range(len(operations)))
         modules = [MODULES[name] for name in read_modules(self.shard.workload.recompute_modules)]
         return [
             index
-            for index, operation in enumerate(layers)
+            for index, operation in enumerate(operations)
             if any(module.repeats_operation(operation.block, operation.role) for module in modules)
         ]
 
     def recompute(self, mode: str) -> list[Operation]:
         """List the operations of the recompute pass."""
         repeated = [self.body[index].changed(pass_name="recompute") for index in self.repeated_indices(mode)]
-        return self._limit_to_trained_layers(repeated)
+        of_mtp = [self.mtp[index].changed(pass_name="recompute") for index in self.repeated_mtp_indices(mode)]
+        return self._limit_to_trained_layers(repeated) + of_mtp
 
     def host_copies(self, mode: str) -> list[Operation]:
         """List the copies to and from the host of the tensors saved under a recomputation mode."""

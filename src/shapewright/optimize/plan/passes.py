@@ -191,14 +191,18 @@ class LayerPassPricer:
         for kind, parts in enumerate(lowered):
             row = ends_row + 1 + kind * (_PASS_ROWS + len(self._policies))
             first = table.add_layer(parts, row, ends_row if kind == 0 else None)
+            first_mtp = len(table.operations)
+            table.add(parts.mtp + parts.backward_of_mtp(), ends_row)
             for policy_row, policy in enumerate(self._policies, start=row + _PASS_ROWS):
                 if policy.offload_activations:
                     table.add(parts.host_copies(policy.recompute), policy_row)
-                table.recomputed += [(first + index, policy_row) for index in parts.repeated_indices(policy.recompute)]
+                for start, repeated in (
+                    (first, parts.repeated_indices(policy.recompute)),
+                    (first_mtp, parts.repeated_mtp_indices(policy.recompute)),
+                ):
+                    table.recomputed += [(start + index, policy_row) for index in repeated]
             if kind == 0:
                 table.add(parts.inputs + parts.head + parts.backward_of_head(), ends_row)
-            elif parts.mtp:
-                table.add(parts.mtp + parts.backward_of_mtp(), ends_row)
 
     def _store(self, members: Sequence[LayerPassKey], lowered: Sequence[StepParts], sums: RowSums) -> None:
         """Store the passes of a group, one per micro-batch size.
