@@ -293,6 +293,17 @@ def test_layers_of_multi_token_prediction_run_again_as_the_others_do() -> None:
     assert set(further("recompute", recompute="selective", recompute_modules="layernorm")) == {"mtp.norm"}
 
 
+def test_logits_of_every_predicted_token_are_kept_until_the_backward_pass() -> None:
+    """128 tokens with one further: twice the softmax in fp32; in chunks there is one at a time."""
+    config = small(num_mtp_layers=1)
+    whole, chunked = (
+        estimate_memory(config, Workload(micro_batch_size=1, seq_len=128, loss_chunks=chunks), ONE).logits_bytes
+        for chunks in (1, 4)
+    )
+    assert whole == 2 * 128 * config.vocab_size * 4
+    assert chunked == 128 // 4 * config.vocab_size * 4
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "roles"),
     [

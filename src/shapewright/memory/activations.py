@@ -119,12 +119,13 @@ def estimate_activation_terms(
     if stage.is_first:
         per_microbatch += _MASK_BYTES * residual_elements * (config.hidden_dropout > 0)
         per_microbatch += residual_bytes * config.embedding_norm
-    # Inputs of the final norm and of the logit GEMM. The last stage starts the backward pass at once, so only one
-    # micro-batch has them.
-    end_bytes = residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
+    # Inputs of the final norm and of the logit GEMM, once more for each layer of multi-token prediction. The last stage
+    # starts the backward pass at once, so only one micro-batch has them.
+    num_heads = 1 + config.num_mtp_layers
+    end_bytes = num_heads * residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
     logit_gradient_bytes = 0.0  # a fused cross entropy writes it over the logits
     if workload.kernels != "fused":
-        logit_gradient_bytes = estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
+        logit_gradient_bytes = _logits_of_one_loss(stage, workload, activation_element_bytes(workload.dtype))
     logits_bytes = estimate_logits(stage, workload)
     transient_bytes = max(recomputed + temporary, logit_gradient_bytes)
     return ActivationTerms(per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes)
@@ -161,19 +162,34 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v
 
 
-def estimate_logits(stage: Stage, workload: Workload, element_bytes: float = LOGIT_BYTES) -> float:
+def estimate_logits(stage: Stage, workload: Workload) -> float:
     """Estimate the logits of one micro-batch on the last stage, split over the vocabulary. [byte]
 
-    Training and encoders compute logits of every token, generation those of the last token.
+    Training and encoders compute logits of every token, generation those of the last token. Those of multi-token
+    prediction exist beside them until the backward pass, unless the loss is computed in chunks.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (process_mtp_loss).
     """
+    one_bytes = _logits_of_one_loss(stage, workload, LOGIT_BYTES)
+    config, rows = stage.config, workload.micro_batch_size * ceil_div(workload.seq_len, stage.layout.context_parallel)
+    if not workload.is_training or not config.num_mtp_layers or _count_loss_chunks(stage, workload, rows) > 1:
+        return one_bytes
+    return (1 + config.num_mtp_layers) * one_bytes
+
+
+def _logits_of_one_loss(stage: Stage, workload: Workload, element_bytes: float) -> float:
     if not stage.is_last or not stage.config.vocab_size:
         return 0.0
     rows = workload.micro_batch_size
     if workload.is_training or stage.config.stack == "encoder":
         rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
-    config, degree = stage.config, stage.layout.tensor_parallel
     if workload.is_training:
-        rows = ceil_div(rows, int(workload.count_loss_chunks(rows, config.embedding_size, config.vocab_size, degree)))
+        rows = ceil_div(rows, _count_loss_chunks(stage, workload, rows))
         if workload.kernels == "fused":
             element_bytes = min(element_bytes, activation_element_bytes(workload.dtype))
-    return element_bytes * rows * ceil_div(config.vocab_size, degree)
+    return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)
+
+
+def _count_loss_chunks(stage: Stage, workload: Workload, rows: int) -> int:
+    config, degree = stage.config, stage.layout.tensor_parallel
+    return int(workload.count_loss_chunks(rows, config.embedding_size, config.vocab_size, degree))
