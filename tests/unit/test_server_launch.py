@@ -198,6 +198,22 @@ def test_memory_fractions_are_those_of_each_engine() -> None:
     assert trtllm["kv_cache_free_gpu_memory_fraction"] == pytest.approx(cache / left, abs=0.01)
 
 
+def test_the_cache_is_launched_with_the_memory_that_the_plan_gives_it() -> None:
+    """TensorRT-LLM's 0.9 is of free memory: Llama-3-8B leaves 62.2 of 79.1 GiB, so vLLM must take (16.9 + 56.0) / 79.1.
+
+    16.06 GB of weights, 0.9 GB of context and about 1.2 GB of a pass are 16.9 GiB.
+    """
+    plan = shapewright.serve_plan(
+        "llama-3-8b", device="h100-sxm-80gb", prompt_len=1000, output_len=200, formats=[], server="trtllm-1.0"
+    )
+    point = next(point for point in plan.points if point.prefill_layout is None and point.layout.num_devices == 1)
+    (trtllm,) = read_commands("trtllm", write_launch(plan, "trtllm", point).text)
+    (vllm,) = read_commands("vllm", write_launch(plan, "vllm", point).text)
+
+    assert trtllm["kv_cache_free_gpu_memory_fraction"] == 0.9
+    assert vllm["gpu_memory_utilization"] == pytest.approx((16.9 + 56.0) / 79.1, abs=0.005)
+
+
 def test_layouts_that_an_engine_cannot_have_are_left_out() -> None:
     """Experts in vLLM are on all devices or split by none; TensorRT-LLM either splits or replicates attention."""
     plan = make_plan("nodes")

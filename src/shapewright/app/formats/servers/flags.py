@@ -99,7 +99,7 @@ def _vllm_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     yield Flag("--max-num-seqs", one.num_sequences)
     # vLLM refuses fewer tokens of a pass than sequences.
     yield Flag("--max-num-batched-tokens", max(one.pass_tokens, one.num_sequences))
-    yield Flag("--gpu-memory-utilization", _fraction(request.memory_fraction))
+    yield Flag("--gpu-memory-utilization", _fraction(one.used_fraction))
     yield Flag("--enable-chunked-prefill")
     yield Flag("--enable-prefix-caching" if request.cached_len else "--no-enable-prefix-caching")
     if one.num_images:

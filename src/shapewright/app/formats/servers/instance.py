@@ -116,6 +116,7 @@ class LaunchedInstance:
         pass_tokens: Tokens of the largest pass on a replica.
         static_fraction: Weights and cache over the device's memory.
         free_fraction: Cache over what weights and a pass leave free of the device's memory.
+        used_fraction: Weights, a pass and the cache over the device's memory.
         node_size: Devices of a node.
         is_quantized: Whether the checkpoint is in a narrow format already.
         is_chunked: Whether prompts are cut over passes.
@@ -133,6 +134,7 @@ class LaunchedInstance:
     pass_tokens: int
     static_fraction: float
     free_fraction: float
+    used_fraction: float
     node_size: int
     is_quantized: bool
     is_chunked: bool
@@ -178,8 +180,10 @@ def launched_instance(
     stages, free = instance.stage_estimates(pass_tokens), instance.free_bytes(pass_tokens)
     cache = instance.cache_bytes(request.total_len)
     tightest = min(range(len(stages)), key=lambda stage: free[stage] / cache[stage] if cache[stage] else float("inf"))
-    memory_bytes = device.memory_bytes
-    unused_bytes = (1.0 - request.memory_fraction) * memory_bytes
+    memory_bytes, fraction = device.memory_bytes, request.memory_fraction
+    # What weights and a pass leave: the cache takes a share of it, or leaves a share of the whole memory unused.
+    takes_share = request.server.fraction_of_free
+    left_bytes = free[tightest] / fraction if takes_share else free[tightest] + (1.0 - fraction) * memory_bytes
     raw = plan.scenario.model.raw or {}
     return LaunchedInstance(
         model=model,
@@ -192,7 +196,8 @@ def launched_instance(
         prefill_tokens=prefill_tokens,
         pass_tokens=pass_tokens,
         static_fraction=(stages[tightest].weights_bytes + instance.adapters_bytes + free[tightest]) / memory_bytes,
-        free_fraction=free[tightest] / (free[tightest] + unused_bytes),
+        free_fraction=free[tightest] / left_bytes,
+        used_fraction=1.0 - (left_bytes - free[tightest]) / memory_bytes,
         node_size=device.node_size,
         is_quantized=bool(raw.get("quantization_config")) or plan.scenario.model.has_block_scales,
         is_chunked=role == "both" and point.prefill_tokens < request.new_len,
