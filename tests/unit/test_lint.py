@@ -369,3 +369,22 @@ def test_findings_of_the_job_come_before_those_of_one_that_can_run() -> None:
     assert assumed == sorted(assumed)
     assert {finding.code: finding.is_assumed for finding in report.findings}["PL108"] is False
     assert assumed[-1]
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 4])
+def test_a_block_of_latents_is_as_large_as_a_state(tensor_parallel: int) -> None:
+    """Kimi Linear caches a latent of 512 + 64 elements a token, complete on each device: 1,152 bytes.
+
+    A state of its other layers on t devices: 32 heads of 128 x 128 in fp32 and the last 3 inputs of 3 convolutions over
+    4,096 channels, over t.
+    """
+    workload = {"phase": "decode", "context_len": 1000, "kv_block_tokens": 16}
+    scenario = build_scenario(
+        "kimi-linear-48b-a3b", "h200-sxm-141gb", workload=workload, layout={"tensor_parallel": tensor_parallel}
+    )
+    (violation,) = get_rule("SV103").check(scenario)
+    state_bytes = (32 * 128 * 128 * 4 + 3 * 3 * 4096 * 2) / tensor_parallel
+
+    tokens = {1: 1888, 4: 480}[tensor_parallel]
+    assert tokens - 16 < state_bytes / 1152 <= tokens
+    assert violation.fixes[0].changes == {"kv_block_tokens": tokens}

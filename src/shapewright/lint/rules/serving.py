@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.dtypes import get_dtype
 from shapewright.lint.layout_fixes import smaller_degree_fixes
 from shapewright.lint.rule import Fix, Violation, rule
-from shapewright.memory.estimate import estimate_layer_state
+from shapewright.memory.estimate import count_cached_elements, estimate_layer_state
 from shapewright.models.layers import ATTENTION
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ def _find_blocks_below_states(scenario: Scenario) -> Iterator[Violation]:
     if ATTENTION not in states:
         return
     element_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).bits / 8.0
-    per_token = -(-config.num_kv_heads // t) * (config.head_dim + config.v_head_dim) * element_bytes
-    needed = -(-ceil(max(states.values()) / per_token) // _STATE_BLOCK_MULTIPLE) * _STATE_BLOCK_MULTIPLE
+    tokens = ceil(max(states.values()) / (count_cached_elements(config, t) * element_bytes))
+    needed = -(-tokens // _STATE_BLOCK_MULTIPLE) * _STATE_BLOCK_MULTIPLE
     block = workload.kv_block_tokens
     if block < needed:
         yield Violation(
