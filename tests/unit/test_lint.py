@@ -388,3 +388,15 @@ def test_a_block_of_latents_is_as_large_as_a_state(tensor_parallel: int) -> None
     tokens = {1: 1888, 4: 480}[tensor_parallel]
     assert tokens - 16 < state_bytes / 1152 <= tokens
     assert violation.fixes[0].changes == {"kv_block_tokens": tokens}
+
+
+def test_a_layer_with_attention_and_a_scan_has_blocks_and_a_state() -> None:
+    """Falcon-H1 7B: 24 heads of 128 with states of 256 in fp32, the last 3 inputs of 3,072 + 2 x 256 channels.
+
+    Its attention caches 2 heads of 128: 1,024 bytes a token in bf16, so a state is as large as 3,093 tokens.
+    """
+    workload = {"phase": "decode", "context_len": 1000, "kv_block_tokens": 16}
+    (violation,) = get_rule("SV103").check(build_scenario("falcon-h1-7b", "h200-sxm-141gb", workload=workload))
+
+    assert 3088 < (24 * 128 * 256 * 4 + 3 * (3072 + 2 * 256) * 2) / 1024 <= 3104
+    assert violation.fixes[0].changes == {"kv_block_tokens": 3104}

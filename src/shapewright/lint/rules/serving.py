@@ -11,7 +11,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.lint.layout_fixes import smaller_degree_fixes
 from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.memory.estimate import count_cached_elements, estimate_layer_state
-from shapewright.models.layers import ATTENTION
+from shapewright.models.layers import ATTENTION, mixers_of
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
@@ -183,7 +183,7 @@ def _find_blocks_below_states(scenario: Scenario) -> Iterator[Violation]:
     """Yield a violation where a block of keys and values is smaller than the largest state of a layer."""
     config, workload, t = scenario.config, scenario.workload, scenario.layout.tensor_parallel
     states = {name: estimate_layer_state(config, workload, name, t) for name in set(config.layer_types)}
-    if ATTENTION not in states:
+    if not any(ATTENTION in mixers_of(name) for name in states):
         return
     element_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).bits / 8.0
     tokens = ceil(max(states.values()) / (count_cached_elements(config, t) * element_bytes))
