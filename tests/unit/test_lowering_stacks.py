@@ -9,6 +9,7 @@ import pytest
 
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.attention import Attention
+from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.operation import Operation
 from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
@@ -121,6 +122,18 @@ def test_activations_of_tf32_gemms_are_fp32() -> None:
     """TF32 is the format of GEMM operands; norms read 4 bytes per element."""
     (norm,) = named(lower(TransformerConfig(**SMALL), replace(TRAINING, dtype="tf32"), SINGLE), "norm")
     assert (norm.dtype, norm.read_bytes) == ("fp32", 4 * 2 * 64 * 128)
+
+
+@pytest.mark.parametrize("changes", [{}, {"finetune": "lora"}, {"finetune": "dora"}])
+def test_every_gemm_is_tf32_where_one_is(changes: dict[str, Any]) -> None:
+    """torch.set_float32_matmul_precision("high") holds for logits, scores, router and adapters as for other GEMMs."""
+    experts = {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 64}
+    workload = replace(TRAINING, dtype="tf32", attention="unfused", **changes)
+    operations = lower(TransformerConfig(**SMALL, **experts), workload, SINGLE)
+    gemms = [one for one in operations if isinstance(one, Gemm | GroupedGemm)]
+
+    assert {("logits", ""), ("router", "router"), ("attention", "score")} <= {(one.block, one.role) for one in gemms}
+    assert {one.dtype for one in gemms} == {"tf32"}
 
 
 def test_recompute_modules_apply_to_both_stacks() -> None:

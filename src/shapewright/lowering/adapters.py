@@ -92,7 +92,7 @@ def _lower_adapter(shard: Shard, gemm: Gemm | GroupedGemm) -> list[Operation]:
         gemm.changed(
             name=display_name(shard, gemm.block, role + ending),
             role=role + ending,
-            dtype=shard.dtype,
+            dtype=shard.wide_dtype,
             weight_dtype=None,
             **sizes,
         )
@@ -123,7 +123,7 @@ def _lower_magnitude(shard: Shard, gemm: Gemm | GroupedGemm, outputs: Numeric) -
         role=f"{role}{DORA_WEIGHT}",
         stage=gemm.stage,
         repeats=gemm.repeats,
-        dtype=shard.dtype,
+        dtype=shard.wide_dtype,
         m=gemm.n,
         n=gemm.k,
         k=shard.workload.adapter_rank,

@@ -79,13 +79,13 @@ def activation_gemm(
     layout: str,
     dtype: str | None = None,
 ) -> Gemm:
-    """Build a batch of GEMMs of two activations, in the format of activations unless another one is given."""
+    """Build a batch of GEMMs of two activations, in the wide format unless another one is given."""
     return Gemm(
         name=display_name(shard, block, role),
         block=block,
         role=role,
         repeats=repeats,
-        dtype=dtype or shard.dtype,
+        dtype=dtype or shard.wide_dtype,
         m=m,
         n=n,
         k=k,

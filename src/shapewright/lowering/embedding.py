@@ -247,7 +247,7 @@ def _logits(shard: Shard, rows: int) -> Gemm:
         m=rows,
         n=vocab_rows(shard),
         k=shard.config.embedding_size,
-        dtype=shard.dtype,
+        dtype=shard.wide_dtype,
         stage="last",
     )
 

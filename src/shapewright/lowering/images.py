@@ -120,7 +120,7 @@ def _lower_linear(shard: Shard, each: EndLinear) -> list[Operation]:
     block, stage = _place(each)
     repeats, rows = shard.num_passes * each.num_runs, _rows(shard, each)
     gemm = weight_gemm(
-        shard, block, each.role, repeats, m=rows, n=each.outputs, k=each.inputs, dtype=shard.dtype, stage=stage
+        shard, block, each.role, repeats, m=rows, n=each.outputs, k=each.inputs, dtype=shard.wide_dtype, stage=stage
     )
     if not each.has_activation:
         return [gemm]

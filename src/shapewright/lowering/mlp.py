@@ -157,7 +157,7 @@ def count_rows(shard: Shard) -> int:
 def _lower_router(shard: Shard, repeats: int, tokens: int) -> list[Operation]:
     """Lower the router: scores of all experts for each token, and the selection of the top k."""
     n, k = shard.config.num_experts, shard.config.hidden_size
-    scores = weight_gemm(shard, "router", "router", repeats, m=tokens, n=n, k=k, dtype=shard.dtype)
+    scores = weight_gemm(shard, "router", "router", repeats, m=tokens, n=n, k=k, dtype=shard.wide_dtype)
     return [scores, _lower_top_k(shard, repeats, tokens)]
 
 
@@ -307,7 +307,14 @@ def _lower_shared_expert(shard: Shard, repeats: int, *, stands_alone: bool) -> l
     if config.shared_expert_gate:
         operations.append(
             weight_gemm(
-                shard, "shared_expert", "token_gate", repeats, m=tokens, n=1, k=config.hidden_size, dtype=shard.dtype
+                shard,
+                "shared_expert",
+                "token_gate",
+                repeats,
+                m=tokens,
+                n=1,
+                k=config.hidden_size,
+                dtype=shard.wide_dtype,
             )
         )
     if not stands_alone:

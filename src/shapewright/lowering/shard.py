@@ -68,6 +68,14 @@ class Shard:
         return None if stored == self.gemm_dtype or self.workload.is_training else stored
 
     @property
+    def wide_dtype(self) -> str:
+        """Element format of GEMMs that stay wide where others run in 8 bits or less: logits, router, scores, adapters.
+
+        It is that of activations. PyTorch's switch for tf32 holds for every GEMM of fp32 activations.
+        """
+        return self.gemm_dtype if self.gemm_dtype == "tf32" else self.dtype
+
+    @property
     def splits_keys(self) -> bool:
         """Whether the context axis splits keys instead of queries, because there is only one new token.
 

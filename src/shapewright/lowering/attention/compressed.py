@@ -109,7 +109,7 @@ def _lower_indexer(shard: Shard, layer: CompressedAttention, repeats: int) -> li
             "indexer",
             "index_logits",
             repeats,
-            dtype="fp32" if is_eager else shard.dtype,
+            dtype="fp32" if is_eager else shard.wide_dtype,
             m=config.index_num_heads,
             n=entries,
             k=config.index_head_dim,
