@@ -400,3 +400,20 @@ def test_a_layer_with_attention_and_a_scan_has_blocks_and_a_state() -> None:
 
     assert 3088 < (24 * 128 * 256 * 4 + 3 * (3072 + 2 * 256) * 2) / 1024 <= 3104
     assert violation.fixes[0].changes == {"kv_block_tokens": 3104}
+
+
+@pytest.mark.parametrize(("tensor_parallel", "padded"), [(1, 50304), (8, 50688)])
+def test_logits_of_fp8_steps_need_alignment_in_16_bits(tensor_parallel: int, padded: int) -> None:
+    """Logits run in bf16 beside fp8 GEMMs: rows of 128 bytes on each device are 64 elements, not 128."""
+    workload = {"dtype": "fp8", "micro_batch_size": 1, "seq_len": 4096}
+    layout = {"tensor_parallel": tensor_parallel}
+    scenario = build_scenario(
+        "llama-3-8b", "h100-sxm-80gb", overrides={"vocab_size": 50257}, workload=workload, layout=layout
+    )
+    (violation,) = get_rule("TC101").check(scenario)
+
+    assert violation.fixes[0].changes == {"vocab_size": padded}
+    assert padded % (64 * tensor_parallel) == 0 < padded - 50257 <= 64 * tensor_parallel
+    assert f"is not a multiple of {64 * tensor_parallel} (bf16 on h100-sxm-80gb" in violation.problem
+    changes = [shape.changes for shape in find_better_shapes(scenario, limit=50)]
+    assert {each["vocab_size"] for each in changes if "vocab_size" in each} == {padded}

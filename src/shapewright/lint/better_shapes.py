@@ -20,6 +20,7 @@ from shapewright.lint.shape_fixes import (
     keeps_divisibility,
     nearest_multiples,
     round_up,
+    wide_dtype,
     with_head_dim,
     with_hidden_size,
 )
@@ -214,7 +215,7 @@ def _mlp_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocabulary_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
-    multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * scenario.layout.tensor_parallel
+    multiple = full_width_multiple(scenario.device, wide_dtype(scenario)) * scenario.layout.tensor_parallel
     padded = round_up(scenario.config.vocab_size, multiple)
     if padded != scenario.config.vocab_size:
         yield {"vocab_size": padded}

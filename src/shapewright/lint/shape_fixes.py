@@ -37,6 +37,11 @@ def full_width_multiple(device: Device, dtype: str) -> int:
     return device.architecture_facts.full_width_bytes * 8 // get_dtype(dtype).bits
 
 
+def wide_dtype(scenario: Scenario) -> str:
+    """Return the element format of attention and logits, which stay in 16 bits where other GEMMs have fewer."""
+    return scenario.workload.dtype if scenario.workload.dtype in ("fp32", "tf32", "fp16", "bf16") else "bf16"
+
+
 def round_up(value: int, multiple: int) -> int:
     """Round up to a multiple.
 
@@ -232,11 +237,11 @@ def head_dim_problem(scenario: Scenario, head_dim: int = 0) -> HeadDimProblem | 
     if scenario.config.shares_keys:
         return None
     if scenario.workload.attention == "unfused":
-        multiple = full_width_multiple(scenario.device, _attention_dtype(scenario))
+        multiple = full_width_multiple(scenario.device, wide_dtype(scenario))
         if head_dim % multiple == 0:
             return None
         return HeadDimProblem(
-            text=f"is not a multiple of {multiple} (unfused, {scenario.dtype_and_device})",
+            text=f"is not a multiple of {multiple} (unfused, {wide_dtype(scenario)} on {scenario.device.name})",
             wanted=f"a multiple of {multiple}",
         )
     wanted = "one of " + ", ".join(map(str, FUSED_HEAD_DIMS))
@@ -326,7 +331,3 @@ def _is_faster(scenario: Scenario, fix: Fix) -> bool:
 def _divide_over_tensor_axis(num_heads: int, num_kv_heads: int, degree: int) -> bool:
     """Whether heads divide over the tensor axis, with replicated key-value heads if necessary."""
     return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
-
-
-def _attention_dtype(scenario: Scenario) -> str:
-    return scenario.workload.dtype if scenario.workload.dtype in ("fp32", "tf32", "fp16", "bf16") else "bf16"

@@ -12,6 +12,7 @@ from shapewright.lint.shape_fixes import (
     list_mlp_width_fields,
     nearest_multiples,
     round_up,
+    wide_dtype,
     width_fixes,
     with_hidden_size,
 )
@@ -28,7 +29,8 @@ def vocab_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     ## What it does
 
     Fires when `vocab_size` is not a multiple of the full-width load of dtype and device (64 fp16 elements on Ampere and
-    newer, 8 on Volta) times `tensor_parallel`, so that the shard of each device is aligned too.
+    newer, 8 on Volta) times `tensor_parallel`, so that the shard of each device is aligned too. Logits run in 16 bits
+    where other GEMMs run in fp8 or narrower.
 
     ## Why it is slow
 
@@ -65,7 +67,8 @@ def vocab_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2401.14489, rule 1 and the vocabulary figures.
     - NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use tensor cores".
     """
-    multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * scenario.layout.tensor_parallel
+    dtype = wide_dtype(scenario)
+    multiple = full_width_multiple(scenario.device, dtype) * scenario.layout.tensor_parallel
     vocab_size = scenario.config.vocab_size
     if vocab_size % multiple == 0:
         return
@@ -75,7 +78,7 @@ def vocab_not_aligned(scenario: Scenario) -> Iterator[Violation]:
         field="config.vocab_size",
         actual=vocab_size,
         wanted=f"a multiple of {multiple}",
-        problem=f"is not a multiple of {multiple} ({scenario.dtype_and_device}{split})",
+        problem=f"is not a multiple of {multiple} ({dtype} on {scenario.device.name}{split})",
         fixes=(Fix(kind="exact", title=f"pad it to {padded}", changes={"vocab_size": padded}),),
     )
 
