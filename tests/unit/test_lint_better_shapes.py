@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -10,6 +11,7 @@ from shapewright.core.errors import WorkloadError
 from shapewright.lint.better_shapes import describe, find_better_shapes
 from shapewright.lint.check import check_scenario
 from shapewright.lint.example import example_scenario
+from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 
 MANY = 100
@@ -146,3 +148,16 @@ def test_losses_are_compared_after_the_tokens_of_the_run() -> None:
         check_scenario(served, train_tokens=3e12)
     with pytest.raises(WorkloadError, match="train_tokens"):
         check_scenario(scenario, train_tokens=float("nan"))
+
+
+@pytest.mark.parametrize("model", ["olmo-hybrid-7b", "granite-4.0-h-micro", "lfm2-1.2b"])
+def test_depths_of_a_hybrid_keep_the_share_of_attention(model: str) -> None:
+    """Attention is every fourth layer of OLMo Hybrid: 34 layers would have 8, a smaller share than 8 of 32."""
+    scenario = build_scenario(model, "h100-sxm-80gb", workload={"micro_batch_size": 1, "seq_len": 2048})
+    configs = [replace(scenario.config, **shape.changes) for shape in find_better_shapes(scenario, limit=MANY)]
+    shares = [
+        Fraction(sum(one.kind_of_layer(index).has_attention for index in range(one.num_layers)), one.num_layers)
+        for one in (scenario.config, *configs)
+    ]
+
+    assert set(shares) == {shares[0]}

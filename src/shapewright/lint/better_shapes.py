@@ -10,6 +10,7 @@ tokens of the run, or after 20 per parameter. Elsewhere, a better shape is faste
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.records import dataclass
@@ -232,13 +233,17 @@ def _hidden_size_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
 
 
 def _depth_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
-    """Yield other depths, with the hidden size that keeps the parameter count, which is proportional to L h^2."""
+    """Yield other depths, with the hidden size that keeps the parameter count, which is proportional to L h^2.
+
+    Hybrids keep the share of each kind of layer, whose effect on the loss no law knows.
+    """
     config = scenario.config
-    if not can_change_depth(config) or config.is_moe:
+    if not can_change_depth(config) or config.is_moe or config.num_layers % config.hybrid_period:
         return
+    unit = lcm(config.hybrid_period, scenario.layout.pipeline_parallel)
     farthest = min(_LARGEST_DEPTH_CHANGE, int(_LARGEST_DEPTH_CHANGE_FRACTION * config.num_layers))
     for num_layers in range(config.num_layers - farthest, config.num_layers + farthest + 1):
-        if num_layers == config.num_layers or num_layers % scenario.layout.pipeline_parallel:
+        if num_layers == config.num_layers or num_layers % unit:
             continue
         wanted = config.hidden_size * (config.num_layers / num_layers) ** 0.5
         nearest = round(wanted / _WIDTH_MULTIPLE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import lcm
 from typing import Any
 
 from shapewright.core.errors import ConfigError, close_names, short_repr
@@ -265,6 +266,14 @@ class TransformerConfig:
     def is_hybrid(self) -> bool:
         """Whether any layer has another mixer than attention, or none."""
         return bool(self.layer_types)
+
+    @property
+    def hybrid_period(self) -> int:
+        """Layers after which the kinds of layers of a hybrid repeat; 1 for other models.
+
+        Depths that are multiples of it have the same share of each kind.
+        """
+        return lcm(len(self.layer_types), len(self.mlp_layers) or 1) if self.is_hybrid else 1
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ConfigError, close_names
@@ -197,8 +196,8 @@ def _why_fixed(model: Model, name: str) -> str:
 
 def _why_layers_repeat_unevenly(config: TransformerConfig) -> str:
     """Return why another depth of a hybrid would change the ratio of its kinds of layers, or an empty string."""
-    period = lcm(len(config.layer_types) or 1, len(config.mlp_layers) or 1)
-    if not config.is_hybrid or config.num_layers % period == 0:
+    period = config.hybrid_period
+    if config.num_layers % period == 0:
         return ""
     return (
         f"the pattern of {period} layers does not divide the {config.num_layers}, so other depths have other shares of "

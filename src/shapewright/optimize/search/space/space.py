@@ -211,9 +211,9 @@ class FieldValues:
             return [config.num_layers]
         low, high = (config.num_layers * factor for factor in _DEPTH_RANGE)
         unit = self.layout.pipeline_parallel * self.layout.virtual_pipeline
-        if config.is_hybrid and self.request.guard != "free":
+        if self.request.guard != "free":
             # A whole number of periods keeps the ratio of the kinds of layers.
-            unit = lcm(unit, len(config.layer_types), len(config.mlp_layers) or 1)
+            unit = lcm(unit, config.hybrid_period)
         while (high - low) / unit > _MOST_DEPTHS:
             unit *= 2
         ends = sum(self.layout.ends_as_layers)
