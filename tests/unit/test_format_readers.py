@@ -375,6 +375,80 @@ def test_weights_that_nanogpt_starts_from(name: str, layers: int, heads: int, wi
     assert "init_from" in parse_job("init_from = 'resume'\nn_layer = 2\n").unread
 
 
+SMALL_MEGATRON = "torchrun pretrain_gpt.py --num-layers 12 --hidden-size 64 --num-attention-heads 8 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "flagged"),
+    [
+        # megatron/core/transformer/utils.py, is_layer_window_attention: number % n != 0, with layers counted from 1.
+        ("--window-size 127,0 --window-attn-skip-freq 6", "attention_windows", (128,) * 5 + (0,) + (128,) * 5 + (0,)),
+        # transformer_config.py: no_rope_freq=4 is [0,0,0,1] repeated.
+        ("--position-embedding-type rope --no-rope-freq 4", "rotary_layers", (True, True, True, False) * 3),
+        # transformer_config.py: moe_layer_freq=3 is index % 3 == 0.
+        ("--num-experts 4 --moe-layer-freq 3", "moe_layers", (True, False, False) * 4),
+    ],
+)
+def test_numbers_as_patterns_of_megatron(flags: str, field: str, flagged: tuple[object, ...]) -> None:
+    """A number instead of a list means another rule for windows, rotary positions and experts."""
+    assert parse_job(f"{SMALL_MEGATRON} {flags}").fields[field] == flagged
+
+
+@pytest.mark.parametrize(
+    ("switch", "flags", "heads"),
+    [
+        # A log and a checkpoint have every argument: num_query_groups is 1 where groups are off.
+        ("False", None, 8),
+        ("True", None, 1),
+        (None, "--group-query-attention --num-query-groups 2", 2),
+        (None, "--num-query-groups 2", 8),
+        (None, "--group-query-attention", 1),
+    ],
+)
+def test_groups_of_queries_need_their_switch(switch: str | None, flags: str | None, heads: int) -> None:
+    """Megatron-LM ignores num_query_groups, which is 1 by default, without group_query_attention."""
+    text = f"{SMALL_MEGATRON} {flags}"
+    if switch is not None:
+        text = MEGATRON_LOG.replace("num_attention_heads ............................. 32", "num_attention_heads ... 8")
+        text = text.replace("num_query_groups ................................ 8", "num_query_groups ... 1")
+        text = text.replace("  kv_channels", f"  group_query_attention ... {switch}\n  kv_channels")
+
+    assert parse_job(text).fields["num_kv_heads"] == heads
+
+
+@pytest.mark.parametrize(
+    ("flags", "stage"),
+    [
+        # distributed_data_parallel_config.py: data_parallel_sharding_strategy is no_shard unless it is given.
+        ("--use-megatron-fsdp", 0),
+        ("--use-megatron-fsdp --use-distributed-optimizer --data-parallel-sharding-strategy optim", 1),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params", 3),
+        ("--use-torch-fsdp2", 3),
+    ],
+)
+def test_what_fsdp_of_megatron_shards(flags: str, stage: int) -> None:
+    """Megatron-FSDP shards what its strategy says; FSDP 2 shards everything."""
+    found = parse_job(f"{SMALL_MEGATRON} {flags}")
+
+    assert (found.layout["zero_stage"], found.unread) == (stage, ())
+
+
+def test_layouts_of_megatron_with_multiplications() -> None:
+    """Et*3|(tt|)*29,m|L has 1 + 29 + 1 + 1 chunks, so 16 stages have 2 each."""
+    flags = "--pipeline-model-parallel-size 16 --pipeline-model-parallel-layout 'Et*3|(tt|)*29,m|L'"
+
+    assert parse_job(f"{SMALL_MEGATRON} {flags}").layout["virtual_pipeline"] == 2
+
+
+def test_the_older_switch_of_megatron_recomputes() -> None:
+    """--recompute-activations is selective recomputation (arguments.py, validate_args)."""
+    found = parse_job(f"{SMALL_MEGATRON} --recompute-activations")
+
+    assert (found.workload["recompute"], found.workload["recompute_modules"]) == ("selective", "core_attn")
+    assert found.unread == ()
+
+
 def test_unread_keys_are_named() -> None:
     """Keys that predictions do not use are listed, not dropped silently."""
     assert "lr" in parse_job(MEGATRON_SCRIPT).unread

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
@@ -33,13 +34,15 @@ _LAYOUT = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline",
 }  # fmt: skip
 _BATCH = {"seq_length": "seq_len", "micro_batch_size": "micro_batch_size", "global_batch_size": "global_batch_size"}
+# Strategies of Megatron-FSDP, which come instead of the distributed optimizer, as stages of ZeRO.
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
 _FROM_LOG = re.compile(r"^[ \t]*(?:\[[^\]\n]*\]:[ \t]*)?([a-z]\w+) \.{3,} (.*\S)[ \t]*$", re.MULTILINE)
 # Any of them is in the command that starts a training.
 _SIGNS = ("num_layers", "hidden_size", "tensor_model_parallel_size", "micro_batch_size")
 # Written for the tools of the trainer; no field depends on them.
 _WITHOUT_EFFECT = (
-    "group_query_attention", "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm",
+    "overlap_grad_reduce", "overlap_param_gather", "moe_grouped_gemm",
     "optimizer_offload_fraction", "use_precision_aware_optimizer", "multi_latent_attention",
     "master_addr", "master_port", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone",
 )  # fmt: skip
@@ -72,7 +75,8 @@ def _of_script(script: Script) -> dict[str, Any]:
     questions = list(script.open_questions())
     if any(not other.items() <= chosen.items() for other in trainings):
         questions.append("(another training command)")
-    return {**chosen, **dict.fromkeys(questions, True)}
+    # A command without this switch has it off, unlike a log or a checkpoint that lacks it.
+    return {"group_query_attention": False, **chosen, **dict.fromkeys(questions, True)}
 
 
 def _value(words: str) -> Any:
@@ -131,7 +135,10 @@ def _model(values: Values, vocab_multiple: int) -> dict[str, Any]:
     fields |= {"attention_out_bias": has_bias, "mlp_bias": has_bias}
     fields["qkv_bias"] = values.flag("add_qkv_bias") or has_bias
     fields["tied_embeddings"] = not values.flag("untie_embeddings_and_output_weights")
-    fields["num_kv_heads"] = values.number("num_query_groups", default=heads) or heads
+    # Groups count only with their switch: a log and a checkpoint say num_query_groups=1 of a model without groups.
+    groups = values.number("num_query_groups", default=1)
+    has_groups = values.flag("group_query_attention", default=groups > 1)
+    fields["num_kv_heads"] = groups if has_groups else heads
     fields |= _attention(values) | _layers(values, fields.get("num_layers", 0))
     padded = values.number("padded_vocab_size")
     tokens = values.number("vocab_size")
@@ -169,24 +176,42 @@ def _layers(values: Values, num_layers: int) -> dict[str, Any]:
     window = values.get("window_size")
     if window is not None:
         left = int(re.findall(r"-?\d+", str(window))[0])
-        flags = _pattern(values.get("window_attn_skip_freq"), num_layers, default=1)
+        # A number is the distance of layers without a window: the last of every n layers.
+        flags = _pattern(values.get("window_attn_skip_freq"), num_layers, default=1, of_number=_all_but_last)
         fields["attention_windows"] = tuple((left + 1) * flag for flag in flags)
     experts = values.get("moe_layer_freq")
     if values.number("num_experts"):
-        flags = _pattern(experts, num_layers, default=1)
+        flags = _pattern(experts, num_layers, default=1, of_number=_first)
         fields["moe_layers"] = () if all(flags) else tuple(bool(flag) for flag in flags)
     without = values.get("no_rope_freq")
     if without is not None:
-        fields["rotary_layers"] = tuple(not flag for flag in _pattern(without, num_layers, default=0))
+        flags = _pattern(without, num_layers, default=0, of_number=_last)
+        fields["rotary_layers"] = tuple(not flag for flag in flags)
     return fields
 
 
-def _pattern(value: Any, num_layers: int, *, default: int) -> list[int]:
-    """A flag for each layer, of a list, an expression such as ``([0]*1+[1]*2)*3``, or every n-th layer."""
+def _first(index: int, every: int) -> bool:
+    return index % every == 0
+
+
+def _last(index: int, every: int) -> bool:
+    return (index + 1) % every == 0
+
+
+def _all_but_last(index: int, every: int) -> bool:
+    return not _last(index, every)
+
+
+def _pattern(value: Any, num_layers: int, *, default: int, of_number: Callable[[int, int], bool]) -> list[int]:
+    """A flag for each layer, of a list, an expression such as ``([0]*1+[1]*2)*3``, or a number.
+
+    Args:
+        of_number: Whether a layer has the flag, by its index and the number; each argument has a rule of its own.
+    """
     if value is None:
         return [default] * num_layers
     if isinstance(value, int) or str(value).isdigit():
-        return [int(index % int(value) == 0) for index in range(num_layers)]
+        return [int(of_number(index, int(value))) for index in range(num_layers)]
     if isinstance(value, list):
         return [int(entry) for entry in value]
     repeated = re.sub(r"\[(\d+)\]\s*\*\s*(\d+)", lambda found: _repeat(found, num_layers), str(value))
@@ -210,11 +235,19 @@ def _more_layout(values: Values, fields: dict[str, Any]) -> dict[str, Any]:
         layout["virtual_pipeline"] = fields["num_layers"] // stages // per_chunk
     chunks = values.get("pipeline_model_parallel_layout")
     if chunks is not None:
-        layout["virtual_pipeline"] = (str(chunks).count("|") + 1) // stages
+        layout["virtual_pipeline"] = _count_chunks(str(chunks)) // stages
     layout["sequence_parallel"] = values.flag("sequence_parallel")
     layout["zero_stage"] = 1 if values.flag("use_distributed_optimizer") else 0
-    if values.flag("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"):
+    if values.flag("use_torch_fsdp2"):
         layout["zero_stage"] = 3
+    elif values.flag("use_megatron_fsdp", "use_custom_fsdp"):
+        strategy = values.get("data_parallel_sharding_strategy", default="no_shard")
+        if strategy not in _SHARDED:
+            raise ConfigError(
+                f"data_parallel_sharding_strategy={short_repr(strategy)} is not known",
+                advice=with_fields("give {zero_stage}"),
+            )
+        layout["zero_stage"] = _SHARDED[strategy]
     for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
         layout[name] = values.flag(name)
     world = _num_devices(values)
@@ -224,6 +257,18 @@ def _more_layout(values: Values, fields: dict[str, Any]) -> dict[str, Any]:
     if layout["sequence_parallel"] is False and values.number("tensor_model_parallel_size", default=1) == 1:
         del layout["sequence_parallel"]
     return layout
+
+
+def _count_chunks(layout: str) -> int:
+    """Chunks of a pipeline layout, whose multiplications are not written out.
+
+    >>> _count_chunks("Et*2|(tt|)*3,m|L")
+    6
+    """
+    repeated = r"\(([^()]*)\)\*(\d+)"
+    apart = re.sub(repeated, "", layout)
+    bars = apart.count("|") + sum(int(times) - 1 for times in re.findall(r"\|\*(\d+)", apart))
+    return 1 + bars + sum(group.count("|") * int(times) for group, times in re.findall(repeated, layout))
 
 
 def _num_devices(values: Values) -> int:
@@ -241,6 +286,8 @@ def _workload(values: Values, chunks: int) -> dict[str, Any]:
     if backend is not None:
         workload["attention"] = "unfused" if "unfused" in str(backend) else "flash"
     workload["recompute"] = values.get("recompute_granularity", default="none")
+    if values.flag("recompute_activations"):  # the older switch, which comes before the granularity
+        workload["recompute"] = "selective"
     values.skip("recompute_method")
     if workload["recompute"] == "full":
         workload |= _recomputed_layers(values, chunks)
