@@ -165,6 +165,29 @@ def test_an_assumed_length_is_warned_of() -> None:
     assert lengths == [f"shapewright: sequences of {SEQ_LEN} tokens are assumed; give seq_len where they have others"]
 
 
+def test_the_first_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles kernels: not after the sanity check of Lightning, nor a first evaluation, nor in a second training."""
+    now = iter(range(1000))
+    monkeypatch.setattr("shapewright.app.integrations.measured_steps.now_s", lambda: float(next(now)))
+    monitor = StepMonitor(every=2, warn=str, device=DEVICE)
+    for evaluate in (monitor.restart, monitor.restart):
+        evaluate()  # Lightning checks the validation loop before the training starts
+        monitor.start(tiny_model(), 1, {"micro_batch_size": 2, "seq_len": SEQ_LEN})
+        monitor.restart()  # eval_on_start of transformers
+        found = [monitor.finish_step() for _ in range(3)]
+
+        assert [metrics is None for metrics in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(("layout", "batch"), [({}, 2 * 3 * 8), ({"tensor_parallel": 4}, 2 * 3 * 2)])
+def test_devices_of_a_replica_share_its_batch(layout: dict[str, int], batch: int) -> None:
+    """The batch of a step is that of the replicas, as explain_step has it; devices of one replica have the same."""
+    monitor = StepMonitor(every=1, warn=str, device=DEVICE, layout=layout)
+    monitor.start("llama-3-8b", 8, {"micro_batch_size": 2, "seq_len": SEQ_LEN, "dtype": "bf16"}, passes=3)
+
+    assert monitor._explain(1.0).workload.global_batch_size == batch
+
+
 def test_explain_step_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module, or what predict takes; devices come from WORLD_SIZE, the batch from the micro-batch on each."""
     workload = {"seq_len": SEQ_LEN, "micro_batch_size": 2}

@@ -51,12 +51,11 @@ class LightningCallback(Callback):  # type: ignore[misc]
         micro_batch = self._micro_batch_size or getattr(trainer.train_dataloader, "batch_size", None) or 1
         workload = {
             "micro_batch_size": micro_batch,
-            "global_batch_size": micro_batch * trainer.accumulate_grad_batches * trainer.world_size,
             "seq_len": self._seq_len,
             "dtype": next((dtype for word, dtype in _DTYPES.items() if str(trainer.precision).startswith(word)), None),
         }
         config = self._config if self._config is not None else getattr(pl_module, "model", pl_module)
-        self._monitor.start(config, trainer.world_size, workload)
+        self._monitor.start(config, trainer.world_size, workload, passes=trainer.accumulate_grad_batches)
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002

@@ -92,7 +92,7 @@ def explain_step(
         config: What ``predict`` takes, or a PyTorch module of transformers, wrapped or not.
         seconds: Measured time of one optimizer step. [s]
         num_devices: Devices of the job; by default the environment's ``WORLD_SIZE``, or 1.
-        global_batch_size: Sequences of the step over all replicas; by default one micro-batch on each device.
+        global_batch_size: Sequences of the step over all replicas; by default one micro-batch on each replica.
         parts: See ScenarioParts. Without ``device``, the GPU that PyTorch sees.
 
     Returns:
@@ -182,15 +182,20 @@ class StepMonitor:
         self._num_steps = -1  # the first step compiles kernels and fills caches
         self._start_s = 0.0
 
-    def start(self, config: Any, num_devices: int, workload: Mapping[str, Any]) -> None:
+    def start(self, config: Any, num_devices: int, workload: Mapping[str, Any], *, passes: int = 1) -> None:
         """Take the model and the batch of a training that begins, and warn of costly findings.
 
         Args:
             workload: Fields of Workload that the trainer knows; those given to the monitor come first.
+            passes: Micro-batches of each replica per step.
         """
         given = given_fields(self._parts.get("workload"))
-        self._num_devices = num_devices
+        self._num_devices, self._num_steps = num_devices, -1
         self._workload = {**{name: value for name, value in workload.items() if value is not None}, **given}
+        micro_batch = self._workload.get("micro_batch_size")
+        if micro_batch and self._workload.get("global_batch_size") is None:
+            replicas = max(1, num_devices // _model_degree(given_fields(self._parts.get("layout"))))
+            self._workload["global_batch_size"] = micro_batch * passes * replicas
         try:
             self._config = describe_module(config)
             self._parts["device"] = self._parts.get("device") or find_local_device()
@@ -205,8 +210,8 @@ class StepMonitor:
             self._give_up(error)
 
     def restart(self) -> None:
-        """Drop the window that was interrupted, by an evaluation or a checkpoint."""
-        self._num_steps = 0
+        """Drop the window that was interrupted, by an evaluation or a checkpoint; the first step stays untimed."""
+        self._num_steps = min(self._num_steps, 0)
         self._start_s = now_s()
 
     def finish_step(self) -> dict[str, float] | None:

@@ -57,17 +57,15 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:  # noqa: ARG002
         """Take batch, format and model from the trainer, and warn of costly findings."""
-        micro_batch = args.per_device_train_batch_size
         lengths = (getattr(args, name, None) for name in ("max_length", "max_seq_length"))
         workload = {
-            "micro_batch_size": micro_batch,
-            "global_batch_size": micro_batch * args.gradient_accumulation_steps * args.world_size,
+            "micro_batch_size": args.per_device_train_batch_size,
             "seq_len": self._seq_len or next(filter(None, lengths), None),
             "dtype": "bf16" if args.bf16 else "fp16" if args.fp16 else _DTYPES.get(str(found["model"].dtype)),
             "recompute": "full" if args.gradient_checkpointing else None,
         }
         model = found["model"] if self._config is None else self._config
-        self._monitor.start(model, args.world_size, workload)
+        self._monitor.start(model, args.world_size, workload, passes=args.gradient_accumulation_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Count a step; log the comparison at the end of a window."""
