@@ -527,6 +527,70 @@ def test_flavors_are_data(tmp_path: Path) -> None:
     for wrong in (path, f"{path}::9B"):
         with pytest.raises(ConfigError, match="debugmodel, 8B"):
             read_job(wrong)
+    mixture = TITAN_FLAVORS.replace("multiple_of=4 * 256", "multiple_of=1024, moe_args=MoEArgs(num_experts=16)")
+    (tmp_path / "flavors.py").write_text(mixture, encoding="utf-8")
+    assert read_job(f"{path}::8B").unread == ("moe_args",)  # its experts would be left out without a word
+
+
+TITAN_JOB = """\
+#     "own": TransformerModelArgs(dim=64, n_layers=32, n_heads=4),
+
+[model]
+name = "llama3"
+flavor = "own"
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "workload", "layout", "unread"),
+    [
+        # Defaults of config/job_config.py: local_batch_size 8, and selective_ac_option "2", which recomputes the
+        # second of every two layers of a device as a whole (distributed/activation_checkpoint.py).
+        ("", {"micro_batch_size": 8, "recompute": "full", "recompute_layers": 16}, {"zero_stage": 3}, ()),
+        (
+            "[activation_checkpoint]\nselective_ac_option = '3'\n[parallelism]\npipeline_parallel_degree = 4\n",
+            {"recompute": "full", "recompute_layers": 2}, {"pipeline_parallel": 4}, (),
+        ),
+        ("[activation_checkpoint]\nselective_ac_option = '33'\n", {"recompute": "none"}, {}, ()),
+        ("[activation_checkpoint]\nselective_ac_option = 'op'\n", {"recompute": "selective"}, {}, ()),
+        ("[training]\nglobal_batch_size = -1\nlocal_batch_size = 2\n", {"micro_batch_size": 2}, {}, ()),
+        # pipeline_parallel.py: two stages of a device in schedules of several, unless their layers are given.
+        (
+            "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'\n",
+            {}, {"pipeline_schedule": "1f1b", "virtual_pipeline": 2}, (),
+        ),
+        (
+            "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'ZBVZeroBubble'\n",
+            {}, {}, ("parallelism.pipeline_parallel_schedule",),
+        ),
+        (
+            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8\n",
+            {}, {"data_parallel": 16}, ("parallelism.data_parallel_replicate_degree",),
+        ),
+        ("converters = ['quantize.linear.float8']\n", {"dtype": "fp8"}, {}, ()),
+        ("converters = ['quantize.linear.mx']\n", {"dtype": "bf16"}, {}, ("model.converters",)),
+    ],
+)  # fmt: skip
+def test_jobs_of_torchtitan(
+    more: str, workload: dict[str, Any], layout: dict[str, Any], unread: tuple[str, ...]
+) -> None:
+    """Settings have the meaning and the defaults of torchtitan 0.2, and those that are not priced are named."""
+    found = parse_job(TITAN_JOB + more)
+
+    assert {name: found.workload.get(name) for name in workload} == workload
+    assert {name: found.layout.get(name) for name in layout} == layout
+    assert found.workload.get("global_batch_size") is None
+    assert found.unread == unread
+
+
+def test_layers_of_another_file_are_not_guessed() -> None:
+    """Without its flavor, it is not known how many layers every other layer is, nor how many chunks a stage has."""
+    text = "[model]\nname = 'llama3'\nflavor = '8B'\n[parallelism]\npipeline_parallel_degree = 2\n"
+    found = parse_job(f"{text}pipeline_parallel_layers_per_stage = 4\n")
+
+    assert found.unread == (
+        "model.flavor", "parallelism.pipeline_parallel_layers_per_stage", "activation_checkpoint.selective_ac_option",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,10 @@ _LAYOUT = {
     "tensor_parallel_degree": "tensor_parallel", "pipeline_parallel_degree": "pipeline_parallel",
     "context_parallel_degree": "context_parallel", "expert_parallel_degree": "expert_parallel",
 }  # fmt: skip
+# Names of the converter of linear layers to fp8, now and before 0.2.
+_FLOAT8 = {"quantize.linear.float8", "float8"}
+# Defaults of config/job_config.py.
+_LOCAL_BATCH, _EVERY_LAYERS = 8, "2"
 _DEFAULTS = {"n_layers": 32, "n_heads": 32, "dim": 4096, "multiple_of": 256, "vocab_size": 128256}
 _COMMENTED = re.compile(r'^#\s+"([^"]+)": (\w+\(.*\)),$', re.MULTILINE)
 
@@ -216,8 +220,16 @@ def _arguments(call: ast.Call) -> dict[str, Any]:
         try:
             arguments[str(keyword.arg)] = literal(keyword.value)
         except (ValueError, TypeError, RecursionError):
-            continue
+            arguments[str(keyword.arg)] = _source(keyword.value)
     return arguments
+
+
+def _source(node: ast.expr) -> str:
+    """Words of an expression that is no literal, such as the experts of a mixture: it is named, and never taken."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return type(node).__name__
 
 
 def read_flavor(text: str, flavor: str) -> Reading:
@@ -271,10 +283,14 @@ def read_torchtitan(text: str) -> Reading:
     flavors = {name: _call_arguments(call) for name, call in _COMMENTED.findall(text)}
     model = Values(file.get("model") or {})
     arguments = flavors.get(model.get("flavor", default=""), {})
-    model.skip("name")
+    model.skip("name", "tokenizer_path", "hf_assets_path", "print_after_conversion")
     fields, untimed, unread = _flavor_fields(arguments) if arguments else ({}, {}, ("model.flavor",))
     layout, not_laid_out = _read_layout(Values(file.get("parallelism") or {}), fields.get("num_layers"))
-    workload, not_trained = _read_workload(file, layout)
+    workload, not_trained = _read_workload(file, layout, fields.get("num_layers"))
+    converters = set(model.get("converters", default=()))
+    if converters and converters <= _FLOAT8:
+        workload["dtype"] = "fp8"
+    not_converted = ("model.converters",) if converters - _FLOAT8 else ()
     others = set(file) - {"model", "parallelism", "training", "activation_checkpoint"}
     return Reading(
         format="torchtitan-toml",
@@ -282,7 +298,14 @@ def read_torchtitan(text: str) -> Reading:
         workload=workload,
         layout=layout,
         untimed=untimed,
-        unread=(*unread, *not_laid_out, *not_trained, *sorted(others)),
+        unread=(
+            *unread,
+            *not_converted,
+            *(f"model.{key}" for key in model.unread()),
+            *not_laid_out,
+            *not_trained,
+            *sorted(others),
+        ),
     )
 
 
@@ -304,33 +327,56 @@ def _read_layout(values: Values, num_layers: int | None) -> tuple[dict[str, Any]
     keeps = reshards == "never" or (reshards == "default" and has_stages)
     layout["zero_stage"] = 0 if shards == 1 else 2 if keeps else 3
     schedule = str(values.get("pipeline_parallel_schedule", default="1F1B")).lower()
-    schedule = "1f1b" if schedule == _INTERLEAVED.lower() else schedule
+    is_interleaved = schedule == _INTERLEAVED.lower()
+    schedule = "1f1b" if is_interleaved else schedule
+    not_priced = []
     if has_stages and schedule in _SCHEDULES:
         layout["pipeline_schedule"] = schedule
+    elif has_stages:
+        not_priced.append("pipeline_parallel_schedule")
     spare = [values.number(f"pipeline_parallel_{end}_stage_less_layers", default=1) for end in ("first", "last")]
     per_chunk = values.number("pipeline_parallel_layers_per_stage")
     if has_stages and per_chunk and num_layers:
         layout["virtual_pipeline"] = -(-(num_layers + sum(spare)) // per_chunk) // layout["pipeline_parallel"]
+    elif has_stages and per_chunk:
+        not_priced.append("pipeline_parallel_layers_per_stage")
+    elif has_stages and is_interleaved:
+        layout["virtual_pipeline"] = 2  # pipeline_parallel.py: two for schedules of several stages
+    if replicas > 1 and shards != 1:  # weights are replicated over some devices, and sharded over the others alone
+        not_priced.append("data_parallel_replicate_degree")
     values.skip("pipeline_parallel_microbatch_size")
-    return layout, [f"parallelism.{key}" for key in values.unread()]
+    return layout, [f"parallelism.{key}" for key in (*values.unread(), *not_priced)]
 
 
-def _read_workload(file: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_workload(
+    file: Mapping[str, Any], layout: Mapping[str, Any], num_layers: int | None
+) -> tuple[dict[str, Any], list[str]]:
     train, saved = Values(file.get("training") or {}), Values(file.get("activation_checkpoint") or {})
     workload: dict[str, Any] = {"phase": "train", "dtype": "bf16", "attention": "flash"}
-    workload |= train.pick({"seq_len": "seq_len", "global_batch_size": "global_batch_size"})
-    local = train.number("local_batch_size", "batch_size")
+    workload |= train.pick({"seq_len": "seq_len"})
+    whole = train.number("global_batch_size")
+    if whole is not None and whole > 0:  # -1 is one local batch of each replica
+        workload["global_batch_size"] = whole
+    local = train.number("local_batch_size", "batch_size", default=_LOCAL_BATCH)
     if layout.get("pipeline_parallel", 1) > 1:
         # The local batch is split into micro-batches; the default is one sequence each.
         section = file.get("parallelism") or {}
         workload["micro_batch_size"] = section.get("pipeline_parallel_microbatch_size", 1)
-        if local and "data_parallel" in layout:
+        if "data_parallel" in layout:
             workload.setdefault("global_batch_size", local * layout["data_parallel"])
-    elif local:
+    else:
         workload["micro_batch_size"] = local
     workload["recompute"] = saved.get("mode", default="selective")
-    saved.skip("selective_ac_option")
-    return workload, [f"training.{key}" for key in train.unread()]
+    option = str(saved.get("selective_ac_option", default=_EVERY_LAYERS))
+    not_priced = []
+    if workload["recompute"] == "selective" and option.isdigit():
+        # Every n-th layer of a device is recomputed as a whole (distributed/activation_checkpoint.py).
+        if num_layers is None:
+            not_priced.append("activation_checkpoint.selective_ac_option")
+        else:
+            layers = num_layers // layout.get("pipeline_parallel", 1) // max(int(option), 1)
+            workload |= {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
+    return workload, [*(f"training.{key}" for key in train.unread()), *not_priced]
 
 
 FORM = OutputFormat(
