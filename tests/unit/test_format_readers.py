@@ -532,6 +532,28 @@ def test_flavors_are_data(tmp_path: Path) -> None:
     assert read_job(f"{path}::8B").unread == ("moe_args",)  # its experts would be left out without a word
 
 
+@pytest.mark.parametrize(
+    ("sections", "dtype"),
+    [
+        ('"fp16": {"fp16": true, "enabled": true}', "fp16"), ('"fp16": {"enabled": false}', "fp32"),
+        ('"fp16": {"enabled": true, "type": "bfloat16"}', "bf16"), ('"precision": "bfloat16"', "bf16"),
+    ],
+)  # fmt: skip
+def test_precision_of_neox(sections: str, dtype: str) -> None:
+    """A section that is off is not used; bf16 was a type of fp16 (neox_args/arguments.py, calculate_derived)."""
+    assert parse_job(NEOX.replace('"bf16": {"enabled": true}', sections)).workload["dtype"] == dtype
+
+
+def test_defaults_of_neox() -> None:
+    """Attention is global in all layers, which is unfused, and a gated MLP is int(4 h * 2/3) // 2 wide."""
+    found = parse_job(NEOX.replace('"intermediate_size": 32768, ', "").replace('"mlp_multiple_of": 256,', ""))
+
+    # 16384 * 2 / 3 = 10922.67: a matrix of 10922 columns, and one of 5461 rows (megatron/model/transformer.py).
+    assert (found.fields["intermediate_size"], found.workload["attention"]) == (5461, "unfused")
+    flash = NEOX.replace('"bf16"', '"attention_config": [[["flash"], 32]], "bf16"')
+    assert parse_job(flash).workload["attention"] == "flash"
+
+
 TITAN_JOB = """\
 #     "own": TransformerModelArgs(dim=64, n_layers=32, n_heads=4),
 

@@ -204,8 +204,8 @@ def read_neox(text: str) -> Reading:
         )
     name, is_gated = _ACTIVATION_FIELDS[activation]
     width = values.number("intermediate_size", default=4 * fields.get("hidden_size", 0))
-    if is_gated:  # its two first matrices together are 2/3 of the width
-        width = round_up(-(-width // 3), values.number("mlp_multiple_of", default=1))
+    if is_gated:  # its two first matrices together are 2/3 of the width, rounded down
+        width = round_up(int(width * 2 / 3) // 2, values.number("mlp_multiple_of", default=1))
     is_rmsnorm = values.get("norm", default="layernorm") == "rmsnorm"
     norm_bias = values.flag("use_bias_in_norms", default=True) and not is_rmsnorm
     biases = values.flag("use_bias_in_attn_linear", default=True), values.flag("use_bias_in_mlp", default=True)
@@ -256,22 +256,30 @@ def read_neox(text: str) -> Reading:
 
 
 def _read_workload(values: Values) -> dict[str, Any]:
-    kinds = str(values.get("attention_config", default=""))
-    precision = values.get("precision")
-    if precision is None:
-        precision = next((name for name in ("bf16", "fp16") if values.get(name)), "fp32")
+    kinds = str(values.get("attention_config", default="global"))
     recomputes = values.flag("checkpoint_activations")
-    values.skip("checkpoint_num_layers", "bf16", "fp16")
+    values.skip("checkpoint_num_layers")
     workload = values.pick({"seq_length": "seq_len", "train_micro_batch_size_per_gpu": "micro_batch_size"})
     return workload | given(
         {
             "phase": "train",
-            "dtype": DTYPES.get(str(precision)),
+            "dtype": DTYPES.get(_precision(values)),
             "recompute": "full" if recomputes else "none",
-            "attention": ("flash" if "flash" in kinds else "unfused") if kinds else None,
+            "attention": "flash" if "flash" in kinds else "unfused",
             "global_batch_size": values.number("train_batch_size"),
         }
     )
+
+
+def _precision(values: Values) -> str:
+    """Format of the GEMMs; older files have bf16 as a type of the section of fp16."""
+    stated = values.get("precision")
+    sections = {name: Values(values.get(name) or {}) for name in ("bf16", "fp16")}
+    if stated is not None:
+        return str(stated)
+    if sections["fp16"].get("type") == "bfloat16":
+        return "bf16"
+    return next((name for name, section in sections.items() if section.flag("enabled")), "fp32")
 
 
 FORM = OutputFormat(
