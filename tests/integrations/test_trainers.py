@@ -166,7 +166,7 @@ def test_an_assumed_length_is_warned_of() -> None:
 
 
 def test_the_first_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles kernels: not after the sanity check of Lightning, nor a first evaluation, nor in a second training."""
+    """It compiles kernels, also after Lightning's sanity check, after a first evaluation and in a second training."""
     now = iter(range(1000))
     monkeypatch.setattr("shapewright.app.integrations.measured_steps.now_s", lambda: float(next(now)))
     monitor = StepMonitor(every=2, warn=str, device=DEVICE)

@@ -362,6 +362,15 @@ def test_models_that_litgpt_names(name: str, preset: str, without: str) -> None:
     assert (found.layout, found.unread) == ({"data_parallel": 8, "zero_stage": 3}, ())
 
 
+def test_batches_and_nodes_of_litgpt() -> None:
+    """512 and 4 sequences are the defaults of pretrain.py; its HYBRID_SHARD keeps all weights in each node."""
+    text = LITGPT_RUN.replace("  global_batch_size: 512\n  micro_batch_size: 4\n", "")
+    found = parse_job(text.replace("devices: 8", "devices: 8\nnum_nodes: 2"))
+
+    assert (found.workload["global_batch_size"], found.workload["micro_batch_size"]) == (512, 4)
+    assert (found.layout, found.unread) == ({"data_parallel": 16, "zero_stage": 3}, ("num_nodes",))
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "heads", "width"),
     [("gpt2", 12, 12, 768), ("gpt2-medium", 24, 16, 1024), ("gpt2-large", 36, 20, 1280), ("gpt2-xl", 48, 25, 1600)],

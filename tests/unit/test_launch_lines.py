@@ -60,6 +60,34 @@ def test_an_older_entry_point_of_vllm_is_read() -> None:
     assert (found.model, found.layout) == ("a/b", {"tensor_parallel": 4})
 
 
+@pytest.mark.parametrize(
+    ("flags", "unread"),
+    [
+        ("--quantization bitsandbytes", ("quantization=bitsandbytes",)),
+        (
+            "--quantization compressed-tensors --kv-cache-dtype nvfp4",
+            ("quantization=compressed-tensors", "kv_cache_dtype=nvfp4"),
+        ),
+        ("--quantization awq --kv-cache-dtype fp8_e5m2", ()),
+        ("--kv-cache-dtype bfloat16", ()),
+    ],
+)
+def test_formats_that_are_not_priced_are_named(flags: str, unread: tuple[str, ...]) -> None:
+    """Weights of a method whose bits only the checkpoint says would be priced as 16 bits without a word."""
+    assert parse_job(f"vllm serve a/b {flags}").unread == unread
+
+
+def test_long_names_of_degrees_of_sglang() -> None:
+    """server_args.py has two or three names of each."""
+    long = "--tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 4 --expert-parallel-size 8"
+    found = parse_job(f"python -m sglang.launch_server --model-path a/b {long}")
+
+    assert (
+        found.layout == parse_job("python -m sglang.launch_server --model-path a/b --tp 8 --pp 2 --dp 4 --ep 8").layout
+    )
+    assert found.unread == ()
+
+
 @pytest.mark.parametrize(("engine", "spare"), [("vllm", 0), ("sglang", 8)])
 def test_launch_lines_are_read_back(engine: str, spare: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The line that serve-plan writes gives its model, layout, lengths and formats back; the rest is named."""

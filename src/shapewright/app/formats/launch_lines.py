@@ -6,7 +6,7 @@ Sources: the engine arguments of vLLM (vllm/engine/arg_utils.py) and SGLang (srt
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shapewright.app.formats.reading import Reading, Values, given
@@ -26,8 +26,9 @@ _VLLM = {
 }  # fmt: skip
 _SGLANG = {
     "tp_size": "tensor_parallel", "tensor_parallel_size": "tensor_parallel", "tp": "tensor_parallel",
-    "pp_size": "pipeline_parallel", "pp": "pipeline_parallel", "dp_size": "data_parallel", "dp": "data_parallel",
-    "ep_size": "expert_parallel", "ep": "expert_parallel",
+    "pp_size": "pipeline_parallel", "pipeline_parallel_size": "pipeline_parallel", "pp": "pipeline_parallel",
+    "dp_size": "data_parallel", "data_parallel_size": "data_parallel", "dp": "data_parallel",
+    "ep_size": "expert_parallel", "expert_parallel_size": "expert_parallel", "ep": "expert_parallel",
 }  # fmt: skip
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float": "fp32", "float32": "fp32"}
 # Method of --quantization -> formats of GEMMs and weights; others need the checkpoint to be known.
@@ -52,7 +53,7 @@ def read_vllm(text: str, part: str = "") -> Reading:
         layout["expert_parallel"] = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
     sequences = _per_pass(values.number("max_num_seqs"), layout.get("pipeline_parallel", 1))
     workload = _served(values, instance.role, values.number("max_model_len"), sequences)
-    unread = (*instance.others, *values.unread())
+    unread = (*instance.others, *values.unread(), *_unknown_formats(values))
     return Reading(format="vllm", model=model, workload=workload, layout=layout, unread=unread)
 
 
@@ -72,7 +73,7 @@ def read_sglang(text: str, part: str = "") -> Reading:
     sequences = _per_pass(values.number("max_running_requests"), groups)
     workload = _served(values, instance.role, values.number("context_length"), sequences)
     model = str(values.get("model_path", "model", default=""))
-    unread = (*instance.others, *values.unread())
+    unread = (*instance.others, *values.unread(), *_unknown_formats(values))
     return Reading(format="sglang", model=model, workload=workload, layout=layout, unread=unread)
 
 
@@ -147,3 +148,12 @@ def _served(values: Values, role: str, length: int | None, sequences: int | None
     cache = str(values.get("kv_cache_dtype", default=_AUTO))
     workload["kv_cache_dtype"] = "fp8" if cache.startswith("fp8") else None
     return given(workload)
+
+
+def _unknown_formats(values: Values) -> Iterator[str]:
+    """Flags of formats that are not priced, as only the checkpoint says their bits, or as they are unknown."""
+    method, cache = str(values.get("quantization", default="")), str(values.get("kv_cache_dtype", default=_AUTO))
+    if method and method not in _QUANTIZED:
+        yield f"quantization={method}"
+    if not cache.startswith("fp8") and cache not in (_AUTO, *_DTYPES):
+        yield f"kv_cache_dtype={cache}"

@@ -159,6 +159,7 @@ _DEFAULTS = {"n_layer": 16, "n_embd": 4096, "n_head": 32, "block_size": 4096, "v
 _MLP_CLASSES = {
     "GptNeoxMLP": ("gelu", False), "LLaMAMLP": ("silu", True), "GemmaMLP": ("gelu", True), "LLaMAMoE": ("silu", True),
 }  # fmt: skip
+_DEFAULT_BATCHES = {"global_batch_size": 512, "micro_batch_size": 4}  # of pretrain.py
 _OF_TRAINING = frozenset(("model_config", "model_name", "model", "train"))
 _TUNING = re.compile(r"-(instruct|chat|it|hf|base|pt|deduped|v0\.1)(?![^-])")
 _WORDS_OF_PRECISION = {"bf16": "bf16", "16": "fp16", "32": "fp32"}
@@ -264,6 +265,8 @@ def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], 
     train = Values(file.get("train") or {})
     names = {"global_batch_size": "global_batch_size", "micro_batch_size": "micro_batch_size"}
     workload = train.pick({**names, "max_seq_length": "seq_len"}) | {"phase": "train"}
+    if "train" in file:
+        workload = {**_DEFAULT_BATCHES, **workload}
     train.skip("tie_embeddings")
     precision = str(values.get("precision", default=""))
     workload |= given({"dtype": next((ours for word, ours in _WORDS_OF_PRECISION.items() if word in precision), None)})
@@ -271,7 +274,8 @@ def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], 
     layout = {"data_parallel": int(devices) * nodes} if str(devices).isdigit() else {}
     if layout.get("data_parallel", 1) > 1:
         layout["zero_stage"] = 3  # litgpt's FSDP strategy, in the devices of a node
-    return workload, layout, (*values.unread(), *(f"train.{key}" for key in train.unread()))
+    not_priced = ("num_nodes",) if nodes > 1 else ()  # HYBRID_SHARD: each node holds all weights
+    return workload, layout, (*values.unread(), *not_priced, *(f"train.{key}" for key in train.unread()))
 
 
 FORM = OutputFormat(

@@ -268,7 +268,8 @@ def _count_chunks(layout: str) -> int:
     repeated = r"\(([^()]*)\)\*(\d+)"
     apart = re.sub(repeated, "", layout)
     bars = apart.count("|") + sum(int(times) - 1 for times in re.findall(r"\|\*(\d+)", apart))
-    return 1 + bars + sum(group.count("|") * int(times) for group, times in re.findall(repeated, layout))
+    bars += sum(str(group).count("|") * int(times) for group, times in re.findall(repeated, layout))
+    return 1 + bars
 
 
 def _num_devices(values: Values) -> int:
