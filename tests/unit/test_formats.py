@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.app.formats.registry import FORMATS, write_format
+from shapewright.app.formats.registry import FORMATS, RUN_FORMATS, write_format
 from shapewright.core.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
 from shapewright.models.read import list_presets, read_model
 from shapewright.models.transformer import TransformerConfig
@@ -266,6 +266,30 @@ def test_torchtitan_names_the_kind_of_selective_recomputation() -> None:
     text = write_format("torchtitan-toml", read_model("llama-3-8b").config, workload=Workload(recompute="selective"))
 
     assert tomllib.loads(text)["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"optimizer": "muon"}, {"loss_chunks": 8}, {"packed": "8x256"}, {"kernels": "fused"}]
+)
+def test_workloads_that_a_file_would_leave_out_are_refused(change: dict[str, Any]) -> None:
+    """A file without them trains another step than the priced one; scripts have them with DeepSpeed and Accelerate."""
+    config = read_model("llama-2-7b", {"vocab_size": 50304}).config
+    for name in FORMATS:
+        if name != "nanogpt":  # which has no such model
+            with pytest.raises(WorkloadError, match=f"{name} cannot express {next(iter(change))}"):
+                write_format(name, config, workload=Workload(**change))
+    for name in RUN_FORMATS:
+        assert write_format(name, config, workload=Workload(**change))
+
+
+def test_some_recomputed_layers_are_written_for_megatron_alone() -> None:
+    """The files of others recompute all layers or none."""
+    config, some = read_model("llama-2-7b").config, Workload(recompute="full", recompute_layers=8)
+
+    assert "--recompute-num-layers 8" in write_format("megatron-args", config, workload=some)
+    for name in ("torchtitan-toml", "neox-yaml", *RUN_FORMATS):
+        with pytest.raises(WorkloadError, match="recompute_layers=8"):
+            write_format(name, config, workload=some)
 
 
 def test_optimizer_states_on_the_host() -> None:

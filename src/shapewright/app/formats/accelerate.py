@@ -174,4 +174,5 @@ FORM = OutputFormat(
         "zero_stage": (2, 3),
         "recompute": ("none", "full"),
     },
+    unwritten=("recompute_layers",),  # the script has the optimizer, the loss and the data
 )

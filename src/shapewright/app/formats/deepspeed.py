@@ -160,4 +160,5 @@ FORM = OutputFormat(
         "recompute": ("none", "full"),
     },
     offloads=frozenset(("offload_optimizer",)),
+    unwritten=("recompute_layers",),  # the script has the optimizer, the loss and the data
 )

@@ -324,4 +324,5 @@ FORM = OutputFormat(
     run_values={"zero_stage": (0, 1), "pipeline_schedule": ("1f1b",)},
     offloads=frozenset(("offload_optimizer",)),
     supports_end_layers=True,
+    unwritten=("optimizer", "loss_chunks", "packed", "kernels"),
 )

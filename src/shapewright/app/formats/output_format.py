@@ -57,6 +57,7 @@ class OutputFormat:
         offloads: Supported fields of Workload that move data to host memory.
         fused: Which GEMMs the framework fuses, by field of TransformerConfig; empty where the training script decides.
         supports_end_layers: Whether embedding and loss can count as layers when layers are assigned to stages.
+        unwritten: Fields of Workload that the format does not write, so that they must have their defaults.
     """
 
     name: str
@@ -69,6 +70,7 @@ class OutputFormat:
     offloads: frozenset[str] = frozenset()
     fused: Mapping[str, bool] = field(default_factory=dict)
     supports_end_layers: bool = False
+    unwritten: tuple[str, ...] = ("optimizer", "loss_chunks", "packed", "kernels", "recompute_layers")
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
@@ -153,6 +155,18 @@ def check_offload(target: OutputFormat, workload: Workload) -> None:
     for name in _OFFLOAD_FIELDS:
         if getattr(workload, name) and name not in target.offloads:
             raise workload_error(target.name, FieldName(name), f"{target.project} does not support this offload")
+
+
+def check_unwritten(target: OutputFormat, workload: Workload) -> None:
+    """Check that the file would not leave out a field of a workload that its step depends on.
+
+    Raises:
+        WorkloadError: a field that the format does not write has another value than its default.
+    """
+    for spec in fields(Workload):
+        value = getattr(workload, spec.name)
+        if spec.name in target.unwritten and value != spec.default:
+            raise workload_error(target.name, f"{spec.name}={value!r}", f"it requires {spec.default!r}")
 
 
 def check_model(target: OutputFormat, config: TransformerConfig) -> None:
