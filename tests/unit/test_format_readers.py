@@ -598,6 +598,12 @@ flavor = "own"
             "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8\n",
             {}, {"data_parallel": 16}, ("parallelism.data_parallel_replicate_degree",),
         ),
+        # parallel_dims.py: fsdp_enabled is dp_shard_enabled or cp_enabled.
+        (
+            "[parallelism]\ndata_parallel_shard_degree = 1\ncontext_parallel_degree = 2\n",
+            {}, {"context_parallel": 2, "zero_stage": 3}, (),
+        ),
+        ("[parallelism]\ndata_parallel_shard_degree = 1\n", {}, {"zero_stage": 0}, ()),
         ("converters = ['quantize.linear.float8']\n", {"dtype": "fp8"}, {}, ()),
         ("converters = ['quantize.linear.mx']\n", {"dtype": "bf16"}, {}, ("model.converters",)),
     ],

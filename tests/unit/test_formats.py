@@ -292,6 +292,16 @@ def test_some_recomputed_layers_are_written_for_megatron_alone() -> None:
             write_format(name, config, workload=some)
 
 
+def test_torchtitan_shards_weights_over_context_parallel_devices() -> None:
+    """parallel_dims.py: FSDP is enabled where dp_shard or cp exceeds 1, so no file keeps whole weights with cp."""
+    config, layout = read_model("llama-3-8b").config, ParallelLayout(data_parallel=4, context_parallel=2)
+    with pytest.raises(LayoutError, match="zero_stage=0 with context_parallel=2"):
+        write_format("torchtitan-toml", config, layout=layout)
+    assert "context_parallel_degree = 2" in write_format(
+        "torchtitan-toml", config, layout=replace(layout, zero_stage=3)
+    )
+
+
 def test_optimizer_states_on_the_host() -> None:
     """Megatron-LM and DeepSpeed support it; others offload weights and gradients as well, or nothing, and raise."""
     config = read_model("llama-3-8b").config

@@ -152,6 +152,12 @@ def _parallelism(config: TransformerConfig, layout: ParallelLayout, workload: Wo
     replicas = num_replicas(layout)
     if layout.zero_stage == 1:
         raise layout_error(FORM.name, "zero_stage=1", "FSDP shards gradients too; use 0, 2 or 3")
+    if layout.zero_stage == 0 and layout.context_parallel > 1:
+        raise layout_error(
+            FORM.name,
+            f"zero_stage=0 with context_parallel={layout.context_parallel}",
+            "FSDP shards weights over devices that share a sequence; use 2 or 3",
+        )
     if layout.expert_parallel > 1:
         raise layout_error(FORM.name, f"expert_parallel={layout.expert_parallel}", "the models are dense")
     return [
@@ -325,7 +331,9 @@ def _read_layout(values: Values, num_layers: int | None) -> tuple[dict[str, Any]
     has_stages = layout.get("pipeline_parallel", 1) > 1
     # By default weights stay gathered where there are pipeline stages.
     keeps = reshards == "never" or (reshards == "default" and has_stages)
-    layout["zero_stage"] = 0 if shards == 1 else 2 if keeps else 3
+    # parallel_dims.py, fsdp_enabled: devices that share a sequence shard the weights as well.
+    is_whole = shards == 1 and layout.get("context_parallel", 1) == 1
+    layout["zero_stage"] = 0 if is_whole else 2 if keeps else 3
     schedule = str(values.get("pipeline_parallel_schedule", default="1F1B")).lower()
     is_interleaved = schedule == _INTERLEAVED.lower()
     schedule = "1f1b" if is_interleaved else schedule
@@ -342,7 +350,7 @@ def _read_layout(values: Values, num_layers: int | None) -> tuple[dict[str, Any]
         not_priced.append("pipeline_parallel_layers_per_stage")
     elif has_stages and is_interleaved:
         layout["virtual_pipeline"] = 2  # pipeline_parallel.py: two for schedules of several stages
-    if replicas > 1 and shards != 1:  # weights are replicated over some devices, and sharded over the others alone
+    if replicas > 1 and not is_whole:  # weights are replicated over some devices, and sharded over the others alone
         not_priced.append("data_parallel_replicate_degree")
     values.skip("pipeline_parallel_microbatch_size")
     return layout, [f"parallelism.{key}" for key in (*values.unread(), *not_priced)]
