@@ -51,6 +51,15 @@ def losses(outcome: ProxyOutcome) -> list[list[float]]:
     return [[row.figures["loss_nats"] for row in result.rows] for result in outcome.results]
 
 
+def test_quartiles_lie_between_the_steps(text: ByteText, tmp_path: Path) -> None:
+    """Of two steps between two losses, too, a quartile is a quarter of the way from one to the other."""
+    (result,) = train(tmp_path / "s.sqlite", text, SMALL).results
+    for row in result.rows:
+        assert row.num_samples == 2
+        assert row.q1_s == pytest.approx(0.75 * row.min_s + 0.25 * row.max_s)
+        assert row.q3_s == pytest.approx(0.25 * row.min_s + 0.75 * row.max_s)
+
+
 def test_loss_falls_from_that_of_a_uniform_guess(text: ByteText, tmp_path: Path) -> None:
     """An untied model starts at ln 256 and learns a repeated sentence."""
     first: list[float] = []

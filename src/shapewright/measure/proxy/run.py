@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import BenchError, first_line
 from shapewright.core.records import dataclass
 from shapewright.measure.bench.device.open_device import open_backend
+from shapewright.measure.bench.device.timer import quantile
 from shapewright.measure.bench.measuring import now_utc, unmeasured_row
 from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.measure.bench.run import make_run
@@ -185,7 +186,6 @@ def _train(job: _Job, backend: Backend, store: Store, end_s: float) -> None:
 
 def _row(job: _Job, record: LossRecord, backend: Backend) -> Row:
     times_s = sorted(record.steps_s)
-    quartiles_s = statistics.quantiles(times_s, n=4) if len(times_s) > 1 else times_s * 3
     tokens = job.spec.recipe.batch_tokens
     return Row(
         **row_facts(job.case(record.step), job.run),
@@ -195,8 +195,8 @@ def _row(job: _Job, record: LossRecord, backend: Backend) -> Row:
         median_s=statistics.median(times_s),
         min_s=times_s[0],
         max_s=times_s[-1],
-        q1_s=quartiles_s[0],
-        q3_s=quartiles_s[2],
+        q1_s=quantile(times_s, 0.25),
+        q3_s=quantile(times_s, 0.75),
         num_samples=len(times_s),
         calls_per_sample=1,
         state_after=backend.read_state(),
