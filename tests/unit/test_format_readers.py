@@ -362,6 +362,18 @@ def test_models_that_litgpt_names(name: str, preset: str, without: str) -> None:
     assert (found.layout, found.unread) == ({"data_parallel": 8, "zero_stage": 3}, ())
 
 
+def test_true_precision_of_litgpt() -> None:
+    """bf16-true has weights, gradients and AdamW's moments in 16 bits: 8 bytes per parameter instead of 18."""
+    true = parse_job(LITGPT_RUN.replace("bf16-mixed", "bf16-true"))
+    memory = {}
+    for found in (parse_job(LITGPT_RUN), true):
+        step = shapewright.predict("tinyllama-1.1b", device="h100-sxm-80gb", workload={**found.workload})
+        memory[found.workload["dtype"], found is true] = step.memory.weights_bytes + step.memory.optimizer_bytes
+
+    assert memory["bf16", True] == pytest.approx(1_100_048_384 * 6.0, rel=1e-3)
+    assert memory["bf16", False] == pytest.approx(1_100_048_384 * 14.0, rel=1e-3)
+
+
 def test_batches_and_nodes_of_litgpt() -> None:
     """512 and 4 sequences are the defaults of pretrain.py; its HYBRID_SHARD keeps all weights in each node."""
     text = LITGPT_RUN.replace("  global_batch_size: 512\n  micro_batch_size: 4\n", "")

@@ -103,7 +103,11 @@ def _devices(num_devices: int, node_size: int) -> list[str]:
     of_node = max(size for size in divisors(num_devices) if size <= node_size)
     if of_node == num_devices:
         return [f"devices: {num_devices}"]
-    return [f"devices: {of_node}  # of a node", f"num_nodes: {num_devices // of_node}"]
+    return [
+        "# litgpt shards within each node alone (HYBRID_SHARD), which takes more memory than planned.",
+        f"devices: {of_node}  # of a node",
+        f"num_nodes: {num_devices // of_node}",
+    ]
 
 
 def _model(config: TransformerConfig, untimed: Untimed) -> dict[str, Any]:
@@ -270,6 +274,8 @@ def _read_run(file: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], 
     train.skip("tie_embeddings")
     precision = str(values.get("precision", default=""))
     workload |= given({"dtype": next((ours for word, ours in _WORDS_OF_PRECISION.items() if word in precision), None)})
+    if precision == "bf16-true":  # weights, gradients and states are in 16 bits
+        workload["optimizer"] = "adamw-bf16"
     devices, nodes = values.get("devices"), values.number("num_nodes", default=1)
     layout = {"data_parallel": int(devices) * nodes} if str(devices).isdigit() else {}
     if layout.get("data_parallel", 1) > 1:

@@ -34,6 +34,8 @@ _EXPERT_FIELDS = (
     "moe_layers",
 )
 
+_SAME_AS_DEFAULT = {"optimizer": "adam"}  # where weight decay is part of the gradient, at the same cost
+
 
 Untimed = Mapping[str, float]
 """Values that model, workload and layout do not have, by name: those of ``models.untimed_values``, the ``RunSchedule``
@@ -165,7 +167,7 @@ def check_unwritten(target: OutputFormat, workload: Workload) -> None:
     """
     for spec in fields(Workload):
         value = getattr(workload, spec.name)
-        if spec.name in target.unwritten and value != spec.default:
+        if spec.name in target.unwritten and value not in (spec.default, _SAME_AS_DEFAULT.get(spec.name)):
             raise workload_error(target.name, f"{spec.name}={value!r}", f"it requires {spec.default!r}")
 
 
