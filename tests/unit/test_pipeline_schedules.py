@@ -53,6 +53,31 @@ def test_dualpipe_shares_embedding_and_logits() -> None:
     assert (step_s, bubble_s) == (64.0 + 4.0 + 1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("layout", "ends_s"),
+    [
+        (ParallelLayout(), 2.0 + 3.0),
+        (ParallelLayout(pipeline_parallel=4), 3.0),
+        (ParallelLayout(pipeline_parallel=4, pipeline_schedule="dualpipe"), 0.5 * (2.0 + 3.0)),
+    ],
+)
+def test_both_ends_update_their_weights_at_the_same_time(layout: ParallelLayout, ends_s: float) -> None:
+    """Embedding and logits are updated on different devices; DualPipe's have both, with half of their states."""
+    sums = {"every": 0.0, "first": 0.0, "last": 0.0, "step": 1.0, "step.first": 2.0, "step.last": 3.0}
+    assert combine_stages({**sums, WEIGHT_GRADIENTS: 0.0}, 64, layout)[0] == 1.0 + ends_s
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+def test_operations_of_the_busiest_stage_and_the_bubble_are_the_step(schedule: str) -> None:
+    """What runs once per step on the first or the last stage alone included."""
+    workload = {"micro_batch_size": 1, "global_batch_size": 64, "offload_optimizer": True}
+    layout = {"pipeline_parallel": 4, "pipeline_schedule": schedule}
+    found = build_scenario("gemma-2-2b", H100, workload=workload, layout=layout).predict()
+    assert {one.operation.stage for one in found.operations if one.operation.pass_name == "step"} >= {"first", "last"}
+    busiest_s = sum(one.total_time_s for one in found.busiest_operations)
+    assert busiest_s + found.bubble_time_s == pytest.approx(found.step_time_s)
+
+
 def test_dualpipe_overlaps_expert_exchange() -> None:
     """Three quarters of the exchange overlap with another micro-batch, except half of the first and the last one."""
     layout = {"pipeline_parallel": 2, "data_parallel": 8, "expert_parallel": 8}

@@ -134,31 +134,27 @@ class Prediction(NotebookDisplay):
         """Operations of the busiest stage; their times and the bubble add up to the step.
 
         Without a pipeline, one device is the first and the last stage. With a pipeline, operations of the faster of
-        these two stages are left out. With DualPipe, one device holds both and processes half of the micro-batches in
-        each.
+        these two stages are left out, of passes and of what runs once per step. With DualPipe, one device holds both,
+        processes half of the micro-batches in each and has half of their optimizer states.
         """
         if self.layout.pipeline_schedule == "dualpipe":
             return tuple(
                 replace(entry, exposed_fraction=0.5 * entry.exposed_fraction)
-                if entry.operation.stage != "every" and entry.operation.pass_name != "step"
+                if entry.operation.stage != "every"
                 else entry
                 for entry in self.operations
             )
-        faster_end = ""
-        if self.layout.pipeline_parallel > 1:
-            ends_s = {
-                end: sum(
-                    entry.total_time_s
-                    for entry in self.operations
-                    if entry.operation.stage == end and entry.operation.pass_name != "step"
-                )
-                for end in ("first", "last")
-            }
-            faster_end = min(ends_s, key=lambda end: ends_s[end])
+        if self.layout.pipeline_parallel == 1:
+            return self.operations
+        ends_s = dict.fromkeys(((end, once) for once in (False, True) for end in ("first", "last")), 0.0)
+        for entry in self.operations:
+            if entry.operation.stage != "every":
+                ends_s[entry.operation.stage, entry.operation.pass_name == "step"] += entry.total_time_s
+        faster = {(min(("first", "last"), key=lambda end: ends_s[end, once]), once) for once in (False, True)}
         return tuple(
             entry
             for entry in self.operations
-            if entry.operation.stage != faster_end or entry.operation.pass_name == "step"
+            if (entry.operation.stage, entry.operation.pass_name == "step") not in faster
         )
 
     @cached_property

@@ -23,6 +23,8 @@ from shapewright.optimize.search.space.grid import AXES, MOST_CELLS, Sum, Values
 from shapewright.prediction.composition.stages import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
+    STEP_FIRST,
+    STEP_LAST,
     WEIGHT_GRADIENTS,
     exchange_overlap_fraction,
 )
@@ -196,7 +198,7 @@ class StepTimes:
         )
         if not self._overlaps and layout.pipeline_parallel == 1:
             # The device runs all stages and nothing overlaps, so their times can be added beforehand.
-            for part in ("first", "last", "step"):
+            for part in ("first", "last", "step", STEP_FIRST, STEP_LAST):
                 self._sums["every"].merge(self._sums[part])
                 self._sums[part] = Sum(self.grid)
         for total in self._sums.values():

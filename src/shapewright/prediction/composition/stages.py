@@ -156,33 +156,48 @@ def overlap_communication(
 WEIGHT_GRADIENTS = "weight_gradients"
 """Key of the weight-gradient part of the time of every stage; ``every`` includes it."""
 
+STEP_FIRST, STEP_LAST = "step.first", "step.last"
+"""Keys of the times that run once per step on the first and on the last stage alone, such as the optimizer step of the
+embedding and of the logit matrix; ``step`` does not include them."""
+
 
 def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> tuple[Any, Any]:
     """Return the time of a step and of its pipeline bubble; see compose_step for the formulas.
 
     Args:
         sums: Times in one step of the operations of ``every`` stage, of the ``first``, of the ``last``, and of those
-            that run once per ``step``. Where the schedule is one of SPLIT_BACKWARD_SCHEDULES also WEIGHT_GRADIENTS, the
-            operations of ``every`` stage that compute weight gradients. Numbers, or arrays of one shape. [s]
+            that run once per ``step``, with those of STEP_FIRST and STEP_LAST if any. Where the schedule is one of
+            SPLIT_BACKWARD_SCHEDULES also WEIGHT_GRADIENTS, the operations of ``every`` stage that compute weight
+            gradients. Numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
 
     Returns:
         Step and bubble. [s]
     """
-    first_s, last_s = sums["first"], sums["last"]
-    ends_s = maximum(first_s, last_s) if layout.pipeline_parallel > 1 else first_s + last_s
+    ends_s = _combine_ends(sums["first"], sums["last"], layout)
+    step_ends_s = _combine_ends(sums.get(STEP_FIRST, 0.0), sums.get(STEP_LAST, 0.0), layout)
     waited_s, waited_passes = sums["every"], (layout.pipeline_parallel - 1) / layout.virtual_pipeline
     if layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES:
         waited_s = maximum(0.0, waited_s - 2.0 * sums[WEIGHT_GRADIENTS])
     if layout.pipeline_schedule == "dualpipe":
-        # Both ends of the model are on one device, each processing half of the micro-batches.
-        ends_s, waited_passes = 0.5 * (first_s + last_s), layout.pipeline_parallel - 2
+        waited_passes = layout.pipeline_parallel - 2
     bubble_s = waited_passes * waited_s / passes if waited_passes else 0.0
     step_s = sums["every"]
-    for part_s in (ends_s, bubble_s, sums["step"]):
+    for part_s in (ends_s, bubble_s, sums["step"], step_ends_s):
         if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays
             step_s = step_s + part_s
     return step_s, bubble_s
+
+
+def _combine_ends(first_s: Numeric, last_s: Numeric, layout: ParallelLayout) -> Any:
+    """Return the time of both ends of the model: the slower one's, as they are different stages. [s]
+
+    With DualPipe both are on one device, which processes half of the micro-batches in each and has half of their
+    optimizer states.
+    """
+    if layout.pipeline_parallel == 1:
+        return first_s + last_s
+    return 0.5 * (first_s + last_s) if layout.pipeline_schedule == "dualpipe" else maximum(first_s, last_s)
 
 
 def rebalance_ends(

@@ -26,6 +26,8 @@ from shapewright.prediction.composition.stages import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
     EXPERT_EXCHANGES,
+    STEP_FIRST,
+    STEP_LAST,
     WEIGHT_GRADIENTS,
     PricedOperation,
     combine_stages,
@@ -90,11 +92,11 @@ def compose_step(
     Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
     layer_forward_s = 0.0
-    sums = dict.fromkeys(("every", "first", "last", "step", WEIGHT_GRADIENTS), 0.0)
+    sums = dict.fromkeys(EXPOSED_PARTS, 0.0)
     below, above = _Spread(), _Spread()
     for entry in priced:
         operation, total_s = entry.operation, entry.total_time_s
-        sums["step" if operation.pass_name == "step" else operation.stage] += total_s
+        sums[_STEP_PART[operation.stage] if operation.pass_name == "step" else operation.stage] += total_s
         if operation.stage == "every":
             if operation.pass_name == "forward":
                 layer_forward_s += total_s
@@ -196,7 +198,9 @@ def bound_of(entry: PricedOperation) -> str:
     return "communication" if isinstance(entry.operation, Collective) else entry.price.bound_by
 
 
-EXPOSED_PARTS = (*STAGES, "step", WEIGHT_GRADIENTS)
+_STEP_PART = {"every": "step", "first": STEP_FIRST, "last": STEP_LAST}
+"""Part of the operations of a stage that run once per step."""
+EXPOSED_PARTS = (*STAGES, *_STEP_PART.values(), WEIGHT_GRADIENTS)
 """Parts without overlappable communication; WEIGHT_GRADIENTS is contained in ``every``."""
 
 
@@ -246,7 +250,7 @@ def _list_parts(
     if is_collective and pools:
         return (collective_part(pools[0], stage),)
     if pass_name == "step":
-        return ("step",)
+        return (_STEP_PART[stage],)
     parts = (stage, *map(compute_part, pools))
     return (*parts, WEIGHT_GRADIENTS) if stage == "every" and is_weight_gradient else parts
 

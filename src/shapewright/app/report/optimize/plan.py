@@ -250,7 +250,8 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
         for each in simulated
     ]
     end_s = max(each.end_s for each in simulated)
-    step_s = sum(entry.total_time_s for entry in plan.prediction.operations if entry.operation.pass_name == "step")
+    busiest = plan.prediction.busiest_operations
+    step_s = sum(entry.total_time_s for entry in busiest if entry.operation.pass_name == "step")
     events += [
         {
             "name": "optimizer step",
