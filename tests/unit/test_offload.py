@@ -86,6 +86,21 @@ def test_frozen_layers_move_nothing() -> None:
     assert moved.memory.host_bytes == pytest.approx(3 * layer)
 
 
+@pytest.mark.parametrize(
+    ("layout", "layers", "ends"),
+    [
+        ({"data_parallel": 4}, 4, 4),
+        ({"pipeline_parallel": 4}, 4, 2),
+        ({"pipeline_parallel": 4, "tensor_parallel": 4}, 8, 4),
+    ],
+)
+def test_devices_that_update_weights_share_their_host(layout: dict[str, int], layers: int, ends: int) -> None:
+    """Nodes of 8: embedding and logits are updated by their own stages, which are on one node if the job is."""
+    operations = hosts(llama(layout=layout, offload_optimizer=True))
+    sharing = [operations[f"optimizer.{group}.on_host"].num_ranks for group in ("layers", "embedding", "logits")]
+    assert sharing == [layers, ends, ends]
+
+
 def test_optimizer_by_hand() -> None:
     """12 bytes of states a parameter leave; 4 of gradient go, 2 of weight come, 30 are touched in the host's memory."""
     plain, moved = llama(layout={"data_parallel": 8}), llama(layout={"data_parallel": 8}, offload_optimizer=True)

@@ -82,7 +82,12 @@ def lower_host_step(
     Source: arXiv 2101.06840, section 4 (ZeRO-Offload).
     """
     layout: Any = shard.layout
-    sharing = ranks_per_node(layout.num_devices, 1, shard.node_size)
+    # Devices that update these weights: all, or those of a stage at an end, or of both ends on one node.
+    updating = layout.num_devices
+    if stage != "every":
+        meets = (layout.pipeline_parallel > 1) * (layout.num_devices <= shard.node_size)
+        updating = layout.devices_per_stage * (1 + meets)
+    sharing = ranks_per_node(updating, 1, shard.node_size)
     moved = recipe.step_read_bytes + recipe.step_written_bytes + 2.0 * extra_bytes
     once: dict[str, Any] = {"repeats": 1, "stage": stage, "pass_name": "step"}
     return [
