@@ -239,6 +239,23 @@ def test_context_parallel_adds_up_latents_in_decode() -> None:
     assert reduction.message_bytes == 3 * 8 * 16 * 2
 
 
+@pytest.mark.parametrize("q_lora_rank", [0, 24])
+def test_sequence_parallelism_gathers_latents_instead_of_the_residual_stream(q_lora_rank: int) -> None:
+    """Each of four devices projects its 16 of 64 tokens down; the axis gathers 24 + 16 + 4 elements of each, not 64."""
+    ranks = {"q_lora_rank": q_lora_rank, "kv_lora_rank": 16, "qk_rope_head_dim": 4}
+    config = replace(CONFIG, num_kv_heads=8, fused_qkv=False, **ranks)
+    for sequence_parallel, own_tokens in ((True, 16), (False, 64)):
+        layout = ParallelLayout(tensor_parallel=4, sequence_parallel=sequence_parallel)
+        rows = {
+            one.role: one.m for one in lower(config, WORKLOAD, layout) if isinstance(one, Gemm) and not one.gradient
+        }
+        assert rows["kv_a"] == rows.get("q_a", own_tokens) == own_tokens
+        assert rows["kv_b"] == rows.get("q_b", 64) == 64
+        gathers = collectives(layout, config, op_name="all_gather", block="attention", pass_name="forward")
+        widths = [q_lora_rank or H, 16 + 4] if sequence_parallel else []
+        assert [each.message_bytes for each in gathers] == [64 * width * 2 for width in widths]
+
+
 def test_experts_without_an_exchange_permute_the_gathered_tokens() -> None:
     """Both of two devices have all T = 64 tokens, of which each goes to 3 experts: 192 rows of the grouped GEMM."""
     config = TransformerConfig(

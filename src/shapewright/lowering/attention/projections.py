@@ -39,10 +39,10 @@ def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operat
         rotary_repeats: Executions per step in layers with rotary positions.
     """
     config, tokens = shard.config, shard.num_tokens
-    operations = gather_tokens(shard, "attention", repeats, tokens=tokens)
-    operations += (
-        _lower_latent_projections(shard, repeats) if config.kv_lora_rank else _lower_projections(shard, repeats)
-    )
+    if config.kv_lora_rank:
+        operations = _lower_latent_projections(shard, repeats)
+    else:
+        operations = gather_tokens(shard, "attention", repeats, tokens=tokens) + _lower_projections(shard, repeats)
     operations += _lower_positions(shard, repeats, rotary_repeats)
     if not shard.workload.is_training and shard.causal:  # an encoder keeps no cache
         operations.append(_write_cache(shard, repeats))
@@ -133,8 +133,13 @@ def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
 
 
 def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
-    """Lower the projections of MLA; down-projections are replicated on the devices of the tensor axis."""
-    config, tokens = shard.config, shard.num_tokens
+    """Lower the projections of MLA; down-projections are complete on every device of the tensor axis.
+
+    With sequence parallelism each device projects its own tokens, and the axis gathers the narrow latents.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_latent_attention.py (get_query_key_value_tensors).
+    """
+    config, tokens, own_tokens = shard.config, shard.num_tokens, shard.num_residual_tokens
     h, q_rank, kv_rank, rope = (
         config.hidden_size,
         config.q_lora_rank,
@@ -143,14 +148,22 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
     )
     query_width = shard.num_heads * config.head_dim
     operations: list[Operation] = []
+
+    def gather(latent: str, width: int) -> list[Operation]:
+        return gather_tokens(shard, "attention", repeats, tokens=tokens, width=width, name=f"attention.{latent}")
+
+    if not q_rank or config.has_indexer:  # queries, or keys of the indexer, are projected from the residual stream
+        operations += gather_tokens(shard, "attention", repeats, tokens=tokens)
     if q_rank:
-        operations.append(weight_gemm(shard, "attention", "q_a", repeats, m=tokens, n=q_rank, k=h))
-        operations.append(norm(shard, "attention", "q_a_norm", repeats, width=q_rank, tokens=tokens))
+        operations.append(weight_gemm(shard, "attention", "q_a", repeats, m=own_tokens, n=q_rank, k=h))
+        operations.append(norm(shard, "attention", "q_a_norm", repeats, width=q_rank, tokens=own_tokens))
+        operations += gather("q_latent", q_rank)
         operations.append(weight_gemm(shard, "attention", "q_b", repeats, m=tokens, n=query_width, k=q_rank))
     else:
         operations.append(weight_gemm(shard, "attention", "q", repeats, m=tokens, n=query_width, k=h))
-    operations.append(weight_gemm(shard, "attention", "kv_a", repeats, m=tokens, n=kv_rank + rope, k=h))
-    operations.append(norm(shard, "attention", "kv_a_norm", repeats, width=kv_rank, tokens=tokens))
+    operations.append(weight_gemm(shard, "attention", "kv_a", repeats, m=own_tokens, n=kv_rank + rope, k=h))
+    operations.append(norm(shard, "attention", "kv_a_norm", repeats, width=kv_rank, tokens=own_tokens))
+    operations += gather("kv_latent", kv_rank + rope)
     if config.has_indexer:
         for role, n, k in (
             ("index_q", config.index_num_heads * config.index_head_dim, q_rank),
