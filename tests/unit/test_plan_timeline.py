@@ -45,6 +45,19 @@ def test_simulated_length_is_the_formula(schedule: str, chunks: int) -> None:
     assert max(each.end_s for each in passes) == pytest.approx(step_s, rel=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
+@pytest.mark.parametrize(("stages", "passes"), [(2, 4), (4, 8), (4, 32)])
+def test_simulated_length_with_a_slow_last_stage_is_the_formula(schedule: str, stages: int, passes: int) -> None:
+    """The last stage, 1.6 s slower, sets the pace; one micro-batch also passes the additional 0.3 s of the first."""
+    layout = ParallelLayout(pipeline_parallel=stages, pipeline_schedule=schedule)
+    weights_s = 0.9 if schedule == "zero-bubble" else 0.0
+    times = PassTimes(1.0, 2.0 - weights_s, weights_s, first_s=(0.2, 0.1), last_s=(0.6, 1.0))
+    sums = {"every": 3.0, "first": 0.3, "last": 1.6, "step": 0.0, WEIGHT_GRADIENTS: 0.9}
+    step_s, _ = combine_stages({name: passes * each_s for name, each_s in sums.items()}, passes, layout)
+
+    assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=1e-12)
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("first_s", [(0.0, 0.0), (5.0, 9.0)])  # a slow first stage keeps the others waiting
 def test_passes_hold_only_needed_fields(schedule: str, chunks: int, first_s: tuple[float, float]) -> None:

@@ -182,6 +182,9 @@ def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelL
     if layout.pipeline_schedule == "dualpipe":
         waited_passes = layout.pipeline_parallel - 2
     bubble_s = waited_passes * waited_s / passes if waited_passes else 0.0
+    if layout.pipeline_parallel > 1 and layout.pipeline_schedule != "dualpipe":
+        # The busiest stage waits until one micro-batch has passed the other end of the model, too.
+        bubble_s = bubble_s + minimum(sums["first"], sums["last"]) / passes
     step_s = sums["every"]
     for part_s in (ends_s, bubble_s, sums["step"], step_ends_s):
         if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays

@@ -84,10 +84,11 @@ def compose_step(
     """Compose the step time: operations of the busiest stage, pipeline bubble and once-per-step operations.
 
     With m micro-batches, p stages and v chunks per stage, the busiest stage computes m passes and waits (p - 1) / v
-    passes of an average stage; prefill and decode (m = 1) therefore run all p stages one after the other. GPipe has the
-    same bubble as 1F1B. The bubble of the zero-bubble schedule ZB-H1 is (p - 1) (T_F + T_B - T_W), that of 1F1B
-    (p - 1) (T_F + T_B + T_W): weight gradients, W, fill the end. DualPipe, whose devices hold one stage from either
-    end, has a bubble of (p / 2 - 1) (T_F&B + T_B - 2 T_W); with T_B - T_W = T_F this is (p - 2) (T_F + T_B - T_W).
+    passes of an average stage, and for one micro-batch at the faster end of the model; prefill and decode (m = 1)
+    therefore run all p stages one after the other. GPipe has the same bubble as 1F1B. The bubble of the zero-bubble
+    schedule ZB-H1 is (p - 1) (T_F + T_B - T_W), that of 1F1B (p - 1) (T_F + T_B + T_W): weight gradients, W, fill the
+    end. DualPipe, whose devices hold one stage from either end, has a bubble of (p / 2 - 1) (T_F&B + T_B - 2 T_W); with
+    T_B - T_W = T_F this is (p - 2) (T_F + T_B - T_W).
 
     Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
