@@ -47,6 +47,16 @@ def test_bubble_is_the_share_of_the_schedule() -> None:
         assert prediction.bubble_time_s == pytest.approx(waited_s)
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_single_pass_takes_all_layers_once(phase: str) -> None:
+    """26 layers over 4 stages are 7, 7, 7 and 5: all of them with embedding and logits, and sends between stages."""
+    workload = {"phase": phase, "micro_batch_size": 8}
+    model = build_scenario("llama-3-8b", H100, overrides={"num_layers": 26}, workload=workload)
+    whole, staged = (model.replace(pipeline_parallel=degree).predict() for degree in (1, 4))
+    sent_s = sum(one.total_time_s for one in staged.operations if one.operation.block == "pipeline")
+    assert staged.step_time_s == pytest.approx(whole.step_time_s + 26 / 7 * sent_s, rel=1e-9)
+
+
 def test_interleaving_halves_the_bubble() -> None:
     """Two chunks per stage halve the bubble."""
     layout = {"pipeline_parallel": 4}

@@ -242,13 +242,15 @@ class StepTimes:
             if part not in unused and (total or part in per_shape)
         }
         layers_per_stage, num_spare = self._spare_layers(num_layers)
+        is_training = self._scenario.workload.is_training
         return compose_parts(
             parts,
             read(self._num_passes) if isinstance(self._num_passes, Sum) else self._num_passes,
             self._scenario.layout,
             self._scenario.software,
             layers_per_stage=layers_per_stage,
-            num_spare=num_spare,
+            num_spare=num_spare if is_training else 0,
+            lacking=0.0 if is_training else num_spare / layers_per_stage,
         )[0]
 
     def num_tokens(self, index: Index) -> Any:
@@ -263,8 +265,7 @@ class StepTimes:
     def _has_stages(self) -> bool:
         """Whether layers are spread over pipeline stages."""
         scenario = self._scenario
-        has_several = scenario.workload.is_training and scenario.layout.pipeline_parallel > 1
-        return has_several and not scenario.config.num_encoder_layers
+        return scenario.layout.pipeline_parallel > 1 and not scenario.config.num_encoder_layers
 
     def _spare_layers(self, num_layers: Any) -> tuple[Any, Any]:
         """Return the layers of the busiest stage, and how many the other stages lack in sum."""

@@ -161,7 +161,19 @@ STEP_FIRST, STEP_LAST = "step.first", "step.last"
 embedding and of the logit matrix; ``step`` does not include them."""
 
 
-def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> tuple[Any, Any]:
+def lacking_share(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> float:
+    """Return how many stages' worth of layers the stages lack together in a single pass through all of them.
+
+    In training the ends of the model make up for the layers that their stages lack, see rebalance_ends.
+    """
+    if workload.is_training or config.num_encoder_layers:
+        return 0.0
+    return spare_layers(config, layout) / layers_per_stage(config, layout)
+
+
+def combine_stages(
+    sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout, *, lacking: Numeric = 0.0
+) -> tuple[Any, Any]:
     """Return the time of a step and of its pipeline bubble; see compose_step for the formulas.
 
     Args:
@@ -170,18 +182,21 @@ def combine_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelL
             SPLIT_BACKWARD_SCHEDULES also WEIGHT_GRADIENTS, the operations of ``every`` stage that compute weight
             gradients. Numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
+        lacking: Stages' worth of layers that the other stages lack, see lacking_share.
 
     Returns:
         Step and bubble. [s]
     """
     ends_s = _combine_ends(sums["first"], sums["last"], layout)
     step_ends_s = _combine_ends(sums.get(STEP_FIRST, 0.0), sums.get(STEP_LAST, 0.0), layout)
-    waited_s, waited_passes = sums["every"], (layout.pipeline_parallel - 1) / layout.virtual_pipeline
+    waited_s, waited_passes = sums["every"], (layout.pipeline_parallel - 1 - lacking) / layout.virtual_pipeline
     if layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES:
         waited_s = maximum(0.0, waited_s - 2.0 * sums[WEIGHT_GRADIENTS])
     if layout.pipeline_schedule == "dualpipe":
         waited_passes = layout.pipeline_parallel - 2
-    bubble_s = waited_passes * waited_s / passes if waited_passes else 0.0
+    bubble_s: Any = 0.0
+    if layout.pipeline_parallel > 1:
+        bubble_s = waited_passes * waited_s / passes
     if layout.pipeline_parallel > 1 and layout.pipeline_schedule != "dualpipe":
         # The busiest stage waits until one micro-batch has passed the other end of the model, too.
         bubble_s = bubble_s + minimum(sums["first"], sums["last"]) / passes

@@ -33,6 +33,7 @@ from shapewright.prediction.composition.stages import (
     combine_stages,
     exchange_overlap_fraction,
     exposed_fraction,
+    lacking_share,
     overlap_communication,
     overlap_pools,
     pool_compute_s,
@@ -124,7 +125,7 @@ def finish_step(
         widths_s: Half-widths of the interval of all sums together, below and above. [s]
     """
     passes = num_microbatches(workload, layout)
-    step_s, bubble_s = combine_stages(sums, passes, layout)
+    step_s, bubble_s = combine_stages(sums, passes, layout, lacking=lacking_share(config, workload, layout))
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
     return StepTimes(
         step_s=step_s,
@@ -264,6 +265,7 @@ def compose_parts(
     *,
     layers_per_stage: Count = 1,
     num_spare: Count = 0,
+    lacking: Numeric = 0.0,
 ) -> tuple[Any, Any]:
     """Compose the parts of a step into its time and its bubble.
 
@@ -272,6 +274,7 @@ def compose_parts(
         passes: Micro-batches of a step.
         layout: Pipeline degree, chunks and schedule; its other degrees have no effect.
         num_spare: Layers that the other stages lack in total compared with the busiest one, see rebalance_ends.
+        lacking: Stages' worth of layers that they lack in a single pass, see lacking_share.
 
     Returns:
         Step and bubble. [s]
@@ -282,7 +285,7 @@ def compose_parts(
         times_s["first"], times_s["last"] = rebalance_ends(
             times_s["first"], times_s["last"], layer_s, num_spare, layers_per_stage, layout.ends_as_layers
         )
-    return combine_stages(times_s, passes, layout)
+    return combine_stages(times_s, passes, layout, lacking=lacking)
 
 
 def add_exposed_communication(
