@@ -221,6 +221,18 @@ def test_context_parallel_ring_exchanges_keys_and_values() -> None:
     assert (others.query_len, others.kv_len, others.causal, others.repeats) == (8, 4, False, 4 * 3)
 
 
+def test_context_parallel_passes_the_keys_of_the_encoder_around_as_well() -> None:
+    """Two devices, one step: 16 of 32 tokens, for self-attention of both stacks and for cross-attention."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=3, num_encoder_layers=2, vocab_size=96, stack="encoder-decoder"
+    )
+    rings = collectives(ParallelLayout(context_parallel=2), config, role="ring", pass_name="forward")
+    assert {each.name: each.repeats for each in rings} == {
+        "encoder.attention.ring": 2, "attention.ring": 3, "cross_attention.ring": 3
+    }  # fmt: skip
+    assert {each.message_bytes for each in rings} == {B * 16 * 2 * H * 2}
+
+
 def test_context_parallel_splits_the_cache_in_decode() -> None:
     """One token on every device, 101 keys on four: 26 on the fullest, and the outputs are added up."""
     decode = Workload(phase="decode", micro_batch_size=3, context_len=100)

@@ -288,7 +288,9 @@ def crossing_fraction_of(num_nodes: float, experts_per_token: int) -> float:
     return num_nodes * (1.0 - (1.0 - 1.0 / num_nodes) ** experts_per_token) / experts_per_token
 
 
-def exchange_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> list[Operation]:
+def exchange_keys_values(
+    shard: Shard, repeats: int, *, elements_per_token: int, tokens: int, block: Block = "attention"
+) -> list[Operation]:
     """Pass keys and values around the ring of the context axis, overlapped with attention on the present ones.
 
     In the backward pass they go around once more, and with them their gradients, to which each device adds its part.
@@ -297,10 +299,10 @@ def exchange_keys_values(shard: Shard, repeats: int, *, elements_per_token: int)
     the forward pass, of those and their gradients in the backward pass).
     """
     steps = shard.layout.context_parallel - 1
-    message_bytes = 1.0 * shard.num_tokens * elements_per_token * shard.width_bytes
+    message_bytes = 1.0 * tokens * elements_per_token * shard.width_bytes
     exchanges = collective(
         shard,
-        "attention",
+        block,
         "ring",
         "send_recv",
         "context",

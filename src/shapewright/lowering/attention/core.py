@@ -99,14 +99,20 @@ def _lower_sparse(shard: Shard, repeats: int, heads: Heads) -> list[Operation]:
 def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
     """Lower the core of cross-attention, in which every query attends to all source tokens.
 
-    With one new token the context axis splits the source tokens, and partial outputs are reduced.
+    The context axis passes keys and values of the source tokens around; with one new token it splits them, and partial
+    outputs are reduced.
     """
     heads = Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
-    reduced: list[Operation] = []
     source_len = shard.source_len * shard.layout.context_parallel
     if shard.splits_keys:
         source_len = shard.source_len
         reduced = _reduce_partial_outputs(shard, "cross_attention", repeats)
+    else:
+        elements = heads.num_kv_heads * (heads.head_dim + heads.v_head_dim)
+        tokens = shard.batch_size * shard.source_len
+        reduced = exchange_keys_values(
+            shard, repeats, elements_per_token=elements, tokens=tokens, block="cross_attention"
+        )
     if shard.workload.attention == "unfused":
         return reduced + lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
     call = _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
@@ -127,7 +133,8 @@ def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
     heads_width = config.head_dim + config.v_head_dim
     if shard.splits_keys:
         return _reduce_partial_outputs(shard, "attention", repeats)
-    return exchange_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
+    elements = shard.num_kv_heads * heads_width
+    return exchange_keys_values(shard, repeats, elements_per_token=elements, tokens=shard.num_tokens)
 
 
 def _lower_fused(
