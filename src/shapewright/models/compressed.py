@@ -108,8 +108,8 @@ def make_compressed(config: TransformerConfig, kind: str, degree: int = 1) -> Co
         index_compressor = Compressor(ratio=config.sparse_compress_ratio, head_dim=config.index_head_dim, overlap=2)
         indexer = [
             *_joined(config, "kv_gate", {"kv": index_compressor.width, "gate": index_compressor.width}),
-            Projection("q", rank, config.index_num_heads * config.index_head_dim, is_whole=True),
-            Projection("weights", h, config.index_num_heads, is_whole=True),
+            Projection("q", rank, config.index_num_heads * config.index_head_dim),
+            Projection("weights", h, config.index_num_heads),
         ]
     elif kind == HEAVILY_COMPRESSED:
         compressor = Compressor(ratio=config.heavy_compress_ratio, head_dim=d, overlap=1)
@@ -139,7 +139,7 @@ def _joined(config: TransformerConfig, role: str, widths: dict[str, int]) -> lis
     """Projections of the layer's input, of which servers make one GEMM (``fused_qkv``)."""
     if config.fused_qkv:
         widths = {role: sum(widths.values())}
-    return [Projection(name, config.hidden_size, width, is_whole=True) for name, width in widths.items()]
+    return [Projection(name, config.hidden_size, width) for name, width in widths.items()]
 
 
 def count_entries(compressor: Compressor | None, num_tokens: int) -> int:

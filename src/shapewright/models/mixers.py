@@ -34,7 +34,6 @@ class Projection(NamedTuple):
         inputs: Width of its input. [element]
         outputs: Width of its output on one device. [element]
         has_bias: Whether it has a bias.
-        is_whole: Whether every device of the tensor axis has all of it.
         is_partial: Whether the tensor axis splits its input, so that each device has a part of the sums.
     """
 
@@ -42,7 +41,6 @@ class Projection(NamedTuple):
     inputs: int
     outputs: int
     has_bias: bool = False
-    is_whole: bool = False
     is_partial: bool = False
 
     @property
@@ -161,10 +159,10 @@ def _kimi_delta_attention(config: TransformerConfig, heads: int, key_heads: int)
             Projection("q", h, key),
             Projection("k", h, key),
             Projection("v", h, value),
-            Projection("f_a", h, rank, is_whole=True),
+            Projection("f_a", h, rank),
             Projection("f_b", rank, key),
             Projection("b", h, heads),
-            Projection("g_a", h, rank, is_whole=True),
+            Projection("g_a", h, rank),
             Projection("g_b", rank, value),
         ),
         out=Projection("out", value, h),
