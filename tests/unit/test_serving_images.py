@@ -13,6 +13,8 @@ from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.pass_times import PassShape, predict_passes
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+from shapewright.optimize.serving.traffic.pass_table import price_table
+from shapewright.optimize.serving.traffic.stream import pass_s
 
 H100 = "h100-sxm-80gb"
 MODEL = "qwen2.5-vl-7b"
@@ -115,3 +117,15 @@ def test_images_that_cannot_be_served_are_refused(model: str, images: int, words
         shapewright.serve_plan(model, device=H100, prompt_len=2000, output_len=200, workload={"images": images})
 
     assert isinstance(refusal.value, WorkloadError) or model == "llama-3-8b"
+
+
+def test_decoding_sequences_bring_no_images_to_a_simulated_pass() -> None:
+    """256 sequences that decode beside 256 tokens of a prompt double the tokens of a pass, and not its images."""
+    served = instance(2)
+    table = price_table(served, max_sequences=256, max_tokens=2048, longest_len=2200).table
+    shape = PassShape(256, 1024, prefill_tokens=256)
+    (exact,) = predict_passes(served, [shape])
+    (text,) = predict_passes(instance(0), [shape])
+
+    assert exact.middle_s > 1.05 * text.middle_s
+    assert pass_s(table, 256, 256 * 1024, 256, 256 * 0.5 * 257) == pytest.approx(exact.middle_s, rel=0.02)

@@ -1,9 +1,9 @@
 """Times of the passes of one stream on a grid, priced as every pass of a server is (serving.passes).
 
 Operations outside the attention cores are priced by the tokens of a pass, finely enough for the tiles of their GEMMs;
-the cores of decoding sequences by batch and mean context; those of prompt tokens by their number and the mean tokens
-that they attend to. Between grid points, times are interpolated linearly; the error is measured on priced passes off
-the grid. The time of the host is added to each pass.
+the cores of decoding sequences by batch and mean context; those of prompt tokens, with the images of prompts, by their
+number and the mean tokens that they attend to. Between grid points, times are interpolated linearly; the error is
+measured on priced passes off the grid. The time of the host is added to each pass.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _padded(values: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, " ce
 
 
 def _without_cores(one: Pass) -> Pass:
-    return one._replace(parts=one.parts_where(_is_outside_cores))
+    """Return the part of a pass that depends on its tokens alone: neither cores nor the images of prompts."""
+    return one._replace(parts=one.parts_where(_is_outside_cores), tower=None, tower_share=0.0)
 
 
 def _is_outside_cores(operation: Operation) -> bool:
@@ -182,8 +183,8 @@ def _prompt_pass(instance: Instance, num_tokens: int, mean_seen: int) -> Pass:
     num_prompts = max(1, round(num_tokens / (2 * mean_seen)))
     length = max(1, num_tokens // num_prompts)
     cores = instance.passes.prefill(num_prompts, length, max(0, mean_seen - length // 2))
-    rest = _without_cores(instance.passes.prefill(1, num_tokens))
-    return rest._replace(parts=(*rest.parts, *cores.parts_where(is_core)))
+    whole = instance.passes.prefill(1, num_tokens)  # with the images of so many tokens
+    return whole._replace(parts=(*whole.parts_where(_is_outside_cores), *cores.parts_where(is_core)))
 
 
 def _host_times(instance: Instance, batches: Counts, chunks: Counts) -> dict[str, Any]:

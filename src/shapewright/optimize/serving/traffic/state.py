@@ -38,8 +38,8 @@ class PassTable(NamedTuple):
         decode_s: Decode pass without attention cores. [s], [sequences]
         decode_core_s: Cores of decoding sequences by batch and mean context. [s], [batch cells * context cells]
         tokens_s: Pass over prompt tokens and decoding sequences, without cores. [s], [tokens of a pass]
-        prompt_core_s: Cores of prompt tokens by their number and the mean tokens that they attend to. [s],
-            [token cells * context cells]
+        prompt_core_s: Cores of prompt tokens, with their images, by their number and the mean tokens that they attend
+            to. [s], [token cells * context cells]
         num_contexts: Grid points of contexts.
         batch_cell: Grid point below each number of sequences. [sequences]
         batch_fraction: Fraction of the distance to the next grid point. [sequences]
