@@ -113,7 +113,7 @@ def test_ratio_by_hand() -> None:
     prefiller = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
     decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
     (point,) = pair_instances([prefiller], [decoder])
-    transfer = transfer_span(instance, 7)
+    transfer = transfer_span(instance, instance, 7)
 
     assert (point.num_prefill_instances, point.num_instances) == (5, 2)
     assert point.requests_per_s == pytest.approx(40.0)

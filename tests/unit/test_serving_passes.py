@@ -128,7 +128,7 @@ def test_prompts_wait_by_the_load_that_answers_leave() -> None:
     instance = make_instance(num_devices=2)
     decoder = Decoder(instance, 4, Span(0.02, 0.018, 0.024))
     (point,) = pair_instances([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
-    transfer = transfer_span(instance, 2)
+    transfer = transfer_span(instance, instance, 2)
 
     assert transfer is not None
     assert (point.num_prefill_instances, point.num_instances, point.num_devices) == (1, 1, 2)
@@ -142,9 +142,36 @@ def test_caches_travel_by_the_link_that_joins_the_devices() -> None:
         instance = make_instance({"pipeline_parallel": stages})
         sent_bytes = 4000 * 131_072 / stages
         for num_devices, rate in ((8, 450e9), (16, 50e9)):
-            span = transfer_span(instance, num_devices)
+            span = transfer_span(instance, instance, num_devices)
             assert span is not None
             assert sent_bytes / rate < span.middle_s < 2 * sent_bytes / rate
+
+
+@pytest.mark.parametrize(("senders", "receivers", "parts"), [(4, 1, 1), (1, 4, 1), (4, 2, 2), (4, 4, 4)])
+def test_the_smaller_side_of_a_transfer_has_the_larger_parts(senders: int, receivers: int, parts: int) -> None:
+    """524 MB of 4,000 tokens in 8 heads: one device receives all that four send, at 450 GB/s of NVLink."""
+    sender, receiver = (make_instance({"tensor_parallel": degree}) for degree in (senders, receivers))
+    span = transfer_span(sender, receiver, 8)
+    least_s = 4000 * 131_072 / parts / 450e9
+
+    assert span is not None
+    assert least_s < span.middle_s < 2 * least_s
+
+
+def test_a_unit_inside_a_node_uses_its_link() -> None:
+    """One instance of each kind on two devices sends as fast where a node is free as where two devices are given."""
+    ttft_s = []
+    for num_devices in (None, 2):
+        instance = make_instance(num_devices=num_devices)
+        prefiller, decoder = (
+            Prefiller(instance, 1, Span(0.1, 0.09, 0.12)),
+            Decoder(instance, 16, Span(0.02, 0.018, 0.024)),
+        )
+        (point,) = pair_instances([prefiller], [decoder])
+        assert (point.num_prefill_instances, point.num_instances) == (1, 1)
+        ttft_s.append(point.ttft.middle_s)
+
+    assert ttft_s[0] == ttft_s[1]
 
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])

@@ -130,6 +130,27 @@ def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Deco
     return Decoder(candidate.instance, candidate.batch_size, step)
 
 
+class _Choice(NamedTuple):
+    """A prefill instance with the batch of prompts that it is paired with.
+
+    Attributes:
+        prefiller: The instance with the batch.
+        load: Load that it may have.
+        transfer: Time to send the cache of one prompt.
+        batches: The instance with each of its batches that keep the limit.
+    """
+
+    prefiller: Prefiller
+    load: float
+    transfer: Span
+    batches: Sequence[Prefiller]
+
+    @property
+    def served_per_device(self) -> float:
+        """Prompts per second and device at the allowed load."""
+        return self.load * self.prefiller.requests_per_s / self.prefiller.instance.layout.num_devices
+
+
 def pair_instances(
     prefillers: Sequence[Prefiller], decoders: Sequence[Decoder], ttft_limit_s: float | None = None
 ) -> Iterator[OperatingPoint]:
@@ -143,69 +164,69 @@ def pair_instances(
     """
     if not prefillers or not decoders:
         return
-    request = decoders[0].instance.request
+    request, node_size = decoders[0].instance.request, decoders[0].instance.scenario.device.node_size
     limit_s = request.ttft_limit_s if ttft_limit_s is None else ttft_limit_s
-    chosen: list[tuple[Prefiller, float, Span]] = []
-    for prefiller in sorted(prefillers, key=lambda one: -one.requests_per_s / one.instance.layout.num_devices):
-        transfer = transfer_span(prefiller.instance, request.num_devices)
+    # Without a number of devices, a unit uses the link of a node unless it is larger.
+    counts = (node_size, node_size + 1) if request.num_devices is None else (request.num_devices,)
+    chosen: dict[tuple[int, int], list[_Choice]] = {}
+    for decoder in decoders:
+        best: OperatingPoint | None = None
+        for count in counts:
+            key = (id(decoder.instance), count)
+            if key not in chosen:
+                chosen[key] = _choose_prefillers(prefillers, decoder.instance, limit_s, count)
+            points = [point for each in chosen[key] if (point := _best_unit(each, decoder)) is not None]
+            best = max(points, key=lambda point: point.total_tokens_per_s(request.num_devices), default=None)
+            if best is not None and best.num_devices <= count:
+                break
+        if best is not None:
+            yield best
+
+
+def _choose_prefillers(
+    prefillers: Sequence[Prefiller], receiver: Instance, limit_s: float | None, num_devices: int
+) -> list[_Choice]:
+    """Return the prefill instances that serve most, each with its smallest batch that serves nearly as many.
+
+    Args:
+        receiver: The decode instance that they send caches to.
+        limit_s: Limit of the first token. [s]
+        num_devices: Devices that both are among.
+    """
+    by_instance: dict[int, list[Prefiller]] = {}
+    for prefiller in prefillers:
+        by_instance.setdefault(id(prefiller.instance), []).append(prefiller)
+    kept = []
+    for own in by_instance.values():
+        transfer = transfer_span(own[0].instance, receiver, num_devices)
         if transfer is None:
             continue
-        load = _load_within(prefiller.service, transfer, limit_s)
-        if load >= _LEAST_LOAD_FRACTION:
-            chosen.append((prefiller, load, transfer))
-    batches: dict[int, list[Prefiller]] = {}
-    for prefiller, _, _ in chosen:
-        batches.setdefault(id(prefiller.instance), []).append(prefiller)
-    chosen = _smallest_good_batches(chosen)
-    chosen.sort(key=lambda one: -_served_per_device(one))
-    for decoder in decoders:
-        points = [
-            point
-            for prefiller, load, transfer in chosen[:_MOST_PREFILLERS]
-            if (point := _best_unit(prefiller, decoder, load, transfer, batches[id(prefiller.instance)])) is not None
-        ]
-        if points:
-            yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
+        loads = [(one, _load_within(one.service, transfer, limit_s)) for one in own]
+        batches = [one for one, load in loads if load >= _LEAST_LOAD_FRACTION]
+        choices = [_Choice(one, load, transfer, batches) for one, load in loads if load >= _LEAST_LOAD_FRACTION]
+        least = (1.0 - _LEAST_GAIN_FRACTION) * max((each.served_per_device for each in choices), default=0.0)
+        good = [each for each in choices if each.served_per_device >= least]
+        kept += sorted(good, key=lambda each: each.prefiller.batch_size)[:1]
+    return sorted(kept, key=lambda each: -each.served_per_device)[:_MOST_PREFILLERS]
 
 
-def _served_per_device(chosen: tuple[Prefiller, float, Span]) -> float:
-    """Return the prompts per second and device at the allowed load."""
-    prefiller, load, _ = chosen
-    return load * prefiller.requests_per_s / prefiller.instance.layout.num_devices
-
-
-def _smallest_good_batches(chosen: Sequence[tuple[Prefiller, float, Span]]) -> list[tuple[Prefiller, float, Span]]:
-    """Return, for each prefill instance, the smallest batch of prompts that serves nearly as many as its best one."""
-    by_instance: dict[int, list[tuple[Prefiller, float, Span]]] = {}
-    for one in chosen:
-        by_instance.setdefault(id(one[0].instance), []).append(one)
-    kept = []
-    for batches in by_instance.values():
-        least = (1.0 - _LEAST_GAIN_FRACTION) * max(map(_served_per_device, batches))
-        kept.append(
-            min((one for one in batches if _served_per_device(one) >= least), key=lambda one: one[0].batch_size)
-        )
-    return kept
-
-
-def transfer_span(instance: Instance, num_devices: int | None, prompt_len: int | None = None) -> Span | None:
+def transfer_span(sender: Instance, receiver: Instance, num_devices: int, prompt_len: int | None = None) -> Span | None:
     """Return the time to send the cache of one prompt; None if the bandwidth of the link is unknown. [s]
 
     Args:
-        instance: The prefill instance; each of its devices sends its part.
-        num_devices: Devices of the whole server; within a node, caches are sent over the node's link.
+        sender: The prefill instance.
+        receiver: The decode instance.
+        num_devices: Devices that both are among; within a node, caches are sent over the node's link.
         prompt_len: Tokens of the prompt; by default those of the request.
     """
-    device = instance.scenario.device
-    total_bytes = max(instance.cache_bytes(prompt_len or instance.request.prompt_len))
-    in_node = num_devices is not None and num_devices <= device.node_size
+    device, tokens = sender.scenario.device, prompt_len or sender.request.prompt_len
     send = Collective(
         name="cache.transfer",
         op_name="send_recv",
         axis="pipeline",
-        message_bytes=total_bytes,
+        message_bytes=max(*sender.cache_bytes(tokens), *receiver.cache_bytes(tokens)),
         num_ranks=2,
-        ranks_per_node=2 if in_node else 1,
+        ranks_per_node=2 if num_devices <= device.node_size else 1,
         dtype="bf16",
     )
     try:
@@ -226,19 +247,13 @@ def _load_within(service: Span, transfer: Span, limit_s: float | None) -> float:
     return min(max(2.0 * wait / (1.0 + 2.0 * wait), 0.0), MOST_LOAD_FRACTION) if wait > 0.0 else 0.0
 
 
-def _best_unit(
-    prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span, batches: Sequence[Prefiller]
-) -> OperatingPoint | None:
+def _best_unit(choice: _Choice, decoder: Decoder) -> OperatingPoint | None:
     """Return the unit of prefill and decode instances with most tokens per second of the available devices.
 
-    Args:
-        prefiller: The prefill instance with the batch of prompts that serves most.
-        decoder: The decode instance.
-        load: Load that the prefill instance may have.
-        transfer: Time to send the cache of one prompt. [s]
-        batches: The prefill instance with each of its batches of prompts. Of those that carry the load, the one with
-            the earliest first token is taken, because a pass takes only the prompts that wait.
+    Of the batches of prompts that carry the load, the one with the earliest first token is taken, because a pass takes
+    only the prompts that wait.
     """
+    prefiller, load, transfer, batches = choice
     request, instance = decoder.instance.request, decoder.instance
     prefill_layout, layout = prefiller.instance.layout, instance.layout
     limit = request.num_devices

@@ -199,13 +199,14 @@ def make_candidate(
         priced, limits = tables[layout]
         return Streams(priced.table, limits, num_units * num_instances * layout.pipeline_parallel), priced, instance
 
-    decode, priced, _ = streams(point.layout, point.num_instances)
+    decode, priced, receiver = streams(point.layout, point.num_instances)
     interval = pass_interval(request.server, priced, is_moe=scenario.config.is_moe)
     unit = SimulatedUnit(decode, interval=interval)
     if point.prefill_layout is not None:
-        prefill, _, instance = streams(point.prefill_layout, point.num_prefill_instances)
+        prefill, _, sender = streams(point.prefill_layout, point.num_prefill_instances)
         lengths = batch_sizes(longest_len)
-        spans = [transfer_span(instance, request.num_devices, length) for length in lengths]
+        num_devices = request.num_devices or point.num_devices
+        spans = [transfer_span(sender, receiver, num_devices, length) for length in lengths]
         times = tuple(span.middle_s for span in spans if span)
         unit = SimulatedUnit(decode, prefill, tuple(float(length) for length in lengths), times, interval)
     return Candidate(
