@@ -417,3 +417,15 @@ def test_logits_of_fp8_steps_need_alignment_in_16_bits(tensor_parallel: int, pad
     assert f"is not a multiple of {64 * tensor_parallel} (bf16 on h100-sxm-80gb" in violation.problem
     changes = [shape.changes for shape in find_better_shapes(scenario, limit=50)]
     assert {each["vocab_size"] for each in changes if "vocab_size" in each} == {padded}
+
+
+def test_other_heads_of_one_width_do_not_align_a_shard() -> None:
+    """2,560 elements of heads over 8 devices are 320 each, however many heads share them; 3,072 are 384 = 3 x 128."""
+    workload = {"phase": "prefill", "dtype": "fp8", "micro_batch_size": 2, "seq_len": 2048}
+    scenario = build_scenario("opt-2.7b", "h100-sxm-80gb", workload=workload, layout={"tensor_parallel": 8})
+    (violation,) = (each for each in get_rule("PL104").check(scenario) if each.field == "config.num_heads")
+    changed = [{"num_heads": 32, "head_dim": 80, **fix.changes} for fix in violation.fixes]
+
+    assert "= 320 on one device" in violation.problem
+    assert changed
+    assert all(each["num_heads"] * each["head_dim"] // 8 % 128 == 0 for each in changed)

@@ -10,7 +10,6 @@ from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.lint.shape_fixes import (
     count_width_shards,
     full_width_multiple,
-    head_count_fixes,
     list_mlp_width_fields,
     nearest_multiples,
     whole_expert_fixes,
@@ -171,7 +170,7 @@ def shard_not_aligned(scenario: Scenario) -> Iterator[Violation]:
                 f"over tensor_parallel={t} gives num_heads * head_dim = {heads_width // t} on one device, "
                 f"not a multiple of {multiple} ({scenario.dtype_and_device})"
             ),
-            fixes=(*head_count_fixes(scenario, larger_only=False), *_aligned_hidden_sizes(scenario, multiple)),
+            fixes=tuple(_aligned_hidden_sizes(scenario, multiple)),
         )
 
 
@@ -181,10 +180,12 @@ def _loses_alignment(width: int, degree: int, multiple: int) -> bool:
 
 
 def _aligned_hidden_sizes(scenario: Scenario, multiple: int) -> Iterator[Fix]:
-    step = multiple * scenario.layout.tensor_parallel
-    for hidden_size in nearest_multiples(scenario.config.hidden_size, step):
-        changes = with_hidden_size(scenario.config, hidden_size, step)
-        if changes and changes.get("num_heads", 1) % scenario.layout.tensor_parallel == 0:
+    """Suggest hidden sizes with which the heads of one device are aligned: other heads of the same width are not."""
+    config, t = scenario.config, scenario.layout.tensor_parallel
+    for hidden_size in nearest_multiples(config.hidden_size, multiple * t):
+        changes = with_hidden_size(config, hidden_size, multiple * t)
+        num_heads, head_dim = ((changes or {}).get(name, getattr(config, name)) for name in ("num_heads", "head_dim"))
+        if changes and num_heads % t == 0 and num_heads * head_dim // t % multiple == 0:
             yield Fix(kind="retrain", title=f"use hidden_size={hidden_size}", changes=changes)
 
 
