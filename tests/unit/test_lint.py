@@ -429,3 +429,16 @@ def test_other_heads_of_one_width_do_not_align_a_shard() -> None:
     assert "= 320 on one device" in violation.problem
     assert changed
     assert all(each["num_heads"] * each["head_dim"] // 8 % 128 == 0 for each in changed)
+
+
+@pytest.mark.parametrize(("num_layers", "lost"), [(33, 3 / 36), (34, 2 / 36), (30, 2 / 32)])
+def test_uneven_stages_cost_no_more_than_the_layers_that_they_lack(num_layers: int, lost: float) -> None:
+    """33 layers on 4 stages take as long as 36; one stage instead, which is suggested, saves the bubble as well."""
+    changes = {"num_layers": num_layers, "pipeline_parallel": 4, "global_batch_size": 16, "micro_batch_size": 1}
+    scenario = example_scenario(device="a100-sxm-80gb", **changes)
+    report = check_scenario(scenario, search_shapes=False)
+    (finding,) = (each for each in report.findings if each.code == "PL106")
+
+    assert finding.suggestions[0].changes["pipeline_parallel"] == 1
+    assert 0.0 < (finding.cost_fraction or 0.0) <= lost * (1.0 + 1e-9)
+    assert finding.severity == "warning"

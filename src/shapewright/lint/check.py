@@ -210,6 +210,8 @@ def _share_gain(
             replaced = {(finding.code, finding.field) for finding in hidden}
             others = [finding for finding in findings if (finding.code, finding.field) not in replaced]
             return _share_gain(scenario, [*others, *hidden], ignored, dropped)
+    # Fewer stages save a bubble too, for example: that part of the gain belongs to no finding.
+    shares = {index: min(share, counted[index].max_cost_fraction) for index, share in shares.items()}
     step_s = scenario.predict().step_time_s
     kept = [finding for finding in findings if finding.code in ignored]
     minor = {

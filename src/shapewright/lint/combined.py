@@ -2,8 +2,8 @@
 
 Fixes interact: with an unaligned MLP width, for example, an aligned hidden size saves less. The cost of a finding is
 therefore the mean of two gains of its fix, applied alone and applied after all others. Costs are scaled to add up to
-the gain of the combined fix; for two findings they are Shapley values. Fields that another finding is about do not
-count as part of a fix.
+the gain of the combined fix, unless a finding bounds its cost; for two findings they are Shapley values. Fields that
+another finding is about do not count as part of a fix.
 """
 
 from __future__ import annotations

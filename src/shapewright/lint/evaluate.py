@@ -203,6 +203,7 @@ def _finding(
         slowest=slowest,
         least_severity=violation.least_severity,
         most_severity=violation.most_severity,
+        max_cost_fraction=violation.max_cost_fraction,
     )
 
 

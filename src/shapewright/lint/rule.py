@@ -75,6 +75,7 @@ class Finding:
         only_with: Changes of other findings without which its suggestions save nothing; empty where they save alone.
         least_severity: Minimum severity, whatever the cost; None for none.
         most_severity: Maximum severity, whatever the cost; None for none.
+        max_cost_fraction: Upper bound of the cost, as in Violation.
     """
 
     code: str
@@ -94,6 +95,7 @@ class Finding:
     only_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     least_severity: str | None = None
     most_severity: str | None = None
+    max_cost_fraction: float = 1.0
 
     @property
     def statement(self) -> str:
