@@ -442,3 +442,31 @@ def test_uneven_stages_cost_no_more_than_the_layers_that_they_lack(num_layers: i
     assert finding.suggestions[0].changes["pipeline_parallel"] == 1
     assert 0.0 < (finding.cost_fraction or 0.0) <= lost * (1.0 + 1e-9)
     assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("workload", "redundant"),
+    [
+        ({"phase": "decode", "micro_batch_size": 64, "context_len": 4000}, ("k", "v", "fused")),
+        ({"phase": "prefill", "micro_batch_size": 1, "seq_len": 4096}, ("k", "v")),
+    ],
+)
+def test_replicated_keys_cost_the_work_that_is_done_twice(workload: dict[str, Any], redundant: tuple[str, ...]) -> None:
+    """4 key-value heads on 8 devices: half of the projections, and in decode of reading the cache, is redundant.
+
+    The suggested degree of 4 saves 40 %, most of it all-reduces, which are no cost of replication.
+    """
+    layout = {"tensor_parallel": 8}
+    report = check_scenario(
+        build_scenario("qwen3-30b-a3b", "h100-sxm-80gb", workload=workload, layout=layout), search_shapes=False
+    )
+    (finding,) = (each for each in report.findings if each.code == "PL103")
+    assert report.prediction is not None
+    of_keys_s = sum(
+        each.total_time_s
+        for each in report.prediction.operations
+        if each.operation.name in {f"attention.{role}" for role in redundant}
+    )
+
+    assert finding.suggestions[0].changes == {"tensor_parallel": 4, "data_parallel": 2}
+    assert 0.0 < (finding.cost_s or 0.0) <= 0.5 * of_keys_s * (1.0 + 1e-9)

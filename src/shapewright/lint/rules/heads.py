@@ -259,7 +259,9 @@ def kv_heads_replicated(scenario: Scenario) -> Iterator[Violation]:
     ## What it does
 
     Fires when `tensor_parallel` exceeds `num_kv_heads`: each device stores at least one key-value head, so t / a_kv
-    devices store the same one. In prefill and decode it is always reported, since the cost is memory.
+    devices store the same one. In prefill and decode it is always reported, since the cost is memory. The reported time
+    is at most that of computing, and in decode reading, keys and values that other devices have too: a smaller degree
+    saves communication as well.
 
     ## Why it is slow
 
@@ -305,4 +307,26 @@ def kv_heads_replicated(scenario: Scenario) -> Iterator[Violation]:
         problem=f"is below tensor_parallel={t}, so {t // num_kv_heads} devices store the same keys and values",
         fixes=tuple(filter(None, fixes)),
         least_severity=None if scenario.workload.is_training else "info",
+        max_cost_fraction=_redundant_fraction(scenario),
     )
+
+
+_CACHE_READERS = frozenset(("fused", "score", "over_value", "repeat_kv"))
+
+
+def _redundant_fraction(scenario: Scenario) -> float:
+    """Return the share of the step in which devices compute or read keys and values that other devices have too."""
+    if not scenario.is_possible:
+        return 1.0
+    t, config, prediction = scenario.layout.tensor_parallel, scenario.config, scenario.predict()
+    # Each device has one key-value head.
+    kv_width, query_width = config.head_dim + config.v_head_dim, config.num_heads // t * config.head_dim
+    shares = {"k": 1.0, "v": 1.0, "qkv": kv_width / (kv_width + query_width)}
+    if scenario.workload.phase == "decode":
+        shares |= dict.fromkeys(_CACHE_READERS, 1.0)
+    kv_s = sum(
+        shares.get(entry.operation.role, 0.0) * entry.total_time_s
+        for entry in prediction.operations
+        if entry.operation.block == "attention"
+    )
+    return (1.0 - config.num_kv_heads / t) * kv_s / prediction.step_time_s
