@@ -470,3 +470,25 @@ def test_replicated_keys_cost_the_work_that_is_done_twice(workload: dict[str, An
 
     assert finding.suggestions[0].changes == {"tensor_parallel": 4, "data_parallel": 2}
     assert 0.0 < (finding.cost_s or 0.0) <= 0.5 * of_keys_s * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "tensor_parallel", "gib"),
+    [
+        (None, 2, 131072 * 64128 * (4 + 2) / 2**30),
+        ("fused", 2, 131072 * 64128 * 2 / 2**30),
+        ("fused", 1, 4096 * 128256 * 2 / 2**30),
+    ],
+)
+def test_large_logits_are_those_of_the_kernels(kernels: str | None, tensor_parallel: int, gib: float) -> None:
+    """PyTorch keeps a softmax in fp32 and its gradient; Liger writes the gradient over logits in bf16.
+
+    On one device Liger also takes 131,072 tokens in chunks: 128,256 entries are 31.3 times 4,096, so 1 / 32 each.
+    """
+    workload = {"micro_batch_size": 16, "seq_len": 8192, "kernels": kernels, "recompute": "full"}
+    layout = {"tensor_parallel": tensor_parallel}
+    scenario = build_scenario("llama-3-8b", "h100-sxm-80gb", workload=workload, layout=layout)
+    found = [violation.problem for violation in get_rule("ME102").check(scenario)]
+
+    assert bool(found) == (gib > 7.91)
+    assert all(f"{gib:.3g} GiB" in problem for problem in found)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.numeric import divisors
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lint.rule import Fix, Violation, rule
+from shapewright.memory.activations import estimate_logits
+from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes
 from shapewright.workload.layout import MAX_ZERO_STAGE_IN_PIPELINES
 
@@ -162,7 +164,6 @@ def _expert_degrees(scenario: Scenario) -> tuple[int, ...]:
 
 # Share of device memory from which a chunked loss allows a considerably larger micro-batch.
 LARGE_LOGITS_FRACTION = 0.1
-_SOFTMAX_BYTES = 4.0  # cross entropy works in fp32. Source: arXiv 2205.05198, section 4.3
 
 
 @rule(
@@ -173,6 +174,7 @@ _SOFTMAX_BYTES = 4.0  # cross entropy works in fp32. Source: arXiv 2205.05198, s
         "workload.micro_batch_size",
         "workload.seq_len",
         "workload.loss_chunks",
+        "workload.kernels",
         "layout.tensor_parallel",
     ),
 )
@@ -206,7 +208,7 @@ def large_logits(scenario: Scenario) -> Iterator[Violation]:
     ## Fix safety
 
     A chunked loss computes the same function. Not every framework has one, so no change is suggested. With
-    `loss_chunks` set, this rule counts one chunk.
+    `loss_chunks` set, this rule counts one chunk, with `kernels="fused"` one of the fused kernel's.
 
     >>> fires("ME102", vocab_size=256000, micro_batch_size=8, num_layers=2, loss_chunks=16)
     False
@@ -221,11 +223,11 @@ def large_logits(scenario: Scenario) -> Iterator[Violation]:
     """
     if not scenario.workload.is_training or not scenario.is_possible:
         return
-    gradient_bytes = activation_element_bytes(scenario.workload.dtype)
-    tokens = scenario.workload.micro_batch_size * (scenario.workload.seq_len // scenario.layout.context_parallel)
-    rows = -(-tokens // scenario.workload.loss_chunks)
-    vocabulary = -(-scenario.config.vocab_size // scenario.layout.tensor_parallel)
-    logits_bytes = (_SOFTMAX_BYTES + gradient_bytes) * rows * vocabulary
+    workload, layout = scenario.workload, scenario.layout
+    stage = Stage(scenario.config, layout, layout.pipeline_parallel - 1)
+    logits_bytes = estimate_logits(stage, workload)
+    if workload.kernels != "fused":  # which writes the gradient over the logits
+        logits_bytes += estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
     fraction = logits_bytes / scenario.device.memory_bytes
     if fraction < LARGE_LOGITS_FRACTION:
         return
