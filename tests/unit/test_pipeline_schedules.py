@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+import shapewright
 from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.lint.rule import get_rule
 from shapewright.lowering.counts import num_microbatches
 from shapewright.memory.activations import count_microbatches_in_flight
 from shapewright.prediction.build import build_scenario
@@ -188,3 +190,25 @@ def test_invalid_schedules_are_rejected(fields: dict[str, object], message: str)
     """An unknown schedule, or one that contradicts the degrees, is one line."""
     with pytest.raises(LayoutError, match=re.escape(message)):
         ParallelLayout(**fields)
+
+
+def test_the_default_batch_of_dualpipe_is_that_of_two_micro_batches_per_stage() -> None:
+    """2 x 4 micro-batches of 4 sequences are 32: prediction, memory, check and search agree without --global-batch.
+
+    With 8 micro-batches, 5 of them are in flight on 4 stages.
+    """
+    layout = {"pipeline_parallel": 4, "pipeline_schedule": "dualpipe"}
+    scenarios = [
+        build_scenario("llama-3-8b", "h100-sxm-80gb", workload={"global_batch_size": batch}, layout=layout)
+        for batch in (None, 32)
+    ]
+    default, given = (scenario.predict() for scenario in scenarios)
+    (violation,) = get_rule("PL107").check(scenarios[0])
+    searched = shapewright.search(
+        "llama-3-8b", device="h100-sxm-80gb", workload={"phase": "train"}, layout=layout, vary=("ffn",)
+    )
+
+    assert (default.step_time_s, default.memory) == (given.step_time_s, given.memory)
+    assert count_microbatches_in_flight(scenarios[0].workload, scenarios[0].layout, 0) == 5
+    assert (violation.actual, violation.fixes[0].changes["global_batch_size"]) == (32, 32)
+    assert searched.baseline.prediction.workload.global_batch_size == 32

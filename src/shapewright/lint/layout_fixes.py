@@ -66,13 +66,13 @@ def _larger_sizes(scenario: Scenario) -> list[int]:
 
 def _common_global_batch(scenario: Scenario, largest: int) -> int:
     layout = scenario.layout
-    return scenario.workload.global_batch_size or largest * layout.data_parallel * layout.pipeline_parallel
+    return scenario.workload.global_batch_size or largest * layout.data_parallel * layout.default_microbatches
 
 
 def effective_global_batch(scenario: Scenario) -> int:
     """Return the sequences of one step over all replicas, given or by default."""
     workload, layout = scenario.workload, scenario.layout
-    return workload.global_batch_size or workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
+    return workload.global_batch_size or workload.micro_batch_size * layout.data_parallel * layout.default_microbatches
 
 
 def tensor_parallel_fix(scenario: Scenario, degree: int) -> Fix | None:
@@ -98,7 +98,7 @@ def tensor_parallel_fix(scenario: Scenario, degree: int) -> Fix | None:
         if scenario.workload.global_batch_size is None:
             # The default batch of the largest number of replicas, so that all degrees are compared at an equal batch.
             common_changes = {
-                "global_batch_size": scenario.workload.micro_batch_size * devices * layout.pipeline_parallel
+                "global_batch_size": scenario.workload.micro_batch_size * devices * layout.default_microbatches
             }
         elif scenario.workload.global_batch_size % (scenario.workload.micro_batch_size * data_parallel):
             return None

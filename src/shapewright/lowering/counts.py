@@ -33,9 +33,9 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
     """
     if not workload.is_training:
         return 1
-    fewest = 2 * layout.pipeline_parallel if layout.pipeline_schedule == "dualpipe" else 1
     if workload.global_batch_size is None:
-        return max(layout.pipeline_parallel, fewest)
+        return layout.default_microbatches
+    fewest = layout.default_microbatches if layout.pipeline_schedule == "dualpipe" else 1
     per_round = workload.micro_batch_size * layout.data_parallel
     if workload.global_batch_size % per_round:
         below = workload.global_batch_size // per_round * per_round

@@ -148,7 +148,7 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
         2401.10241, section 2.3 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
     p, v = layout.pipeline_parallel, layout.virtual_pipeline
-    in_step = p
+    in_step = layout.default_microbatches
     if workload.global_batch_size is not None:
         in_step = ceil_div(workload.global_batch_size, workload.micro_batch_size * layout.data_parallel)
     if layout.pipeline_schedule == "gpipe":

@@ -115,8 +115,9 @@ def warn_of_batch(workload: Workload, layout: ParallelLayout, bubble_fraction: f
     if not workload.is_training:
         return
     if workload.global_batch_size is None and layout.pipeline_parallel > 1:
+        each = "two micro-batches" if layout.default_microbatches > layout.pipeline_parallel else "one micro-batch"
         yield Note(
-            with_fields("{global_batch_size} is not given: with one micro-batch per replica and stage ")
+            with_fields("{global_batch_size} is not given: with {each} per replica and stage ", each=each)
             + f"the pipeline bubble is {100.0 * bubble_fraction:.0f} % of the step",
             "assumed",
             "global_batch_size",

@@ -174,6 +174,11 @@ class ParallelLayout:
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
     @property
+    def default_microbatches(self) -> int:
+        """Micro-batches of a replica in a step without a global batch: one for each stage, with DualPipe two."""
+        return self.pipeline_parallel * (2 if self.pipeline_schedule == "dualpipe" else 1)
+
+    @property
     def ends_as_layers(self) -> tuple[bool, bool]:
         """Whether embedding and loss each count as a layer when layers are divided into stages."""
         return self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split

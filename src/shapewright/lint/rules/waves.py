@@ -209,7 +209,7 @@ def _fuller_wave_fixes(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
     # Without a global batch, a smaller micro-batch makes the step smaller and the share of the optimizer larger.
     candidates = (size - 1, size + 1) if scenario.workload.global_batch_size else (size + 1,)
     for candidate in candidates:
-        divisible = math.lcm(size, candidate) * layout.data_parallel * layout.pipeline_parallel
+        divisible = math.lcm(size, candidate) * layout.data_parallel * layout.default_microbatches
         common_changes = {} if scenario.workload.global_batch_size else {"global_batch_size": divisible}
         yield Fix(
             kind="runtime",

@@ -247,12 +247,13 @@ def _fix_global_batch(scenarios: Sequence[Scenario], request: SearchRequest) -> 
         return list(scenarios), ()
     if "layout" not in free and layout.pipeline_parallel == 1:
         return list(scenarios), (_BATCH_NOTE,) if "micro_batch" in free else ()
-    sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
+    sequences = workload.micro_batch_size * layout.data_parallel * layout.default_microbatches
+    each = "two micro-batches" if layout.default_microbatches > layout.pipeline_parallel else "one micro-batch"
     note = (
-        f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
+        f"the global batch is held at the baseline's {sequences} sequences, {each} per replica and stage; "
         + with_fields("set {global_batch_size} for another one")
     )
-    return [each.replace(global_batch_size=sequences) for each in scenarios], (note,)
+    return [scenario.replace(global_batch_size=sequences) for scenario in scenarios], (note,)
 
 
 def _search_each_device(
