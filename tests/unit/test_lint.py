@@ -492,3 +492,16 @@ def test_large_logits_are_those_of_the_kernels(kernels: str | None, tensor_paral
 
     assert bool(found) == (gib > 7.91)
     assert all(f"{gib:.3g} GiB" in problem for problem in found)
+
+
+def test_memory_that_is_exceeded_costs_no_time() -> None:
+    """A smaller micro-batch fits, and also shortens the bubble: that is the cost of PL107, and ME101 comes first."""
+    workload = {"micro_batch_size": 16, "global_batch_size": 64}
+    scenario = build_scenario("llama-3-8b", "h100-sxm-80gb", workload=workload, layout={"pipeline_parallel": 4})
+    report = check_scenario(scenario, search_shapes=False)
+    first, *others = report.findings
+    bubble = next(finding for finding in others if finding.code == "PL107")
+
+    assert (first.code, first.severity, first.cost_s) == ("ME101", "error", None)
+    assert first.suggestions[0].changes == {"micro_batch_size": 1}
+    assert bubble.cost_fraction == pytest.approx(bubble.suggestions[0].predicted_gain_fraction)

@@ -79,6 +79,7 @@ def memory_exceeded(scenario: Scenario) -> Iterator[Violation]:
             for fix in itertools.islice(_fitting_fixes(scenario, _more_devices(scenario, stage_layouts)), 1)
         ),
         least_severity="error",
+        has_cost=False,
     )
 
 
