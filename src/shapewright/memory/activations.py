@@ -123,11 +123,8 @@ def estimate_activation_terms(
     # starts the backward pass at once, so only one micro-batch has them.
     num_heads = 1 + config.num_mtp_layers
     end_bytes = num_heads * residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
-    logit_gradient_bytes = 0.0  # a fused cross entropy writes it over the logits
-    if workload.kernels != "fused":
-        logit_gradient_bytes = _logits_of_one_loss(stage, workload, activation_element_bytes(workload.dtype))
     logits_bytes = estimate_logits(stage, workload)
-    transient_bytes = max(recomputed + temporary, logit_gradient_bytes)
+    transient_bytes = max(recomputed + temporary, estimate_logit_gradient(stage, workload))
     return ActivationTerms(per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes)
 
 
@@ -175,6 +172,13 @@ def estimate_logits(stage: Stage, workload: Workload) -> float:
     if not workload.is_training or not config.num_mtp_layers or _count_loss_chunks(stage, workload, rows) > 1:
         return one_bytes
     return (1 + config.num_mtp_layers) * one_bytes
+
+
+def estimate_logit_gradient(stage: Stage, workload: Workload) -> float:
+    """Estimate the gradient of the logits of one loss; a fused cross entropy writes it over the logits. [byte]"""
+    if workload.kernels == "fused":
+        return 0.0
+    return _logits_of_one_loss(stage, workload, activation_element_bytes(workload.dtype))
 
 
 def _logits_of_one_loss(stage: Stage, workload: Workload, element_bytes: float) -> float:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.numeric import divisors
 from shapewright.core.units import format_bytes, format_percent
 from shapewright.lint.rule import Fix, Violation, rule
-from shapewright.memory.activations import estimate_logits
+from shapewright.memory.activations import estimate_logit_gradient, estimate_logits
 from shapewright.memory.stages import Stage
-from shapewright.memory.tensors import activation_element_bytes
 from shapewright.workload.layout import MAX_ZERO_STAGE_IN_PIPELINES
 
 if TYPE_CHECKING:
@@ -226,9 +225,7 @@ def large_logits(scenario: Scenario) -> Iterator[Violation]:
         return
     workload, layout = scenario.workload, scenario.layout
     stage = Stage(scenario.config, layout, layout.pipeline_parallel - 1)
-    logits_bytes = estimate_logits(stage, workload)
-    if workload.kernels != "fused":  # which writes the gradient over the logits
-        logits_bytes += estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
+    logits_bytes = estimate_logits(stage, workload) + estimate_logit_gradient(stage, workload)
     fraction = logits_bytes / scenario.device.memory_bytes
     if fraction < LARGE_LOGITS_FRACTION:
         return
