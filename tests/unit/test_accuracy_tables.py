@@ -154,6 +154,23 @@ def test_paper_layers(tmp_path: Path) -> None:
     assert sum(evaluation.skipped["paper_layers"].values()) == 2
 
 
+def test_rows_that_two_logs_hold_are_counted_once(tmp_path: Path) -> None:
+    """A copy in another log is skipped; another time of the same layer, and one log's own repetition, are not."""
+    measured = {"layer_s": 0.0104, "layer_tflops": 140.7, "qkv_tflops": 230.0}
+    rows = [
+        paper_layer(log="one", **measured),
+        paper_layer(log="one", **measured),
+        paper_layer(log="two", **measured),
+        paper_layer(log="two", **(measured | {"layer_s": 0.0105})),
+    ]
+    write_csv(tmp_path / "paper_layers.csv", rows)
+    evaluation = evaluate_folder(tmp_path)
+    found = {row.table: row.rows for row in evaluation.rows}
+
+    assert found == {"paper_layers/qkv": 3, "paper_layers/layer": 3}
+    assert list(evaluation.skipped["paper_layers"].values()) == [1, 1]
+
+
 def test_published_training(tmp_path: Path) -> None:
     """Tokens per second as predicted have no error; rows without a field, and unknown experts, are counted."""
     prediction = build_scenario(

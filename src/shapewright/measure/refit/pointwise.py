@@ -22,7 +22,14 @@ from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
+from shapewright.measure.accuracy.tables.paper_layers import (
+    FORMAT,
+    PaperLayer,
+    find_floors,
+    find_misfits,
+    find_repeats,
+    price_block,
+)
 from shapewright.measure.accuracy.tables.pointwise import KIND_OF, adds_two_branches
 from shapewright.measure.fit.pointwise_record import Constant, fit_pointwise, predict_pointwise
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, error_summary, fold_of_rows, interval_of
@@ -154,10 +161,10 @@ def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
     device, context = load_device(FOREIGN_DEVICE), Context()
     columns = read_columns(data / "paper_layers.csv", FORMAT, Counter())
     columns = columns.take(columns.labels["gpu"].values == FOREIGN_GPU)
-    misfits, found = find_misfits(columns), []
+    misfits, repeats, found = find_misfits(columns), find_repeats(columns), []
     for name in ("attention", "layer"):
         measured = columns.numbers[f"{name}_s"]
-        wrong = find_floors(columns.labels["log"].codes, measured) | (misfits & (name == "attention"))
+        wrong = find_floors(columns.labels["log"].codes, measured) | (misfits & (name == "attention")) | repeats
         for row in np.flatnonzero((measured > 0.0) & ~wrong).tolist():
             layer = PaperLayer.of(columns, row)
             block = price_block(name, layer, device, is_flash=False, context=context)

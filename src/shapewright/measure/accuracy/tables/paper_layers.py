@@ -74,13 +74,17 @@ _FEWEST_AT_FLOOR, _FLOOR_WIDTH = 20, 1.002
 _LONGEST_PARTS = 1.1
 # Placeholder for a missing throughput. [TFLOP/s]
 _PLACEHOLDER_TFLOPS = 1.0
+_REPEATED = "{} of a row that another log holds too: each measurement is counted once"
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every measured quantity; parts are logs, tables are quantities."""
+    repeats = find_repeats(columns)
     for name in GEMMS:
-        measured = columns.numbers[f"{name}_tflops"]
-        yield from _price_gemms(name, columns.take(measured > 0.0), context)
+        is_there = columns.numbers[f"{name}_tflops"] > 0.0
+        if (is_there & repeats).any():
+            context.skipped[_REPEATED.format(f"{name}_tflops")] += int((is_there & repeats).sum())
+        yield from _price_gemms(name, columns.take(is_there & ~repeats), context)
     for name in _BLOCKS:
         yield from _price_blocks(name, columns, context)
     if columns.num_rows:
@@ -161,11 +165,13 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     is_too_long = np.zeros(columns.num_rows, dtype=bool)
     if name == "attention":
         is_too_long = is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & find_misfits(columns)
+    is_repeat = is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & ~is_too_long & find_repeats(columns)
     for reason, rows in (
         (f"{name}_tflops is missing or the placeholder 1.000", is_placeholder),
         (f"{name}_s of a layer with tensor_parallel > 1, which ran unsharded", is_unsharded),
         (f"{name}_s is the minimum of its log at any size: a slow start in the slowest iteration", is_stuck),
         (f"{name}_s and mlp_s exceed the time of their layer by more than a tenth", is_too_long),
+        (_REPEATED.format(f"{name}_s"), is_repeat),
     ):
         if rows.any():
             context.skipped[reason] += int(rows.sum())
@@ -181,7 +187,7 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
         time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
         return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
 
-    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & ~is_too_long)
+    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & ~is_too_long & ~is_repeat)
     for rows, device, words, prices in context.price_groups(chosen, ("gpu", "flash_attention"), price_group):
         table = f"paper_layers/{name}{'-flash' if _is_flash(words[1]) else ''}"
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
@@ -204,6 +210,19 @@ def find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:
         if neighbours.max() >= _FEWEST_AT_FLOOR:
             is_stuck |= rows & (seconds <= times[neighbours.argmax()] * _FLOOR_WIDTH)
     return is_stuck
+
+
+def find_repeats(columns: Columns) -> NDArray[np.bool_]:
+    """Find rows that an earlier log holds too, to the last digit of every time: a copy, not another measurement.
+
+    55 of the 72 rows of MI250X's second log are those of its first.
+    """
+    words = [column.codes.astype(float) for name, column in columns.labels.items() if name != "log"]
+    cells = np.stack([*columns.numbers.values(), *words])
+    _, first, row_of = np.unique(np.nan_to_num(cells, nan=-1.0), axis=1, return_index=True, return_inverse=True)
+    logs = columns.labels["log"].codes
+    repeats: NDArray[np.bool_] = logs != logs[first[row_of.reshape(-1)]]
+    return repeats
 
 
 def find_misfits(columns: Columns) -> NDArray[np.bool_]:

@@ -23,7 +23,14 @@ from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
+from shapewright.measure.accuracy.tables.paper_layers import (
+    FORMAT,
+    PaperLayer,
+    find_floors,
+    find_misfits,
+    find_repeats,
+    price_block,
+)
 from shapewright.measure.fit.gemm_section import (
     SINGLE_ROLES,
     Array,
@@ -346,7 +353,7 @@ def read_blocks(folder: Path, device: Device, gpu: str) -> pd.DataFrame:
     """Read unfused blocks of the paper's layers: kind, tokens, hidden size, measured time, predicted rest."""
     columns, context, rows = read_columns(folder / "paper_layers.csv", FORMAT, Counter()), Context(), []
     is_chosen = (columns.labels["gpu"].values == gpu) & (columns.labels["flash_attention"].values == "0")
-    is_chosen &= columns.numbers["tensor_parallel"] == 1.0
+    is_chosen &= (columns.numbers["tensor_parallel"] == 1.0) & ~find_repeats(columns)
     for kind in GEMMS_OF_BLOCK:
         seconds = columns.numbers[f"{kind}_s"]
         is_used = is_chosen & (seconds > 0.0)

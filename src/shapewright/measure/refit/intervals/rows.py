@@ -27,6 +27,7 @@ from shapewright.measure.accuracy.tables.paper_layers import (
     PaperLayer,
     find_floors,
     find_misfits,
+    find_repeats,
     layer_gemm,
     price_block,
 )
@@ -181,13 +182,13 @@ def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
     """
     layers = read_table(folder, "paper_layers")
     seconds = layers.numbers["attention_s"]
-    is_stuck = find_floors(layers.labels["log"].codes, seconds) | find_misfits(layers)
+    is_left_out = find_floors(layers.labels["log"].codes, seconds) | find_misfits(layers) | find_repeats(layers)
     context, rows = Context(), []
     for gpu in sorted(set(layers.labels["gpu"].values)):
         device = find_measured_device(gpu)
         if load_record("pointwise", device).distance != "foreign":
             continue
-        for row in np.flatnonzero((layers.labels["gpu"].values == gpu) & (seconds > 0.0) & ~is_stuck).tolist():
+        for row in np.flatnonzero((layers.labels["gpu"].values == gpu) & (seconds > 0.0) & ~is_left_out).tolist():
             layer = PaperLayer.of(layers, row)
             block = price_block("attention", layer, device, is_flash=False, context=context)
             parts = {
