@@ -265,7 +265,10 @@ def test_pointwise_fp32(tmp_path: Path) -> None:
 
 
 def test_gemm_amd(tmp_path: Path) -> None:
-    """Rows timed as the section of their scale and weight layout predicts have no error; scales are told apart."""
+    """Rows timed as the section of their scale and weight layout predicts have no error; scales are told apart.
+
+    Outputs in fp32 are skipped.
+    """
     chip = load_device("mi355x")
     sizes = {"m": np.array([16, 900, 8192]), "n": np.array([2112, 4096, 7168]), "k": np.array([7168, 512, 4096])}
     record = load_record("gemm", chip)
@@ -274,9 +277,15 @@ def test_gemm_amd(tmp_path: Path) -> None:
     time_s = price_gemm(operation, chip, record, library=name).time_s
     words = {"device": "mi355x", "library": "aiter tuned", "kernel": "ck", "dtype": "fp8", "scale": "blockscale_128"}
     columns = {key: [value] * 3 for key, value in words.items()} | {"weights_shuffled": [True] * 3, "batch": [1] * 3}
-    write_parquet(tmp_path / "gemm_amd.parquet", columns | sizes | {"latency_s": time_s})
+    columns |= sizes | {"latency_s": time_s}
+    write_parquet(tmp_path / "gemm_amd.parquet", columns | {"out_dtype": ["bf16"] * 3})
     row = only_row(tmp_path)
 
     assert (row.table, row.library) == ("gemm_amd", "aiter tuned, blockscale_128")
     assert row.mape == pytest.approx(0.0, abs=1e-12)
     assert not np.allclose(price_gemm(operation, chip, record).time_s, time_s, rtol=0.01)
+
+    write_parquet(tmp_path / "gemm_amd.parquet", columns | {"out_dtype": ["bf16", "fp32", "bf16"]})
+    evaluation = evaluate_folder(tmp_path)
+    assert [judged.rows for judged in evaluation.rows] == [2]
+    assert list(evaluation.skipped["gemm_amd"].values()) == [1]

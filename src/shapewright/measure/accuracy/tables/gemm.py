@@ -98,9 +98,11 @@ def _same_size_weights(rows: Columns) -> Alternatives:
 AMD_LIBRARY = "aiter tuned"
 AMD_FORMAT = Format(
     numbers={"batch": 1, "m": 1, "n": 1, "k": 1},
-    labels=("device", "library", "kernel", "dtype", "scale", "weights_shuffled"),
+    labels=("device", "library", "kernel", "dtype", "scale", "weights_shuffled", "out_dtype"),
     positive=("latency_s",),
 )
+WIDE_OUTPUT = "fp32"
+"""Format of outputs that are not priced: at equal sizes kernels that write it take a third longer than in 16 bits."""
 
 
 def section_of(scale: str, shuffled: object) -> str:
@@ -125,6 +127,8 @@ def price_amd(columns: Columns, context: Context) -> Iterator[Chunk]:
         known = form.dtype in record.parameters["libraries"].get(name, {})
         return form.widen(price_gemms(operation, device, context, library=name if known else ""))
 
+    is_wide = columns.labels["out_dtype"].values == WIDE_OUTPUT
+    columns = context.skip_rows(columns, is_wide, f"out_dtype is {WIDE_OUTPUT}: GEMMs are priced with 16-bit outputs")
     by = ("device", "library", "dtype", "scale", "weights_shuffled")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[2], f"{words[1]}, {words[3]}")

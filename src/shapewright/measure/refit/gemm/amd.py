@@ -1,8 +1,9 @@
 """Fit the GEMM records of MI300X, MI308X and MI355X from the tuned kernels of gemm_amd.parquet.
 
-Columns: device, kernel, dtype, scale, weights_shuffled, batch, m, n, k, latency_s: the fastest of all kernels that a
-tuning run tried, cold caches, launch excluded (ROCm/aiter). Every scale and weight layout has a section, as libraries
-have. Whole (n, k) shapes are left out in turn; a forest learns the residual, and ships only where it errs less on them.
+Columns: device, kernel, dtype, scale, weights_shuffled, out_dtype, batch, m, n, k, latency_s: the fastest of all
+kernels that a tuning run tried, cold caches, launch excluded (ROCm/aiter). Every scale and weight layout has a section,
+as libraries have; GEMMs that write fp32 are left out. Whole (n, k) shapes are left out in turn; a forest learns the
+residual, and ships only where it errs less on them.
 MI300X has 13 rows in bf16, of one shape: its bf16 kernels are MI308X's, which has the same SM, with the power loss that
 its best published GEMM (mamf.csv) implies. int8 on both is fp8 of MI308X with one factor on all times. fp8 with a scale
 per token, which MI300X was not measured with, is its fp8 with block scales at the rate that MI308X gains; it prices
@@ -23,7 +24,7 @@ from scipy.optimize import brentq
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.hardware.device import Device
 from shapewright.hardware.loader import load_device
-from shapewright.measure.accuracy.tables.gemm import AMD_LIBRARY, section_of
+from shapewright.measure.accuracy.tables.gemm import AMD_LIBRARY, WIDE_OUTPUT, section_of
 from shapewright.measure.fit.gemm_section import (
     FitParameters,
     borrow_alignment,
@@ -77,9 +78,9 @@ class Section(NamedTuple):
 
 
 def read_rows(folder: Path, alias: str) -> pd.DataFrame:
-    """Read the rows of one device, with ``library`` (of the section) and ``held_out``."""
+    """Read the rows of one device that write 16 bits, with ``library`` (of the section) and ``held_out``."""
     rows = pd.read_parquet(folder / TABLE)
-    rows = rows[rows.device == alias].reset_index(drop=True)
+    rows = rows[(rows.device == alias) & (rows.out_dtype != WIDE_OUTPUT)].reset_index(drop=True)
     names = [section_of(*pair) for pair in zip(rows.scale, rows.weights_shuffled, strict=True)]
     return rows.assign(library=names, held_out=fold_of_rows(rows.n, rows.k) == HELD_OUT_FOLD)
 
