@@ -208,3 +208,23 @@ def test_omitted_parts_are_noted() -> None:
     notes = " ".join(read_hf_config(_DEEPSEEK_V32).notes)
     assert "training, whose kernels are not measured, is priced as dense attention" in notes
     assert "index_topk=2048" in notes
+
+
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [
+        ({"num_hidden_layers": 64}, [0] * 62 + [4096] * 2),
+        ({"num_hidden_layers": 64, "sliding_window": None}, [0] * 64),
+        ({"num_hidden_layers": 4, "max_window_layers": 1, "sliding_window": 256}, [0, 256, 256, 256]),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            [0, 4096, 0],
+        ),
+    ],
+)
+def test_windows_of_dots1(keys: dict[str, Any], windows: list[int]) -> None:
+    """Layers from max_window_layers on slide, as in transformers' Dots1Config; a null window leaves none."""
+    experts = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+    config = read_hf_config({"model_type": "dots1", **experts, **keys}).config
+
+    assert [config.window_of_layer(layer) for layer in range(config.num_layers)] == windows

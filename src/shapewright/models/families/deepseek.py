@@ -20,6 +20,7 @@ from shapewright.models.families.family import (
     Fields,
     note_left_out_mtp,
     require_known_types,
+    windows_from_layer_types,
 )
 from shapewright.models.families.moe import moe_layer_fields, sparse_layers
 from shapewright.models.layers import HEAVILY_COMPRESSED, SPARSE_COMPRESSED, WINDOW_ATTENTION
@@ -228,6 +229,15 @@ GLM4_MOE = Family(
     notes=_note_omitted_mtp,
 )
 
+
+def _derive_dots1(values: ConfigValues) -> Fields:
+    """Read experts and windows: layers from ``max_window_layers`` on slide, unless ``sliding_window`` is null."""
+    first = values.optional_count("max_window_layers")
+    num_layers = values.num_layers("num_hidden_layers")
+    default = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    return {**_derive_experts(values), **windows_from_layer_types(values, default)}
+
+
 DOTS1 = Family(
     model_types=("dots1",),
     defaults={
@@ -241,10 +251,12 @@ DOTS1 = Family(
         "tie_word_embeddings": False,
         "first_k_dense_replace": 0,
         "moe_intermediate_size": 1408,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
     },
     keys={**HEAD_DIM, **ATTENTION_BIAS, **_EXPERTS},
     fixed={**RMSNORM_GATED, "qk_norm": "per-head"},
-    derive=_derive_experts,
+    derive=_derive_dots1,
 )
 
 _KINDS = {
