@@ -228,3 +228,11 @@ def test_windows_of_dots1(keys: dict[str, Any], windows: list[int]) -> None:
     config = read_hf_config({"model_type": "dots1", **experts, **keys}).config
 
     assert [config.window_of_layer(layer) for layer in range(config.num_layers)] == windows
+
+
+def test_window_of_minimax() -> None:
+    """Layers of softmax attention slide if there is a window, as in transformers' MiniMaxModel."""
+    values = {"model_type": "minimax", "hidden_size": 4096, "num_hidden_layers": 4}
+    windows = [read_hf_config({**values, **keys}).config.window_of_layer(0) for keys in ({}, {"sliding_window": 1024})]
+
+    assert windows == [0, 1024]

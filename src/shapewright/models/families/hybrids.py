@@ -17,6 +17,7 @@ from shapewright.models.families.family import (
     Fields,
     note_left_out_mtp,
     require_known_types,
+    window_on_every_layer,
 )
 from shapewright.models.families.moe import MIXTRAL, QWEN3_MOE, derive_sparse_layers, moe_layer_fields, sparse_layers
 from shapewright.models.layers import ATTENTION, mixers_of
@@ -263,7 +264,8 @@ def _derive_minimax(values: ConfigValues) -> Fields:
         "linear_num_value_heads": heads,
         "linear_key_head_dim": values.optional_count("head_dim") or hidden // heads,
     }
-    return mixer_fields(layer_names(values, default), "lightning_attention", sizes)
+    windows = window_on_every_layer(values)  # of those with softmax attention
+    return {**mixer_fields(layer_names(values, default), "lightning_attention", sizes), **windows}
 
 
 MINIMAX = Family(
