@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shapewright.hardware.loader import load_device
 from shapewright.measure.refit.intervals.left_out import (
     LARGEST_END,
     PriorBias,
@@ -218,3 +219,28 @@ def test_biases_by_hand() -> None:
     assert bias_of((predicted, np.exp([0.1, 0.2, 0.9]))) == pytest.approx(0.2)
     assert prior_bias_of({"a": 0.3, "b": -0.4}) == PriorBias(pytest.approx(np.sqrt(0.125)))
     assert prior_bias_of({}) is None
+
+
+def test_slow_kernels_widen_the_interval_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel in six takes twice the predicted time: the upper end of nine in ten rows is that factor."""
+    import pandas as pd
+
+    from shapewright.measure.refit.gemm import fp32
+
+    kernel_s, launch_s, num_rows = 1e-3, 2e-5, 600
+    factor = np.where(np.arange(num_rows) % 6 == 0, 2.0, 1.0)
+    sizes = {"batch": 1, "m": 64, "n": np.arange(num_rows) + 1, "k": 64}
+    names = np.where(np.arange(num_rows) // 6 % 2 == 0, "linear", "bmm")
+    measured = pd.DataFrame({"operation": names, **sizes, "latency_s": kernel_s * factor + launch_s})
+    fitted = fp32.Fitted(np.zeros(1), {}, launch_s)
+
+    def predict(chosen: pd.DataFrame, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(chosen), kernel_s), np.full(len(chosen), launch_s)
+
+    monkeypatch.setattr(fp32, "fit_kernels", lambda *_: fitted)
+    monkeypatch.setattr(fp32, "predict_kernels", predict)
+    monkeypatch.setattr(fp32, "_forest_of", lambda *_: None)
+    monkeypatch.setattr(fp32, "forest_correction", lambda _, m, *__: (np.zeros(len(m)),))
+    (high,) = fp32.learn_device(measured, load_device("t4"), {}).intervals["learned"]["high"]
+
+    assert high == pytest.approx(2.0)

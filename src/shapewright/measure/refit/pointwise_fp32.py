@@ -30,7 +30,7 @@ from shapewright.measure.fit.shared import (
     fold_of_rows,
     interval_of,
 )
-from shapewright.measure.refit.gemm.fp32 import MEASURED, SAME_BOARD, SOURCE
+from shapewright.measure.refit.gemm.fp32 import MEASURED, SAME_BOARD, SOURCE, tells_about_kernels
 from shapewright.measure.refit.intervals.interval_files import write_groups
 from shapewright.measure.refit.intervals.left_out import transfer_groups
 from shapewright.measure.refit.record_files import command, write_record
@@ -113,7 +113,7 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
         kinds = sorted({kind for constant, kind in free if constant == "launch_s"})
         held = rows[rows.held_out & rows.kind.isin(kinds)]
         (predicted, kernel_s), measured = predict(free, held, device), held.latency_s.to_numpy()
-        tells = kernel_s > _KERNEL_SHARE * measured
+        tells = tells_about_kernels(kernel_s, predicted)
         bare_s = (measured - predicted + kernel_s)[tells]
         interval = interval_of(kernel_s[tells], bare_s)
         ratios = (measured / predicted)[~tells]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.hardware.device import Device
@@ -91,6 +92,22 @@ def read_rows(folder: Path, alias: str) -> pd.DataFrame:
     """Read the rows of one device."""
     rows = pd.read_parquet(folder / TABLE)
     return rows[rows.device == alias].drop(columns=["device", "dtype", "bias"]).reset_index(drop=True)
+
+
+def tells_about_kernels(kernel_s: Array, timed_s: Array) -> NDArray[np.bool_]:
+    """Return which rows tell how far off kernels are: those whose launch is predicted to be the smaller part.
+
+    By the measured time instead, kernels that take twice as long as predicted would not count.
+
+    Args:
+        kernel_s: Predicted times of the kernels. [s]
+        timed_s: Predicted times with their launch. [s]
+
+    >>> tells_about_kernels(np.array([1e-3, 1e-5]), np.array([1.02e-3, 3e-5])).tolist()
+    [True, False]
+    """
+    tells: NDArray[np.bool_] = kernel_s > _KERNEL_SHARE * timed_s
+    return tells
 
 
 def fit_kernels(rows: pd.DataFrame, device: Device, operation: str, start: Array | None = None) -> Fitted:
@@ -175,7 +192,7 @@ def learn_device(rows: pd.DataFrame, device: Device, starts: Mapping[str, Array]
     m, n, k, batch = (held[letter].to_numpy(float) for letter in SIZES)
     learned = physics * np.exp(forest_correction(forest, m, n, k, batch, physics)[0])
     measured = held.latency_s.to_numpy()
-    tells = learned > _KERNEL_SHARE * measured
+    tells = tells_about_kernels(learned, learned + launch)
     kernel_s = np.maximum(measured - launch, 0.1 * measured)
     intervals = {
         name: interval_of(predicted[tells], kernel_s[tells])
