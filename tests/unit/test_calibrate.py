@@ -25,11 +25,13 @@ from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.evaluate import summarize
 from shapewright.measure.accuracy.stores import price
+from shapewright.measure.fit.attention_record import _predictor
 from shapewright.measure.fit.calibrate import CalibrationResult, calibrate_rows
 from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
 from shapewright.pricing.calibration.file import calibrated_device, device_table, read_calibration
+from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.operations import price_operations
 
 H100 = load_device("h100-sxm-80gb")
@@ -318,6 +320,24 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
     assert report["kernel"] == ("the library's choice" if own else quick)
     assert (report["rows"], report["rows_of_other_kernels"]) == (5, 10 if own else 5)
     assert any(f"describes {report['kernel']}" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize("differs", [{"kv_cache_dtype": "fp8"}, {"values_in_keys": True}])
+def test_calls_of_another_cache_do_not_change_each_other(differs: dict[str, Any]) -> None:
+    """Calls with a narrow cache, or whose values are in the keys, have the times that they have alone."""
+    sizes = {"batch_size": 64, "kv_len": 8192, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
+    plain = Attention(name="a", dtype="bf16", query_len=1, **sizes)  # type: ignore[arg-type]
+    other = replace(plain, **differs)
+    section = load_record("attention", H100).parameters["sections"]["16bit"]
+    constants = section["kernels"][section["usual_kernel"]]["decode"]
+
+    def times_s(calls: Sequence[Attention]) -> list[float]:
+        found: list[float] = _predictor("decode", calls, constants, H100)({}).tolist()
+        return found
+
+    together = times_s([plain, other])
+    assert together == pytest.approx([*times_s([plain]), *times_s([other])])
+    assert together[1] < 0.7 * together[0]  # half of the cache is read
 
 
 @pytest.mark.parametrize(

@@ -208,16 +208,17 @@ def _predictor(
     """Return a function from the factors to the times of calls; calls with the same flags are evaluated together."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
-        groups.setdefault((call.dtype, call.causal, call.is_backward, call.writes_cache), []).append(index)
+        of_shape = call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys
+        groups.setdefault((*of_shape, call.is_backward, call.writes_cache), []).append(index)
     prepared = [
-        (_shape([calls[index] for index in places]), attention_rates(device, flags[0]), flags, np.array(places))
+        (_shape([calls[index] for index in places]), attention_rates(device, flags[0]), flags[-2:], np.array(places))
         for flags, places in groups.items()
     ]
 
     def predict(free: Mapping[str, float]) -> Array:
         constants = _scaled(start, free)
         found = np.empty(len(calls))
-        for shape, rates, (_, _, is_backward, writes), places in prepared:
+        for shape, rates, (is_backward, writes), places in prepared:
             if phase == "prefill":
                 prefill = read_parameters(PrefillParameters, constants, "that is being fitted")
                 times = estimate_prefill(shape, rates, prefill, writes_cache=writes, is_backward=is_backward)
@@ -231,6 +232,7 @@ def _predictor(
 
 
 def _shape(calls: Sequence[Attention]) -> AttentionShape:
+    """Sizes of calls with the same formats, mask and values."""
     names = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
     columns: dict[str, Any] = {name: np.array([float(getattr(call, name)) for call in calls]) for name in names}
     first = calls[0]
