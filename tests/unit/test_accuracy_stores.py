@@ -34,7 +34,7 @@ OPERATIONS = (
     Attention(
         name="a", batch_size=4, query_len=1024, kv_len=1024, num_heads=16, num_kv_heads=4, head_dim=64, v_head_dim=64
     ),
-    Pointwise(name="p", operation="norm", read_bytes=1e8, written_bytes=1e8),
+    Pointwise(name="p", operation="residual", read_bytes=2e8, written_bytes=1e8),
     Collective(name="c", op_name="all_reduce", axis="tensor", message_bytes=1e8, num_ranks=8, ranks_per_node=8),
 )
 
@@ -74,6 +74,20 @@ def test_every_kind_is_priced_as_a_step_prices_it(physics_only: bool) -> None:
     assert {name: row.mape for name, row in found.items()} == dict.fromkeys(found, pytest.approx(0.0, abs=1e-9))
     assert all(row.coverage_90 == 1.0 for row in found.values())
     assert found["store/gemm"].rows == 2
+
+
+def test_norms_are_priced_as_the_kernel_that_ran() -> None:
+    """The bench runs LayerNorm for a norm, and RMSNorm for its variant: each is priced as its own kernel."""
+    norms = [Pointwise(name="n", operation=kind, read_bytes=1e8, written_bytes=1e8) for kind in ("layernorm", "norm")]
+    times = [float(one.time_s) for one in price_operations(norms, H100)]
+    rows = [
+        make_row(Case(operation=norms[1], variant=variant), time_s)
+        for variant, time_s in zip(("", "rms_norm"), times, strict=True)
+    ]
+    (found,) = summarize(price(rows, Context()), by=())
+
+    assert times[0] > 1.2 * times[1]
+    assert (found.rows, found.mape) == (2, pytest.approx(0.0, abs=1e-12))
 
 
 def test_errors_are_those_of_the_rows() -> None:

@@ -322,6 +322,20 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
     assert any(f"describes {report['kernel']}" in remark for remark in found.remarks)
 
 
+def test_layernorm_and_rmsnorm_are_fitted_apart() -> None:
+    """The bench times both as norms, RMSNorm as a variant: a third as fast, it has a third of LayerNorm's bandwidth."""
+    gemms = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in gemms]
+    for size in (2.0**s for s in range(26, 32)):
+        norm = Pointwise(name="norm", dtype="bf16", operation="norm", read_bytes=size, written_bytes=size)
+        for variant, bytes_per_s in (("", 1.8e12), ("rms_norm", 0.6e12)):
+            rows.append(make_row(Case(operation=norm, variant=variant), H100.name, 2e-6 + 2.0 * size / bytes_per_s))
+    kinds = fit_rows(rows).content["records"]["pointwise"]["parameters"]["kinds"]
+    ratio = kinds["layernorm"]["bandwidth_fraction"] / kinds["norm"]["bandwidth_fraction"]
+
+    assert ratio == pytest.approx(3.0, rel=0.05)
+
+
 @pytest.mark.parametrize("differs", [{"kv_cache_dtype": "fp8"}, {"values_in_keys": True}])
 def test_calls_of_another_cache_do_not_change_each_other(differs: dict[str, Any]) -> None:
     """Calls with a narrow cache, or whose values are in the keys, have the times that they have alone."""

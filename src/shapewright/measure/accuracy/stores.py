@@ -175,7 +175,11 @@ def _price_attention(rows: Sequence[Row], device: Device, context: Context) -> P
 
 
 def _price_pointwise(rows: Sequence[Row], device: Device, context: Context) -> Prices:
-    operations = [operation for row in rows if isinstance(operation := row.operation(), Pointwise)]
+    operations = [
+        replace(operation, operation="layernorm") if row.is_layernorm else operation
+        for row in rows
+        if isinstance(operation := row.operation(), Pointwise)
+    ]
     return _join_intervals(price_pointwises(operations, device, context.record("pointwise", device)))
 
 

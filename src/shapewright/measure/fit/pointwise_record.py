@@ -164,8 +164,8 @@ def _kernels(row: Row) -> int:
 
 
 def _kind(row: Row) -> str:
-    """Return the kind in the record; gated activations are a kind of their own."""
-    kind = str(row.sizes["operation"])
+    """Return the kind in the record; gated activations and LayerNorm are kinds of their own."""
+    kind = "layernorm" if row.is_layernorm else str(row.sizes["operation"])
     gated = float(row.sizes["read_bytes"]) > GATED_READ_RATIO * float(row.sizes["written_bytes"])
     return f"gated_{kind}" if kind == "activation" and gated else kind
 
@@ -190,7 +190,7 @@ def _parameters(free: Mapping[Constant, float], device: Device) -> dict[str, Any
         for kind in sorted(own)
     }
     for measured, other in (("norm", "layernorm"), ("layernorm", "norm")):
-        if measured in found and other not in found:  # the bench labels LayerNorm as a norm
+        if measured in found and other not in found:
             found[other] = {**found[measured], "source": f"as {measured}"}
     # Residual additions stream; without them the mean of the measured kinds is the reference.
     scale = _middle(found, "bandwidth_fraction", own) / _middle(table, "bandwidth_fraction", own)

@@ -205,6 +205,11 @@ class Row:
         """All fields by name."""
         return asdict(self)
 
+    @property
+    def is_layernorm(self) -> bool:
+        """Whether the bench ran LayerNorm for a norm, as it does unless a variant requests RMSNorm."""
+        return self.kind == "pointwise" and self.sizes["operation"] == "norm" and not self.variant
+
     def operation(self) -> Measurable:
         """The measured operation, layer or step."""
         cls = _KINDS[self.kind]
