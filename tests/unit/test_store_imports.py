@@ -258,6 +258,23 @@ def test_tables_become_operations(name: str, tmp_path: Path) -> None:
     assert row.operation() == expected
 
 
+def test_phi_s_rows_are_those_of_its_layers(tmp_path: Path) -> None:
+    """phi-2 adds attention and MLP to its residual stream, each in a kernel, and has LayerNorm."""
+    head, _ = TABLES["pointwise.csv"][0].split("\n", 1)
+    row = "a100_sxm,vidur,phi-2,{},fp16,4,16,32,0,2,2,1,1e-5"
+    added, norm = imported(
+        tmp_path, "pointwise.csv", "\n".join([head, row.format("add"), row.format("input_layernorm")])
+    )
+    # 4 tokens of 16 elements of 2 bytes: read twice and written once by each addition, read and written by the norm
+    sizes = {"read_bytes": 512.0, "written_bytes": 256.0, "num_kernels": 2}
+
+    assert added.operation() == Pointwise(name="add", dtype="fp16", operation="residual", **sizes)  # type: ignore[arg-type]
+    assert norm.operation() == Pointwise(
+        name="input_layernorm", dtype="fp16", operation="layernorm", read_bytes=128.0, written_bytes=128.0
+    )
+    assert {entry.sizes["row_width"] for entry in (added, norm)} == {16}
+
+
 def test_paper_layers_become_gemms(tmp_path: Path) -> None:
     """Each rate of a paper layer becomes a GEMM, divided by tensor parallelism."""
     head = "log,gpu,num_heads,hidden_size,micro_batch_size,seq_len,tensor_parallel,qkv_tflops,score_tflops,aov_tflops"

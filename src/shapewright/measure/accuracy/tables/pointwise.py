@@ -56,15 +56,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are models and operations."""
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        model, gated = words[4], bool(np.all(rows.numbers["gated"]))
-        operation = operation_of(
-            rows.numbers, words[3], get_dtype(context.read_stored_format(words[1]).dtype).num_bytes
-        )
-        if words[3] == "input_layernorm" and not gated:
-            operation = replace(operation, operation="layernorm")
-        elif words[3] == "add" and adds_two_branches(model):
-            read, written = 2.0 * operation.read_bytes, 2.0 * operation.written_bytes
-            operation = replace(operation, read_bytes=read, written_bytes=written, num_kernels=2)
+        element_bytes = get_dtype(context.read_stored_format(words[1]).dtype).num_bytes
+        operation = operation_of(rows.numbers, words[3], words[4], element_bytes)
         found = price_pointwise(operation, device, context.record("pointwise", device))
         return prices_of(found, found.roofline_s)
 
@@ -84,11 +77,11 @@ def adds_two_branches(model: str) -> bool:
     return model.rpartition("/")[2].lower().startswith(_TWO_BRANCHES)
 
 
-def operation_of(sizes: Mapping[str, Any], name: str, element_bytes: float) -> Pointwise:
-    """Return the operation of each row, with the bytes that lowering counts.
+def operation_of(sizes: Mapping[str, Any], name: str, model: str, element_bytes: float) -> Pointwise:
+    """Return the operation of each row of a model, with the bytes that lowering counts.
 
     Norm, residual and embedding touch tokens x h elements; the activation tokens x f / t, read twice with a gate;
-    rotary positions tokens x (a + a_kv) / t heads.
+    rotary positions tokens x (a + a_kv) / t heads. Models without a gate have LayerNorm.
 
     Raises:
         MeasuredFileError: the operation is unknown.
@@ -96,15 +89,22 @@ def operation_of(sizes: Mapping[str, Any], name: str, element_bytes: float) -> P
     if name not in KIND_OF:
         raise MeasuredFileError(f"unknown operation {name!r}; known are {', '.join(KIND_OF)}")
     tokens, h, f, gated, heads, kv_heads, shards = (sizes[size] for size in SIZES)
+    kind, num_kernels = KIND_OF[name], 1
     width, inputs = h, np.ones_like(h)
+    if name == "input_layernorm" and not np.all(gated):
+        kind = "layernorm"
+    elif name == "add" and adds_two_branches(model):
+        num_kernels = 2
     if name == "attn_rope":
         width = (heads + kv_heads) * (h / heads) / shards
     elif name == "mlp_act":
         width, inputs = f / shards, 1.0 + gated
     elif name == "add":
         inputs = np.full_like(h, 2.0)
-    written = tokens * width * element_bytes
-    return Pointwise(name=name, operation=KIND_OF[name], read_bytes=inputs * written, written_bytes=written)
+    written = num_kernels * tokens * width * element_bytes
+    return Pointwise(
+        name=name, operation=kind, read_bytes=inputs * written, written_bytes=written, num_kernels=num_kernels
+    )
 
 
 FP32_FORMAT = Format(numbers={"rows": 1, "columns": 1}, labels=("device", "operation"), positive=("latency_s",))

@@ -79,10 +79,10 @@ def read_pointwise(record: Record) -> Iterator[Measurement]:
     """Read a record of pointwise.parquet: a kernel of a real model, with bytes as the lowering counts them."""
     name, dtype = str(record["operation"]), get_dtype(record["dtype"])
     sizes = {size: np.float64(record[size]) for size in POINTWISE_SIZES}
-    bulk = operation_of(sizes, name, dtype.num_bytes)
+    bulk = operation_of(sizes, name, str(record["model"]), dtype.num_bytes)
     read_bytes, written_bytes = float(bulk.read_bytes), float(bulk.written_bytes)
     operation = bulk.changed(dtype=dtype.name, read_bytes=read_bytes, written_bytes=written_bytes)
-    width = round(written_bytes / (float(record["num_tokens"]) * dtype.num_bytes))
+    width = round(written_bytes / (float(record["num_tokens"]) * dtype.num_bytes * int(bulk.num_kernels)))
     case = Case(operation=operation, row_width=width, variant=str(record["model"]))
     yield _measurement({**record, "kernel": name}, case, "pointwise")
 
