@@ -6,9 +6,9 @@ package", CUDA op-specific behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from shapewright.core.records import dataclass
 from shapewright.lowering.operations.operation import Operation
@@ -112,6 +112,29 @@ def count_bytes(tensor: Any) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= size if stride != 0 or size == 0 else 1
     return int(elements * tensor.element_size())
+
+
+class View(NamedTuple):
+    """What a tensor shows of its storage: serial number of the storage, place in it, and the bytes of both."""
+
+    serial: int
+    place: tuple[int, tuple[int, ...], tuple[int, ...]]
+    num_bytes: float
+    storage_bytes: float
+
+
+def view_of(tensor: Any, serial: int) -> View:
+    """View of a tensor whose storage has this serial number."""
+    place = (int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+    return View(serial, place, float(count_bytes(tensor)), float(tensor.untyped_storage().nbytes()))
+
+
+def sum_views(views: Iterable[View]) -> dict[int, float]:
+    """Bytes by storage: different views of it, such as the halves of a tensor, together; no byte twice."""
+    sums: dict[int, float] = {}
+    for one in dict.fromkeys(views):
+        sums[one.serial] = min(sums.get(one.serial, 0.0) + one.num_bytes, one.storage_bytes)
+    return sums
 
 
 def is_meta(value: Any) -> bool:

@@ -84,10 +84,19 @@ _KINDS = {
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 # Operators that read some rows of their first tensor only: what they read is what they write.
 GATHERS = {"embedding", "index_select", "index", "_unsafe_index", "gather", "take", "masked_select"}
-# Operators that write some rows of their first tensor in place: they touch what their last tensor holds.
-SCATTERS = {
-    "index_put_", "_index_put_impl_", "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "index_add_",
-    "index_fill_", "masked_scatter_",
+# Operators that write some elements of their first tensor in place; those that add to them read them too.
+_ADDING_SCATTERS = {"index_add_", "scatter_add_", "scatter_reduce_"}
+_INDEX_PUTS = {"index_put_", "_index_put_impl_"}
+SCATTERS = {*_ADDING_SCATTERS, *_INDEX_PUTS, "index_copy_", "scatter_", "index_fill_", "masked_scatter_"}
+# Operators that write all of their first tensor in place without reading it.
+OVERWRITES = {
+    "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_",
+    "cauchy_", "random_",
+}  # fmt: skip
+# Operators that take only sizes and format of their first tensor.
+LIKENESSES = {
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
+    "new_full",
 }  # fmt: skip
 # Norms, softmax and reductions can be merged with the pointwise operations around them, as torch.compile does.
 FUSIBLE_KINDS = {"norm", "layernorm", "softmax", "residual", "activation", "dropout", "bias", "cross_entropy", "rotary"}
@@ -109,6 +118,36 @@ def kind_of(name: str, *, is_pointwise: bool) -> str:
     base = name.removesuffix("_forward").removesuffix("_backward_data").removesuffix("_backward")
     found = KIND_OF.get(name) or KIND_OF.get(base) or KIND_OF.get(name.rstrip("_"))
     return found or ("activation" if is_pointwise else UNKNOWN)
+
+
+def adds_to_target(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator of SCATTERS adds to the elements that it writes."""
+    return name in _ADDING_SCATTERS or (name in _INDEX_PUTS and len(args) > 3 and bool(args[3]))
+
+
+def count_scattered(name: str, args: Sequence[Any]) -> int:
+    """Elements that an operator of SCATTERS writes."""
+    target = args[0]
+    if name in _INDEX_PUTS:
+        import torch
+
+        shapes = [one.shape for one in args[1] if one is not None]
+        rest = prod(size for dim, size in enumerate(target.shape) if dim >= len(args[1]) or args[1][dim] is None)
+        return int(prod(torch.broadcast_shapes(*shapes)) * rest)
+    if name.startswith("index_"):
+        return int(args[2].numel() * target.numel() // target.shape[args[1]])
+    return int(args[2].numel())  # indices of each element, or what is scattered by a mask
+
+
+def filled_mask(name: str, args: Sequence[Any]) -> Any:
+    """Mask of an assignment of one number by a mask, which PyTorch runs as masked_fill_; None for others.
+
+    Source: canDispatchToMaskedFill in aten/src/ATen/native/TensorAdvancedIndexing.cpp.
+    """
+    is_one = name in _INDEX_PUTS and len(args[1]) == 1 and args[1][0] is not None and args[2].numel() == 1
+    if not is_one or adds_to_target(name, args) or "bool" not in str(args[1][0].dtype):
+        return None
+    return args[1][0].reshape(*args[1][0].shape, *(1,) * (args[0].dim() - args[1][0].dim()))
 
 
 def dtype_of(tensor: Any) -> str:

@@ -13,6 +13,7 @@ from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.dispatched import (
     Operator,
+    View,
     count_bytes,
     describe_operator,
     is_meta,
@@ -21,9 +22,20 @@ from shapewright.lowering.torch_trace.dispatched import (
     move_to_meta,
     read_compute,
     seen_autocast,
+    sum_views,
+    view_of,
 )
 from shapewright.lowering.torch_trace.errors import user_line
-from shapewright.lowering.torch_trace.operators import GATHERS, SCATTERS, dtype_of
+from shapewright.lowering.torch_trace.operators import (
+    GATHERS,
+    LIKENESSES,
+    OVERWRITES,
+    SCATTERS,
+    adds_to_target,
+    count_scattered,
+    dtype_of,
+    filled_mask,
+)
 from shapewright.lowering.torch_trace.storages import ACTIVATIONS, INPUTS, WEIGHTS, WORKSPACE, Storages
 from shapewright.lowering.torch_trace.values import READS_VALUE, SIZED_BY_VALUES, Values
 
@@ -39,6 +51,7 @@ class Call:
         gradient: Gradient that it computes, as in OperationBase.
         work: The operation, without a name.
         reads: Bytes read by serial number of the storage.
+        views: Views that they are read through.
         writes: Bytes written by serial number of the storage.
         num_elements: Elements of its largest tensor.
         is_fusible: Whether torch.compile can merge it with operations around it.
@@ -52,6 +65,7 @@ class Call:
     gradient: Any
     work: Operation
     reads: dict[int, float] = field(default_factory=dict)
+    views: tuple[View, ...] = ()
     writes: dict[int, float] = field(default_factory=dict)
     num_elements: int = 0
     is_fusible: bool = False
@@ -126,6 +140,8 @@ class Recorder:
 
     def dispatch(self, mode: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator and record it."""
+        import torch
+
         facts = self._operators.get(func)
         if facts is None:
             facts = self._operators[func] = describe_operator(func)
@@ -136,6 +152,9 @@ class Recorder:
             self._record(facts, args, kwargs, result)
             return result
         if facts.name in ("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_"):
+            mask = filled_mask(facts.name, args)
+            if mask is not None:
+                return self.dispatch(mode, torch.ops.aten.masked_fill_.Scalar, (args[0], mask, 0), {})
             args = self._values.replace_masks(facts.name, args)
         self._refuse_device(kwargs)
         if facts.name == "scaled_dot_product_attention":
@@ -209,7 +228,7 @@ class Recorder:
         work = make_pointwise(facts, sources, written)
         gradient = "backward" if pass_name == "backward" else ""
         call = Call(facts.label, path, pass_name, gradient, work)
-        self._note_bytes(call, sources, written, path, pass_name, facts)
+        self._note_bytes(call, sources, written, path, pass_name, facts, args)
         call.num_elements = max(tensor.numel() for tensor in (*sources, *written))
         call.is_fusible = facts.is_fusible
         self.calls.append(call)
@@ -269,28 +288,43 @@ class Recorder:
         path: str,
         pass_name: str,
         facts: Operator | None = None,
+        args: Sequence[Any] = (),
     ) -> None:
         """Note what a call reads and writes, and the sizes of a memory-bound operation."""
         category = ACTIVATIONS if pass_name == "forward" else WORKSPACE
-        writes = {self.storages.serial_of(one, path, category): float(count_bytes(one)) for one in written}
-        reads = {self.storages.serial_of(one, path): float(count_bytes(one)) for one in sources}
-        if facts is not None:
-            name = facts.name
-            if name in GATHERS and sources:
-                reads[self.storages.serial_of(sources[0])] = sum(writes.values())
-            elif name in SCATTERS and sources:
-                target = self.storages.serial_of(written[0])
-                touched = min(writes[target], float(count_bytes(sources[-1])))
-                writes[target], reads[target] = touched, 0.0
-            elif name == "embedding_dense_backward":
-                # The table is zeroed, then rows are added.
-                target = self.storages.serial_of(written[0])
-                writes[target] += float(count_bytes(sources[0]))
-            elif name in ("copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_"):
-                reads.pop(self.storages.serial_of(written[0]), None)
+        writes = sum_views(view_of(one, self.storages.serial_of(one, path, category)) for one in written)
+        views = [view_of(one, self.storages.serial_of(one, path)) for one in sources]
+        reads = sum_views(views)
+        if facts is not None and sources:
+            self._note_part(facts.name, args, sources[0], written[0], reads, writes)
         call.reads, call.writes = reads, writes
+        call.views = tuple(one for one in views if reads.get(one.serial, 0.0) >= one.num_bytes)
         if isinstance(call.work, Pointwise):
             call.work = call.work.changed(read_bytes=sum(reads.values()), written_bytes=sum(writes.values()))
+
+    def _note_part(
+        self,
+        name: str,
+        args: Sequence[Any],
+        source: Any,
+        written: Any,
+        reads: dict[int, float],
+        writes: dict[int, float],
+    ) -> None:
+        """Change the bytes of an operator that does not read all of its first tensor, or does not write all of it."""
+        first, target = self.storages.serial_of(source), self.storages.serial_of(written)
+        if name in GATHERS:
+            reads[first] = sum(writes.values())
+        elif name in SCATTERS:
+            touched = min(writes[target], float(count_scattered(name, args) * written.element_size()))
+            writes[target], reads[target] = touched, touched if adds_to_target(name, args) else 0.0
+        elif name == "embedding_dense_backward":
+            # The table is zeroed, then rows are added.
+            writes[target] += float(count_bytes(source))
+        elif name in OVERWRITES:
+            reads.pop(target, None)
+        elif name in LIKENESSES:
+            reads.pop(first)
 
     # Devices
 

@@ -12,6 +12,7 @@ from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.operations.pointwise import NORM_KINDS, Pointwise
 from shapewright.lowering.operations.scan import CausalConv, Scan
+from shapewright.lowering.torch_trace.dispatched import View, sum_views
 from shapewright.lowering.torch_trace.operators import UNKNOWN
 from shapewright.lowering.torch_trace.recorder import Call
 from shapewright.lowering.torch_trace.trace import (
@@ -94,8 +95,10 @@ def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, 
     reads: dict[int, float] = {}
     writes: dict[int, float] = {}
     own: set[int] = set()
+    views: list[View] = []
     for index in members:
         call = calls[index]
+        views += [view for view in call.views if view.serial not in own]
         for serial, num_bytes in call.reads.items():
             if serial not in own:
                 reads[serial] = max(reads.get(serial, 0.0), num_bytes)
@@ -104,6 +107,8 @@ def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, 
         if not used or any(reader not in inside for reader in used):
             for serial, num_bytes in call.writes.items():
                 writes[serial] = max(writes.get(serial, 0.0), num_bytes)
+    for serial, num_bytes in sum_views(views).items():
+        reads[serial] = max(reads[serial], num_bytes)  # members may read different views of one tensor
     works = [calls[index].work for index in members]
     kinds = [work.operation for work in works if isinstance(work, Pointwise)]
     kind = next((one for one in _CHAIN_KINDS if one in kinds), kinds[0])
@@ -111,9 +116,14 @@ def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, 
     names = list(dict.fromkeys(calls[index].operator for index in members))
     operator = "+".join(names[:3]) + ("+..." if len(names) > 3 else "")
     work = calls[members[0]].work.changed(
-        operation=kind, read_bytes=sum(reads.values()), written_bytes=sum(writes.values()), dtype=first.work.dtype
+        operation=kind,
+        read_bytes=sum(reads.values()),
+        written_bytes=sum(writes.values()),
+        dtype=first.work.dtype,
     )
-    return Call(operator, first.path, first.pass_name, first.gradient, work, reads, writes, first.num_elements)
+    return Call(
+        operator, first.path, first.pass_name, first.gradient, work, reads, tuple(views), writes, first.num_elements
+    )
 
 
 def name_of(call: Call) -> str:

@@ -1,0 +1,80 @@
+"""Bytes of memory-bound operators in traces, by hand: what they read and write, each byte once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
+
+import shapewright
+from shapewright.lowering.operations.pointwise import Pointwise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.oracle
+
+ROWS, WIDTH, CHOSEN = 1024, 256, 64
+WHOLE, PART = 2 * ROWS * WIDTH, 2 * CHOSEN * WIDTH  # bf16 [byte]
+INDICES = 8 * CHOSEN  # int64 [byte]
+
+
+def trace_pointwise(function: Callable[..., Any], *, fused: bool = False) -> dict[str, Pointwise]:
+    """Memory-bound operations by operator, of a function of a tensor, a part of its rows, and their indices."""
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, part: Any, rows: Any) -> Any:
+            return function(x, part, rows)
+
+    inputs = f"x=bfloat16[{ROWS},{WIDTH}], part=bfloat16[{CHOSEN},{WIDTH}], rows=int64[{CHOSEN}]"
+    found = shapewright.trace(Module(), inputs, phase="prefill", fused=fused)
+    return {one.name.rpartition(".")[2]: one for one in found.operations if isinstance(one, Pointwise)}
+
+
+def bytes_of(operation: Pointwise) -> tuple[float, float]:
+    """Bytes read and written."""
+    return float(operation.read_bytes), float(operation.written_bytes)
+
+
+def _assign_by_mask(x: Any, _: Any, __: Any) -> Any:
+    x[x > 0] = 0
+    return x
+
+
+@pytest.mark.parametrize(
+    ("operator", "function", "read", "written"),
+    [
+        # Only sizes and format are taken of the tensor.
+        ("zeros_like", lambda x, _, __: torch.zeros_like(x), 0, WHOLE),
+        ("new_zeros", lambda x, _, __: x.new_zeros(CHOSEN), 0, 2 * CHOSEN),
+        ("exponential_", lambda x, _, __: x.exponential_(), 0, WHOLE),
+        # Rows are added to what is there.
+        ("index_add_", lambda x, part, rows: x.index_add_(0, rows, part), 2 * PART + INDICES, PART),
+        ("index_copy_", lambda x, part, rows: x.index_copy_(0, rows, part), PART + INDICES, PART),
+        ("index_fill_", lambda x, _, rows: x.index_fill_(0, rows, 1.0), INDICES, PART),
+        ("index_put_", lambda x, part, rows: x.index_put_((rows,), part, accumulate=True), 2 * PART + INDICES, PART),
+        ("scatter_", lambda x, _, rows: x.scatter_(1, rows[:, None], 1.0), INDICES, 2 * CHOSEN),
+        # PyTorch runs it as masked_fill_: a byte of mask for each element.
+        ("masked_fill_", _assign_by_mask, WHOLE + ROWS * WIDTH, WHOLE),
+        # Halves of one tensor are different bytes.
+        ("mul", lambda x, _, __: x[:, : WIDTH // 2] * x[:, WIDTH // 2 :], WHOLE, WHOLE / 2),
+        ("mul", lambda x, _, __: x * x, WHOLE, WHOLE),
+    ],
+)  # fmt: skip
+def test_parts_of_tensors_are_counted(operator: str, function: Any, read: float, written: float) -> None:
+    """Operators read and write the bytes that they touch."""
+    assert bytes_of(trace_pointwise(function)[operator]) == (read, written)
+
+
+def _gate(x: Any, _: Any, __: Any) -> Any:
+    first, second = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(first) * second
+
+
+def test_a_merged_chain_reads_both_halves() -> None:
+    """A chain whose members read different halves of a tensor reads all of it."""
+    (chain,) = trace_pointwise(_gate, fused=True).values()
+
+    assert bytes_of(chain) == (WHOLE, WHOLE / 2)
