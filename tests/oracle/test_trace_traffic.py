@@ -9,13 +9,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="tracing needs the trace extra (torch)")
 
 import shapewright
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.models.transformer import TransformerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.oracle
 
+H100 = load_device("h100-sxm-80gb")
 ROWS, WIDTH, CHOSEN = 1024, 256, 64
 WHOLE, PART = 2 * ROWS * WIDTH, 2 * CHOSEN * WIDTH  # bf16 [byte]
 INDICES = 8 * CHOSEN  # int64 [byte]
@@ -78,3 +81,24 @@ def test_a_merged_chain_reads_both_halves() -> None:
     (chain,) = trace_pointwise(_gate, fused=True).values()
 
     assert bytes_of(chain) == (WHOLE, WHOLE / 2)
+
+
+def test_the_gradient_of_a_plain_activation_has_no_gate() -> None:
+    """It reads two tensors and writes one, as an activation with a gate does, and is priced as tables price it."""
+    module, workload = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU()), {"micro_batch_size": 4}
+    found = shapewright.trace(module, "bfloat16[8192,1024]", dtype="bf16")
+    shape = {"hidden_size": 1024, "num_layers": 1, "num_heads": 16, "vocab_size": 4096, "activation": "gelu"}
+    table = shapewright.predict(TransformerConfig(**shape), device=H100, workload=workload | {"seq_len": 2048})
+    traced = {one.operation.name: one for one in shapewright.predict(found, device=H100).operations}
+
+    own = traced["1.gelu.backward"].price.time_s
+    (known,) = (one for one in table.operations if one.operation.name == "mlp.activation.backward")
+    assert (own, traced["1.gelu.backward"].operation.num_bytes) == (known.price.time_s, 3 * 2 * 8192 * 4096)
+
+
+def test_a_chain_with_a_gate_is_priced_as_one() -> None:
+    """An activation merged with the product with its gate is one kernel, as in tables."""
+    (chain,) = trace_pointwise(_gate, fused=True).values()
+
+    assert chain.is_gated
+    assert trace_pointwise(lambda x, _, __: torch.nn.functional.silu(x))["silu"].is_gated is False

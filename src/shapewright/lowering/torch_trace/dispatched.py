@@ -77,7 +77,9 @@ def make_pointwise(facts: Operator, sources: Sequence[Any], written: Sequence[An
     floating = [one for one in (*written, *sources) if one.dtype.is_floating_point]
     dtype = dtype_of((floating or list(written))[0])
     role = LOG_SOFTMAX if LOG_SOFTMAX in facts.name else ""
-    return Pointwise(name="", role=role, operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
+    work = Pointwise(name="", role=role, operation=facts.kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype)
+    # A product may be that with a gate, as its bytes tell. Gradients and comparisons read as much, and have none.
+    return work if facts.name in ("mul", "mul_") else work.changed(is_gated=False)
 
 
 def describe_operator(func: Any) -> Operator:

@@ -344,4 +344,4 @@ def _silu_backward(gradient: Any, source: Any) -> Any:
 
 def _memory_bound(kind: str, result: Any) -> Pointwise:
     """Memory-bound kernel, whose bytes follow from its tensors."""
-    return Pointwise(name="", operation=kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype_of(result))
+    return Pointwise(name="", operation=kind, read_bytes=0.0, written_bytes=0.0, dtype=dtype_of(result), is_gated=False)

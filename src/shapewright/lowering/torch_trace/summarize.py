@@ -29,6 +29,8 @@ _LEAST_VOCABULARY = 8192
 _SMALL_BYTES, _LEAST_LOOP = 2**20, 500
 _OF_BACKWARD = re.compile(r"_backward(_data)?(?=\+|$)")
 
+# Activations that a gate has: a chain that also multiplies is one with a gate.
+_OF_GATE = re.compile(r"(silu|gelu|sigmoid|relu|tanh|hardswish|mish|softplus|elu)(_backward)?_?")
 # Kind of a merged chain: the first of these that it contains. A norm's row is read twice, so it decides first.
 _CHAIN_KINDS = ("layernorm", "norm", "softmax", "cross_entropy", "embedding", "dropout", "activation", "rotary", "bias")
 
@@ -120,6 +122,7 @@ def _merge(calls: Sequence[Call], members: Sequence[int], readers: Mapping[int, 
         read_bytes=sum(reads.values()),
         written_bytes=sum(writes.values()),
         dtype=first.work.dtype,
+        is_gated=kind == "activation" and "mul" in names and any(map(_OF_GATE.fullmatch, names)),
     )
     return Call(
         operator, first.path, first.pass_name, first.gradient, work, reads, tuple(views), writes, first.num_elements
