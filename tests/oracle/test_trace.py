@@ -25,11 +25,13 @@ from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
+from shapewright.lowering.torch_trace.library_kernels import REPLACED
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.prediction.traced import explain_traced_step
 from shapewright.prediction.utilization.kineto import read_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -269,6 +271,51 @@ def test_flex_attention_reads_its_mask() -> None:
     assert (attention.causal, attention.window_size, attention.num_heads, attention.query_len) == (True, 8, 4, 256)
     assert flex.flex_attention.__code__ is original
     assert _replacement is not flex.flex_attention
+
+
+def attention_of(function: Callable[[Any], Any]) -> Attention:
+    """The attention of a function of 4 heads of 1,024 queries."""
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, q: Any) -> Any:
+            return function(q)
+
+    found = shapewright.trace(Module(), "float32[1,4,1024,16]", phase="prefill")
+    (attention,) = (one for one in found.operations if isinstance(one, Attention))
+    return attention
+
+
+def test_a_causal_mask_of_chunks_has_as_many_pairs() -> None:
+    """Tokens that attend within chunks of 128 have 64.5 keys on average, not the 128 of a window."""
+    from torch.nn.attention import flex_attention as flex
+
+    def attend(q: Any) -> Any:
+        mask = flex.create_block_mask(
+            lambda _b, _h, i, j: (i >= j) & (i // 128 == j // 128), None, None, 1024, 1024, device=q.device
+        )
+        return flex.flex_attention(q, q, q, block_mask=mask)
+
+    assert attention_of(attend).attended_pairs == pytest.approx(4 * 1024 * 64.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("causal", "sides", "expected"),
+    [
+        (True, (63, 63), (True, 64)),
+        (True, (-1, -1), (True, 0)),
+        (False, (-1, -1), (False, 0)),
+        (False, (64, 64), (False, 129)),
+        (False, (63, 0), (True, 64)),
+    ],
+)
+def test_windows_of_flash_attention_have_two_sides(
+    causal: bool, sides: tuple[int, int], expected: tuple[bool, int]
+) -> None:
+    """A window has keys to the left and to the right, both inclusive; a causal mask takes the right ones away."""
+    flash = REPLACED["flash_attn_func"]
+    found = attention_of(lambda q: flash(*(3 * [q.transpose(1, 2)]), causal=causal, window_size=sides))
+
+    assert (found.causal, found.window_size) == expected
 
 
 def test_unknown_operators_are_listed_and_priced() -> None:

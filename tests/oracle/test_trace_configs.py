@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="tracing configs needs
 
 import shapewright
 from shapewright.core.errors import TraceError
+from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.torch_trace.child import trace_config
 from shapewright.lowering.torch_trace.huggingface import trace_built_model
 from shapewright.models.config_file import read_json_file
@@ -113,3 +114,16 @@ def test_comparisons_with_random_numbers_have_their_likelier_outcome(rate: float
 
     assert [(linear.path, linear.count) for linear in found.linears] == [("layers.0-1", 2)]
     assert any("likelier outcome" in note for note in found.notes) == is_noted
+
+
+def test_a_window_without_a_causal_mask_has_two_sides() -> None:
+    """ModernBERT's window of 128 is 64 tokens before and after each, which transformers gives flash attention."""
+    config = {
+        "model_type": "modernbert", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 96, "vocab_size": 320, "local_attention": 128, "global_attn_every_n_layers": 3,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+    }  # fmt: skip
+    found = trace_built_model(config, source="config.json", batch_size=1, seq_len=512, phase="prefill")
+    attention = [one for one in found.operations if isinstance(one, Attention)]
+
+    assert [(one.causal, one.window_size, one.repeats) for one in attention] == [(False, 0, 1), (False, 129, 2)]

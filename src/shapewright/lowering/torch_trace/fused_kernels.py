@@ -7,6 +7,7 @@ saved tensors and the gradients of a fused kernel.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -188,9 +189,11 @@ def attend_as_transformers(
 
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    window = options.get("sliding_window") or 0
     settings: dict[str, Any] = {
         "is_causal": bool(causal) and attention_mask is None,
-        "window_size": options.get("sliding_window") or 0,
+        # The window counts a token and those before it; without a causal mask there are as many after it.
+        "window_size": window if causal or not window else 2 * window - 1,
         "has_sinks": options.get("s_aux") is not None,  # kernels of training frameworks have none
     }
     chunk, num_tokens = _chunk_of(module), query.shape[2]
@@ -259,9 +262,11 @@ def _shape_of_mask(block_mask: Any, query_len: int, kv_len: int) -> tuple[bool, 
             _recorders[-1].notes["a block mask of flex attention needs values: all query-key pairs are counted"] = None
             return False, 0
         causal = not bool((allowed & (columns > rows + kv_len - query_len)).any())
-        widest = int(allowed.sum(dim=1).max())
         if causal:
-            return True, 0 if widest >= kv_len else widest
+            # The window with as many pairs: that of the mask, or that of documents and chunks.
+            seen, num_pairs = rows + 1 + kv_len - query_len, int(allowed.sum())
+            window = bisect_left(range(kv_len), num_pairs, key=lambda width: int(seen.clamp(max=width).sum()))
+            return True, 0 if window >= kv_len else window
         share = float(allowed.float().mean())
         return False, 0 if share >= 1.0 else max(1, round(share * kv_len))
 

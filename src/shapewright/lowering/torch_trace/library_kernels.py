@@ -28,14 +28,15 @@ def _flash_attention(
     causal: bool = False,  # noqa: FBT001, FBT002  (the signature is the library's)
     window_size: Sequence[int] = (-1, -1), **options: Any,
 ) -> Any:  # fmt: skip
-    """Attention over tensors of shape [batch, tokens, heads, head dim].
+    """Attention over tensors of shape [batch, tokens, heads, head dim]; a window has keys to the left and to the right.
 
     Source: flash_attn/flash_attn_interface.py of flash-attn 2.8.
     """
     del dropout_p, softmax_scale
-    window = window_size[0] + 1 if causal and window_size[0] >= 0 else 0
+    left, right = window_size[0], 0 if causal else window_size[1]
+    window = left + 1 + right if left >= 0 and right >= 0 else 0
     q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-    output = scaled_dot_product_attention(q, k, v, is_causal=causal, window_size=window).transpose(1, 2)
+    output = scaled_dot_product_attention(q, k, v, is_causal=right == 0, window_size=window).transpose(1, 2)
     return (output, None, None) if options.get("return_attn_probs") else output
 
 
