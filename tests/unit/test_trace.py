@@ -6,6 +6,7 @@ import gzip
 import importlib
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,33 @@ def test_losses_of_a_step_are_told_apart(tmp_path: Path) -> None:
     assert attention.measured_s == pytest.approx(300e-6)
     assert found.best_fix is not None
     assert found.best_fix.name == "slow_kernels"
+
+
+@pytest.mark.parametrize(
+    ("layout", "kernel", "collective", "operation"),
+    [
+        # NCCL runs an all-to-all as sends; the trace names what they are part of.
+        ({"data_parallel": 2, "expert_parallel": 2}, "ncclDevKernel_SendRecv", "all_to_allv", "moe.dispatch.alltoall"),
+        ({"data_parallel": 2, "expert_parallel": 2}, "ncclKernel_AllToAll", "", "moe.dispatch.alltoall"),
+        ({"pipeline_parallel": 2}, "ncclDevKernel_SendRecv", "send", "pipeline"),
+    ],
+)
+def test_communication_is_matched_to_its_axis(
+    layout: dict[str, int], kernel: str, collective: str, operation: str, tmp_path: Path
+) -> None:
+    """Exchanges of experts and of pipeline stages belong to the predicted ones, not to unpredicted kernels."""
+    named = {"Collective name": collective} if collective else {}
+    events = [*gpu_events(), event("kernel", kernel, 300, 50, device=0, **named)]
+    path = write(tmp_path / "trace.json", events, distributedInfo={"world_size": 2})
+    model = replace(MODEL, num_experts=4, num_experts_per_token=2, moe_intermediate_size=64)
+    workload = {"micro_batch_size": 2, "seq_len": 32, "global_batch_size": 8}
+    found = shapewright.mfu(model, device="h100-sxm-80gb", trace=path, layout=layout, workload=workload).comparison
+    assert found is not None
+    (group,) = [one for one in found.groups if one.kernel == kernel]
+
+    assert operation in group.name
+    assert (group.num_measured, group.measured_s) == (1, pytest.approx(50e-6))
+    assert group.predicted_s > 0.0
 
 
 def test_a_trace_without_marks_of_steps_says_that_it_is_one_step(tmp_path: Path) -> None:

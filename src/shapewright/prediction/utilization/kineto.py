@@ -8,7 +8,8 @@ Kernels are attributed to the operator that launched them by ``External id``. In
 the operators take their place, each with its own time: without that of the operators that it calls. A trace of a GPU
 can lack its kernels too, where the profiler dropped their records: launches without kernels are refused.
 
-Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments); issue 996 (lost kernels).
+Source: pytorch/kineto, libkineto/src/output_json.cpp (names of categories and arguments; ``Collective name`` of NCCL's
+kernels); issue 996 (lost kernels).
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Kernel(NamedTuple):
         time_s: Duration; of an operator, without the operators that it calls. [s]
         operator: The operator that launched it; None if unknown.
         is_collective: Whether it communicates with other devices.
+        collective: What it communicates, as the trace names it; NCCL runs an all-to-all as sends. Empty if unknown.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Kernel(NamedTuple):
     time_s: float
     operator: Operator | None
     is_collective: bool
+    collective: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,7 @@ class _KernelEvent(NamedTuple):
     end_us: float
     device: str
     external_id: Any
+    collective: str
 
 
 class _Span(NamedTuple):
@@ -284,8 +288,10 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
         if category in _KERNELS:
             device = _clean_name(str(args.get("device", event.get("pid"))))
             external_id = _external_id(args.get("External id", args.get("external id")))
+            collective = _clean_name(str(args.get("Collective name", "")))
+            end_us = start_us + duration_us
             kernel_events.append(
-                _KernelEvent(_clean_name(category), name, start_us, start_us + duration_us, device, external_id)
+                _KernelEvent(_clean_name(category), name, start_us, end_us, device, external_id, collective)
             )
         elif name.startswith("ProfilerStep") and category in ("user_annotation", "cpu_op", ""):
             steps.append((start_us, start_us + duration_us))
@@ -394,6 +400,7 @@ def _device_kernels(events: list[_KernelEvent], operators: dict[Any, Operator]) 
             (event.end_us - event.start_us) * _US,
             operators.get(event.external_id),
             event.category == "kernel" and bool(_COLLECTIVE.search(event.name)),
+            event.collective,
         )
         for event in events
         if event.device == busiest

@@ -53,9 +53,10 @@ _COLLECTIVES = {
     "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
     "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
     "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
-    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
-    "send": re.compile(r"send|recv", re.IGNORECASE),
+    "alltoall": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "send_recv": re.compile(r"send|recv", re.IGNORECASE),
 }
+"""Operations of COLLECTIVE_OPS by words in the names of operator, collective and kernel."""
 _MOST_NAMES = 4
 Key = tuple[Any, ...]
 
@@ -110,7 +111,7 @@ def add_prediction(groups: dict[Key, GroupSums], entry: PricedOperation) -> None
     """Add a predicted operation to its group."""
     operation = entry.operation
     if isinstance(operation, Collective):
-        key: Key = ("collective", "send" if operation.axis == "pipeline" else operation.op_name)
+        key: Key = ("collective", operation.op_name)
     elif isinstance(operation, Gemm):
         key = gemm_key(int(operation.batch), int(operation.m), int(operation.n), int(operation.k))
     elif isinstance(operation, GroupedGemm):
@@ -166,7 +167,7 @@ def add_kernel(groups: dict[Key, GroupSums], kernel: Kernel, key: Key) -> None:
 def kernel_key(kernel: Kernel) -> Key:
     """Return the key of the group of a kernel."""
     operator = kernel.operator
-    words = f"{operator.name if operator else ''} {kernel.name}"
+    words = f"{operator.name if operator else ''} {kernel.collective} {kernel.name}"
     if kernel.is_collective:
         return ("collective", next((name for name, pattern in _COLLECTIVES.items() if pattern.search(words)), "other"))
     if operator and operator.name in _GEMM_OPERATORS:
