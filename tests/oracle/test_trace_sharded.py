@@ -86,6 +86,11 @@ def trace(module: Any, **options: Any) -> Trace:
     return shapewright.trace(module, "tokens=int64[2,64]", **options)
 
 
+def predict(found: Trace) -> Any:
+    """Prediction on an H100."""
+    return shapewright.predict(found, device="h100-sxm-80gb")
+
+
 def sent(found: Trace) -> dict[tuple[str, str], tuple[int, float]]:
     """Executions and message of the blocks' collectives, by name and pass."""
     return {
@@ -195,6 +200,14 @@ def test_tensor_and_data_axes_together() -> None:
 
     assert (up.m, up.n, up.k) == (128, 2 * WIDTH, WIDTH)
     assert gathered == (LAYERS, 4.0 * LAYER_WEIGHTS / 2)
+
+
+def test_rates_are_those_of_the_job() -> None:
+    """Each of eight ranks takes two sequences of 64 tokens, and each rank of their replicas too."""
+    alone, sharded, replicated = (trace(module) for module in (build(), shard(build()), shard(build(), replicas=2)))
+    tokens = [found.tokens_per_s * found.step_time_s for found in map(predict, (alone, sharded, replicated))]
+
+    assert tokens == pytest.approx([128, 128 * RANKS, 2 * 128 * RANKS])
 
 
 def test_the_module_is_left_as_it_was() -> None:

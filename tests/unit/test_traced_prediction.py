@@ -138,7 +138,22 @@ def test_a_measured_step_is_given_as_a_rate(
     refused, _, err = run(["mfu", "mlp.py:build", "--device", "h100-sxm-80gb", measured, "--gpus", "2"], capsys)
 
     assert (code, json.loads(out)["measured_time_s"]) == (0, pytest.approx(seconds))
-    assert (refused, "a traced module runs on one device" in err) == (2, True)
+    assert (refused, "the traced module runs on one device" in err) == (2, True)
+
+
+@pytest.mark.parametrize("measured", ["--tokens-per-s=655360", "--tokens-per-s-per-gpu=40960"])
+def test_a_rate_of_a_job_of_several_ranks_is_that_of_all(
+    measured: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 16 ranks in pairs that share the inputs, 8 take 8,192 tokens each: 65,536 in a step of 0.1 s."""
+    job = TracedJob(replace(small_trace(), num_ranks=16, num_replicas=8), H100, None)
+    monkeypatch.setattr("shapewright.app.cli.commands.mfu.pop_traced_job", lambda *_, **__: job)
+    given = ["mfu", "mlp.py:build", "--device", "h100-sxm-80gb", measured]
+    code, out, _ = run([*given, "--gpus", "16", "--json"], capsys)
+    refused, _, err = run([*given, "--gpus", "8"], capsys)
+
+    assert (code, json.loads(out)["measured_time_s"]) == (0, pytest.approx(0.1))
+    assert (refused, "runs on 16 devices" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("counts_samples", "refused"), [(True, "tokens-per-s"), (False, "images-per-s")])

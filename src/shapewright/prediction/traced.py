@@ -186,7 +186,7 @@ class TracedPrediction(NotebookDisplay):
         step_time_s: Time of one step. [s]
         step_time_low_s: Lower end of its 90 % interval. [s]
         step_time_high_s: Upper end of its 90 % interval. [s]
-        tokens_per_s: Tokens per second. [token/s]
+        tokens_per_s: Tokens per second of the whole job. [token/s]
         model_flops: FLOPs of the forward and backward pass. [flop]
         hardware_flops: The same with recomputation. [flop]
         mfu: Model FLOPs per second over the device's dense peak of the trace's dtype.
@@ -276,7 +276,7 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
         step_time_s=times.step_s,
         step_time_low_s=low_s,
         step_time_high_s=high_s,
-        tokens_per_s=trace.num_tokens / times.step_s if times.step_s else 0.0,
+        tokens_per_s=trace.num_job_tokens / times.step_s if times.step_s else 0.0,
         model_flops=model_flops,
         hardware_flops=hardware_flops,
         mfu=model_flops / peak_work if peak_work else 0.0,

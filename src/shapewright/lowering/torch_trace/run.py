@@ -336,6 +336,7 @@ def _summarize(
         num_tokens=num_tokens,
         counts_samples=counts_samples,
         num_ranks=_count_ranks(calls),
+        num_replicas=shards.num_replicas,
         operations=list_operations(fuse_calls(calls) if fused else calls),
         linears=list_linears(calls, recorder.embedding_rows()),
         modules=list_modules(rows),

@@ -46,6 +46,11 @@ class Shards:
                 self.groups.append(own)
                 self._managed |= {id(one.sharded_param): (own, one) for one in group.fsdp_params}
 
+    @property
+    def num_replicas(self) -> int:
+        """Ranks with inputs of their own."""
+        return max((group.num_shards * group.num_replicas for group in self.groups), default=1)
+
     def complete(self, parameter: Any, float_type: Any) -> Any | None:
         """Meta tensor of all of a sharded parameter, as it computes; None for other tensors."""
         import torch

@@ -129,8 +129,8 @@ class Trace(NotebookDisplay):
         is_fused: Whether chains of pointwise operations are merged as torch.compile merges them.
         num_parameters: Parameters, shared ones once.
         num_trainable: Those that require a gradient.
-        num_tokens: Tokens of a step: elements of the first integer input, otherwise its first size, or the first two
-            of three.
+        num_tokens: Tokens of a step of the traced rank: elements of the first integer input, otherwise its first size,
+            or the first two of three.
         operations: Operations with their module path as name; equal ones of equal layers are listed once.
         linears: Linear layers.
         modules: Modules that have parameters or made tensors, in the order of the model.
@@ -140,6 +140,7 @@ class Trace(NotebookDisplay):
         num_updated: Trainable parameters that the optimizer of one rank updates, where FSDP shards them; None for all.
         counts_samples: Whether ``num_tokens`` counts samples, such as images: no input has a size of tokens.
         num_ranks: Ranks that the module is distributed over, of which one is traced; 1 if it runs no collective.
+        num_replicas: Ranks that take inputs of their own in a step, as those of FSDP do.
     """
 
     source: str
@@ -161,11 +162,17 @@ class Trace(NotebookDisplay):
     num_updated: int | None = None
     counts_samples: bool = False
     num_ranks: int = 1
+    num_replicas: int = 1
 
     @property
     def is_training(self) -> bool:
         """Whether the step has a backward pass."""
         return self.phase == "train"
+
+    @property
+    def num_job_tokens(self) -> int:
+        """Tokens of a step of the whole job."""
+        return self.num_tokens * self.num_replicas
 
     @property
     def title(self) -> str:

@@ -93,14 +93,17 @@ def command(
     named = given["convention"] if source is not click.core.ParameterSource.DEFAULT else ""
     job = pop_traced_job(config, device, given, software=software, oneline=oneline, html=html, convention=named)
     if job is not None:
-        if num_devices not in (None, 1):
-            raise click.UsageError(f"--gpus {num_devices}: a traced module runs on one device; leave --gpus out")
-        tokens_per_s = tokens_per_s_per_device if tokens_per_s is None else tokens_per_s
+        ranks = job.trace.num_ranks
+        if num_devices not in (None, ranks):
+            where = "one device" if ranks == 1 else f"{ranks} devices"
+            raise click.UsageError(f"--gpus {num_devices}: the traced module runs on {where}; leave --gpus out")
+        if tokens_per_s_per_device is not None:
+            tokens_per_s = tokens_per_s_per_device * ranks
         if images_per_s is not None and not job.trace.counts_samples:
             raise click.UsageError("--images-per-s has no effect on a module whose inputs are tokens")
         if tokens_per_s is not None and job.trace.counts_samples:
             raise click.UsageError("--tokens-per-s has no effect on a module whose inputs are samples: --images-per-s")
-        count = job.trace.num_tokens
+        count = job.trace.num_job_tokens
         for work, rate in ((1, steps_per_s), (count, tokens_per_s), (count, images_per_s)):
             if rate is not None:
                 seconds = work / rate if rate else 0.0

@@ -31,7 +31,8 @@ class TraceSummary:
     num_parameters: int = described("parameters, shared ones once")
     num_trainable: int = described("parameters that require a gradient")
     num_tokens: int = described(
-        "tokens of a step: elements of the first integer input, else its first size, of three sizes the first two"
+        "tokens of a step of one rank: elements of the first integer input, else its first size, of three sizes the "
+        "first two"
     )
     counts_samples: bool = described("whether `num_tokens` and rates count samples, such as images, instead of tokens")
     num_ranks: int = described("ranks that the module is distributed over, of which one is traced; 1 if it runs alone")
