@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+import shapewright
 from shapewright.app.cli import main
 from shapewright.app.report.catalogue import model_columns, print_device, print_devices
 from shapewright.app.report.check import print_check
@@ -193,6 +195,24 @@ def test_explanation_gives_every_reason(question: Scenario) -> None:
     ):
         assert word in text.getvalue()
     assert logits.record.provenance["command"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "job"),
+    [
+        ("llama-3-8b", {}),  # attention in training
+        ("llama-3-8b", {"workload": {"dtype": "fp32"}}),  # GEMMs and elementwise operations in fp32
+        ("deepseek-v3", {"workload": {"phase": "prefill"}, "layout": {"tensor_parallel": 8}}),  # latent attention
+    ],
+)
+def test_an_explanation_has_the_record_of_the_price(preset: str, job: dict[str, Any]) -> None:
+    """Formats, passes and layers with records of their own are not said to rest on the usual one."""
+    prediction = shapewright.predict(preset, device="h100-sxm-80gb", **job)
+    priced_by = {entry.operation.name: entry.price.calibration for entry in prediction.operations}
+
+    for name, source in priced_by.items():
+        found = {one.record.id for one in explain_operation(prediction, name).operations if one.name == name}
+        assert found == {source.record_id}
 
 
 def test_device_page_names_sources(question: Scenario) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 import shapewright
 from shapewright.app.cli import main
-from shapewright.app.report.page import find_browser
+from shapewright.app.report.page import Table, find_browser
+from shapewright.app.report.review import gather_review, review_sections
 from shapewright.core.notebook import PRINTERS
+from shapewright.prediction.build import build_scenario
 from small_traces import small_trace
 
 QUESTION = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]
@@ -46,6 +48,19 @@ def test_report_agrees_with_predict_check_and_search(tmp_path: Path) -> None:
     assert f"{best.speedup.factor:.3f}x" in text
     assert prediction.calibration["gemm"].label in text
     assert "312 TFLOP/s above 201 FLOPs per byte, 1,555 GB/s below" in text
+
+
+def test_report_names_the_records_of_the_step() -> None:
+    """Training attention of an H100 is priced by a record of the H200, not by the H100's record of a forward pass."""
+    review = gather_review(build_scenario("llama-3-8b", "h100-sxm-80gb"), no_search=True)
+    (table,) = [one for one in review_sections(review) if getattr(one, "title", "") == "Calibration records"]
+    assert isinstance(table, Table)
+    rows = {row[0]: row[1:] for row in table.rows}
+
+    assert rows["attention"][0].startswith("attention_training/h200-sxm-141gb/")
+    assert rows["attention"][1] == "borrowed from h200-sxm-141gb"
+    assert rows["gemm"][1] == "this device"
+    assert "collective" not in rows  # of one device
 
 
 def test_report_of_a_shape_that_cannot_run_has_the_reason(tmp_path: Path) -> None:

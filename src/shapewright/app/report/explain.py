@@ -20,15 +20,18 @@ from shapewright.core.units import format_percent, format_seconds
 from shapewright.lowering.operations.base import MEANING_FIELDS
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm, contiguous_dims
-from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.records import FORMAT_RECORD_KINDS, KERNEL_KINDS, load_record
 from shapewright.pricing.experts.price import describe_tiles
 from shapewright.pricing.price import AttentionPrice, GemmPrice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shapewright.hardware.device import Device
     from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
+    from shapewright.pricing.calibration.records import CalibrationRecord
+    from shapewright.pricing.calibration.source import CalibrationSource
 
 
 class _Pricing(NamedTuple):
@@ -125,9 +128,9 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
     if is_host:
         record = ExplainedRecord(id="none", transfer=price.calibration.label, adjustments="", words="", provenance={})
     else:
-        found = load_record(pricing.record_kind, device)
-        words = "" if found.transfer == "exact" else found.distance_words
         source = price.calibration
+        found = _find_record(source, pricing.record_kind, device)
+        words = "" if found.transfer == "exact" else found.distance_words
         adjustments = source.adjustments if source.record_id == found.id else ""
         record = take(ExplainedRecord, found, words=words, adjustments=adjustments)
         if isinstance(operation, GroupedGemm):
@@ -152,6 +155,16 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperati
         inputs={name: value for name, value in asdict(operation).items() if name not in MEANING_FIELDS},
         **explanation,
     )
+
+
+def _find_record(source: CalibrationSource, usual_kind: str, device: Device) -> CalibrationRecord:
+    """Record that a price rests on: formats, passes and layers have kinds of their own, with which their ids begin."""
+    kind = source.record_id.partition("/")[0]
+    if kind in (*FORMAT_RECORD_KINDS, *KERNEL_KINDS):
+        found = load_record(kind, device)
+        if found.id == source.record_id:
+            return found
+    return load_record(usual_kind, device)
 
 
 def print_explanations(output: ExplainOutput, console: Console) -> None:

@@ -31,7 +31,6 @@ from shapewright.optimize.search.search import search_shapes
 from shapewright.prediction.capacity.fit import estimate_capacity
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.utilization.explain import explain_utilization
-from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
 from shapewright.pricing.software import TUNED, load_software
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.capacity.fit import Capacity
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.utilization.explain import Utilization
+    from shapewright.pricing.calibration.source import CalibrationSource
 
 _OPERATIONS_LISTED = 40
 _CANDIDATES_LISTED = 12
@@ -58,13 +58,9 @@ _FINDING_COLUMNS = (
     ),
 )
 _RECORD_COLUMNS = (
-    Column("operations", "{kind}", is_text=True),
-    Column("calibration record", "{id}", is_text=True),
-    Column(
-        "measured on",
-        lambda record: "this device" if record.transfer == "exact" else f"borrowed from {record.device}",
-        is_text=True,
-    ),
+    Column("operations", lambda one: one[0], is_text=True),
+    Column("calibration record", lambda one: one[1].record_id or "none", is_text=True),
+    Column("measured on", lambda one: _measured_on(one[1]), is_text=True),
 )
 
 
@@ -208,14 +204,25 @@ def _assumptions(review: Review) -> Section:
 
 
 def _provenance(review: Review) -> list[Section]:
-    """Calibration records, and the numbers of the device with their sources."""
+    """Calibration records of the step, and the numbers of the device with their sources."""
     device = review.scenario.device
+    sections: list[Section] = []
+    if review.prediction is not None:
+        records = columns_of(review.prediction.calibration.items(), _RECORD_COLUMNS)
+        sections.append(table_of("Calibration records", records))
     return [
-        table_of(
-            "Calibration records", columns_of((load_record(kind, device) for kind in RECORD_KINDS), _RECORD_COLUMNS)
-        ),
+        *sections,
         table_of(f"Numbers of {device.title}", device_number_columns(device), note=device.notes or ""),
     ]
+
+
+def _measured_on(source: CalibrationSource) -> str:
+    """Device that a record was measured on, in words; what stands in for a record where there is none."""
+    if source.is_borrowed:
+        return f"borrowed from {source.donor}"
+    if source.is_roofline_bound:
+        return "not measured: bound of the data sheet"
+    return f"assumed: {source.assumption}" if source.assumption else "this device"
 
 
 def gather_review(scenario: Scenario, *, no_search: bool = False) -> Review:
