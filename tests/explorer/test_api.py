@@ -50,8 +50,9 @@ def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             {"node_size": 4, "network_gbit_per_s": 100, "layout": {"data_parallel": 8}},
             ["--node-size", "4", "--network-gbit-per-s", "100", "--dp", "8"],
         ),
+        ({"workload": {**GPT3["workload"], "optimizer": "muon"}}, ["--optimizer", "muon"]),
     ],
-    ids=["usual", "software", "uncalibrated", "nodes"],
+    ids=["usual", "software", "uncalibrated", "nodes", "optimizer"],
 )
 def test_answers_are_those_of_the_commands(
     command: str, fields: dict[str, Any], flags: list[str], client: TestClient, capsys: pytest.CaptureFixture[str]

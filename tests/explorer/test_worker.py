@@ -40,7 +40,7 @@ def deaf(*_):
     while True:
         time.sleep(0.005)
 
-answer_worker.answers.answer_capacity = polite
+answer_worker._OF_A_SCENARIO["memory"] = polite
 answer_worker._OF_A_SCENARIO["heat-map"] = deaf
 answer_worker._OF_A_SCENARIO["breakdown"] = lambda _: {"process": os.getpid()}
 answer_worker.plans.answer_plan = lambda *_: os._exit(3)

@@ -90,8 +90,6 @@ def compute(name: str, body: Any, files: Files) -> Answer | str:
             return serving.answer_serving(body, devices)
     scenario = build_job_scenario(body.job, devices)
     match name:
-        case "memory":
-            return answers.answer_capacity(scenario, body.optimizer)
         case "sweep":
             return figures.answer_sweep(scenario, body.field, body.measure, body.values, files.measured)
     return _OF_A_SCENARIO[name](scenario)
@@ -99,6 +97,7 @@ def compute(name: str, body: Any, files: Files) -> Answer | str:
 
 _OF_A_SCENARIO: dict[str, Callable[[Scenario], Answer | str]] = {
     "check": answers.answer_check,
+    "memory": answers.answer_capacity,
     "breakdown": figures.answer_breakdown,
     "heat-map": figures.answer_head_grid,
     "report.html": answers.answer_report,

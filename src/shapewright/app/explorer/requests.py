@@ -130,12 +130,6 @@ class JobRequest(RequestPart):
     job: Job
 
 
-class MemoryRequest(JobRequest):
-    """A job and its optimizer."""
-
-    optimizer: Name = "adamw"
-
-
 class CompareRequest(JobRequest):
     """A job and the devices to compare; the device of the job is ignored."""
 
@@ -225,7 +219,7 @@ class ServingRequestBody(JobRequest):
 
 SLOW_REQUESTS: dict[str, type[JobRequest]] = {
     "check": JobRequest,
-    "memory": MemoryRequest,
+    "memory": JobRequest,
     "compare": CompareRequest,
     "breakdown": JobRequest,
     "sweep": SweepRequest,

@@ -21,7 +21,7 @@ import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddr
 import { showProblem, showVerdict } from "./views/verdict.js";
 
 // Cards to refresh when a view setting changes.
-const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], optimizer: ["memory"], devices: ["devices"] };
+const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], devices: ["devices"] };
 // While a slider moves, the step is predicted at every position and the cards follow when it rests this long.
 const REST_MS = 260;
 

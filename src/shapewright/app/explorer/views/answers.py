@@ -158,10 +158,9 @@ def answer_check(scenario: Scenario) -> Answer:
     }
 
 
-def answer_capacity(scenario: Scenario, optimizer: str = "adamw") -> Answer:
+def answer_capacity(scenario: Scenario) -> Answer:
     """JSON and text output of ``memory``."""
-    found = estimate_capacity(scenario, optimizer=optimizer)
-    output = memory_output(found)
+    output = memory_output(estimate_capacity(scenario))
     text = {
         "verdict": verdict_words(output),
         "components": component_rows(output),

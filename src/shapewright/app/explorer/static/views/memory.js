@@ -4,19 +4,18 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { applyChanges, describeChanges } from "../form/controls.js";
 import { facts, table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
-import { change, state } from "../core/state.js";
+import { change } from "../core/state.js";
 
 export function makeMemory(optimizers) {
   const place = plot();
   const below = h("div", { class: "below" });
   const select = h("select", { id: "optimizer" }, optimizers.map((name) => h("option", { value: name }, name)));
-  select.addEventListener("change", () => change((next) => { next.view.optimizer = select.value; }));
+  select.addEventListener("change", () => change((next) => { next.workload.optimizer = select.value; }));
   card({ page: "memory", id: "memory", title: "Memory", wide: true, tools: [h("label", { class: "inline" }, h("span", {}, "Optimizer"), select), savers(place, "memory")], content: [place, below],
     refresh: async ({ job, answer }) => {
-      const optimizer = optimizers.includes(state().view.optimizer) ? state().view.optimizer : optimizers[0];
-      select.value = optimizer;
+      select.value = answer.workload.optimizer;
       select.disabled = answer.workload.phase !== "train";
-      const found = await post("/memory", { job, optimizer });
+      const found = await post("/memory", { job });
       draw(place, found.figure);
       place.classList.toggle("stages", found.stages.length > 1);
       const own = found.layout.num_devices;
