@@ -11,14 +11,19 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.cli.trace_options import TracedJob
-from shapewright.app.report.traced.outputs import traced_check_output, traced_mfu_output, traced_predict_output
+from shapewright.app.report.traced.outputs import (
+    traced_check_output,
+    traced_memory_output,
+    traced_mfu_output,
+    traced_predict_output,
+)
 from shapewright.app.report.traced.report import describe_trace, memory_page_of_trace, review_page_of_trace
 from shapewright.core.errors import WorkloadError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.torch_trace.inputs import count_tokens, describe_inputs, parse_inputs
-from shapewright.lowering.torch_trace.trace import Trace, merge_paths
+from shapewright.lowering.torch_trace.trace import Trace, TracedModule, merge_paths
 from shapewright.prediction.traced import explain_traced_step
 from shapewright.pricing.operations import price_operations
 from small_traces import small_trace
@@ -167,6 +172,23 @@ def test_a_rate_of_what_a_module_does_not_take_is_refused(
 
     assert code == 2
     assert f"--{refused} has no effect on a module whose inputs are" in err
+
+
+def test_the_memory_of_a_module_holds_that_of_unlike_parts() -> None:
+    """Four equal blocks have an MLP of 8 bytes in the first and of 16 in the others, and norms in the first two."""
+    rows = [("layers.0-3", 4, 1.0), ("layers.0.mlp", 1, 8.0), ("layers.1-3.mlp", 3, 16.0), ("layers.0-1.norm", 2, 2.0)]
+    rows += [("head", 1, 100.0)]
+    modules = tuple(
+        TracedModule(path=path, type_name="Module", count=count, peak_bytes=num_bytes)
+        for path, count, num_bytes in rows
+    )
+    output = traced_memory_output(shapewright.predict(replace(small_trace(), modules=modules), device=H100))
+    totals = {one.path: one.total_bytes for one in output.modules}
+
+    assert totals == {
+        "layers.0-3": 4 + 8 + 3 * 16 + 2 * 2, "layers.0.mlp": 8, "layers.1-3.mlp": 48, "layers.0-1.norm": 4,
+        "head": 100,
+    }  # fmt: skip
 
 
 def test_pages_hold_modules_and_findings() -> None:

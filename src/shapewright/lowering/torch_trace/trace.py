@@ -247,3 +247,35 @@ def _ranges(numbers: list[int]) -> str:
         else:
             parts.append([number])
     return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def share_within(path: str, parent: str) -> float:
+    """Share of the modules of one path that are those of another path or parts of them; both may have ranges.
+
+    >>> [share_within("layers.0-3.up", parent) for parent in ("layers.0-3", "layers.0,2-9", "head")]
+    [1.0, 0.75, 0.0]
+
+    Assumes: of a path with several ranges, every combination exists.
+    """
+    parts, parent_parts = path.split("."), parent.split(".")
+    if len(parts) < len(parent_parts):
+        return 0.0
+    share = 1.0
+    for part, parent_part in zip(parts, parent_parts, strict=False):
+        if part == parent_part:
+            continue
+        own, others = _indices(part), _indices(parent_part)
+        share *= len(own & others) / len(own) if own else 0.0
+    return share
+
+
+def _indices(part: str) -> set[int]:
+    """Indices of a part of a path with ranges, empty for a name.
+
+    >>> sorted(_indices("0-2,5")), _indices("up")
+    ([0, 1, 2, 5], set())
+    """
+    if not re.fullmatch(r"\d[\d,-]*", part):
+        return set()
+    ends = [[int(end) for end in one.split("-")] for one in part.split(",")]
+    return {index for one in ends for index in range(one[0], one[-1] + 1)}

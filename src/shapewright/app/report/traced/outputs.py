@@ -10,7 +10,7 @@ from shapewright.app.report.outputs.mfu import TraceOutput, trace_output
 from shapewright.app.report.outputs.model import DeviceSummary, Output, described, summarize_device, take, text_only
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
 from shapewright.core.records import dataclass
-from shapewright.lowering.torch_trace.trace import UnknownOperator
+from shapewright.lowering.torch_trace.trace import UnknownOperator, share_within
 
 if TYPE_CHECKING:
     from shapewright.lint.traced import TracedCheck
@@ -206,9 +206,10 @@ def traced_memory_output(prediction: TracedPrediction) -> TracedMemoryOutput:
     modules = prediction.trace.modules
     totals = {
         one.path: sum(
-            other.count * (other.weights_bytes + other.peak_bytes)
+            other.count
+            * (other.weights_bytes + other.peak_bytes)
+            * (1.0 if one.path == "(model)" else share_within(other.path, one.path))
             for other in modules
-            if other.path == one.path or other.path.startswith(f"{one.path}.") or one.path == "(model)"
         )
         for one in modules
     }
