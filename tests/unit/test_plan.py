@@ -13,10 +13,10 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.app.report.optimize.plan import chrome_trace, render_plan
+from shapewright.app.report.optimize.plan import chrome_trace, plan_columns, render_plan
 from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.core.units import format_bytes
+from shapewright.core.units import format_bytes, format_seconds
 from shapewright.hardware.loader import load_device
 from shapewright.memory.estimate import estimate_memory
 from shapewright.models.read import read_model
@@ -205,6 +205,20 @@ def test_stragglers_and_prices_scale_expected_values() -> None:
     assert best.usd_per_million_tokens == pytest.approx(
         16 * 2.0 / 3600 * best.prediction.step_time_s / (64 * 2048) * 1e6
     )
+
+
+def test_a_step_is_inside_its_interval_with_stragglers() -> None:
+    """The table has the predicted step with its interval, and the expected one beside them; rates are the expected."""
+    output = plans_output(small_plan(straggler_factor=1.5))
+    best = output.plans[0]
+    cells = {column.name: column.cells[0] for column in plan_columns(output)}
+
+    assert cells["step"] == format_seconds(best.step_time_s)
+    assert cells["90 % interval"].startswith(format_seconds(best.step_time_low_s))
+    assert cells["expected"] == format_seconds(1.5 * best.step_time_s)
+    assert best.tokens_per_s == pytest.approx(64 * 2048 / (1.5 * best.step_time_s))
+    assert best.tokens_per_s_per_device == pytest.approx(best.tokens_per_s / 16)
+    assert not any(next(one for one in plan_columns(plans_output(small_plan())) if one.name == "expected").cells)
 
 
 def test_front_trades_time_for_memory() -> None:

@@ -202,7 +202,10 @@ def plan_notes(job: PlanJob, plans: Sequence[Plan], num_with_tower: int) -> Iter
     if request.objective != "cost":
         yield from _note_batch(predictions, best.workload.global_batch_size or 0, request.num_devices)
     if request.straggler_factor > 1.0:
-        yield f"expected steps are {request.straggler_factor:g} times the predicted ones, for slow devices"
+        yield (
+            f"expected steps, and the tokens/s and costs of plans, are with slow devices: {request.straggler_factor:g} "
+            "times the predicted steps"
+        )
     else:
         yield (
             "slow devices and links are not included: large jobs that had them took 1.34 times as long on average "

@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from shapewright.optimize.plan.result import Plan
     from shapewright.prediction.predict import Prediction
 
+
+def _expected_words(plan: PlanOutput) -> str:
+    """Step with slow devices; empty where none are included."""
+    return format_seconds(plan.expected_step_time_s) if plan.expected_step_time_s != plan.step_time_s else ""
+
+
 _PLAN_COLUMNS = (
     Column("rank", "{rank}"),
     Column("plan", "{plan}", is_text=True),
-    Column("step", "{expected_step_time_s}"),
+    Column("step", "{step_time_s}"),
     Column("90 % interval", "{step_time_low_s} to {step_time_high_s}"),
+    Column("expected", _expected_words, rank=1),
     Column("tokens/s", "{tokens_per_s:count}", rank=2),
     Column("MFU", "{mfu}", rank=2),
     Column("HFU", lambda plan: format_percent(plan.hfu) if plan.recompute != "none" else "", rank=6),

@@ -135,6 +135,7 @@ def plan_output(plan: Plan) -> PlanOutput:
         layout=job_layout(plan.layout),
         expected_step_time_s=plan.expected_step_s,
         tokens_per_s=prediction.tokens_per_step / plan.expected_step_s,
+        tokens_per_s_per_device=prediction.tokens_per_step / plan.expected_step_s / plan.layout.num_devices,
         tight=plan.is_tight,
         breakdown_s=plan.breakdown.parts,
         exposed_communication_s=sum(plan.breakdown.exposed.values()),
