@@ -286,3 +286,19 @@ def test_catalogue_lists_everything(client: TestClient) -> None:
     assert {rule["code"] for rule in client.get("/api/v1/rules").json()["rules"]} >= {"TC101", "ME101"}
     assert all(field["help"] for fields in about["fields"].values() for field in fields)
     assert client.get("/api/v1/models/no-such").status_code == 404
+
+
+def test_each_row_has_the_place_of_its_operation_in_an_explanation(client: TestClient) -> None:
+    """Attention with a window and without has one name, and each row is explained by its own time."""
+    job = {"preset": "gpt-neo-1.3b", "device": "h100-sxm-80gb"}
+    operations = ask(client, "predict", job=job)["text"]["operations"]
+    column = [each["name"] for each in operations["columns"]].index("time")
+    explained = ask(client, "explain", job=job, operation="attention.fused")["text"]
+    rows = [
+        (explained[key["explained"]]["predicted"].partition(",")[0], row[column])
+        for key, row in zip(operations["keys"], operations["rows"], strict=True)
+        if key["name"] == "attention.fused"
+    ]
+
+    assert len({shown for _, shown in rows}) == 2
+    assert all(own == shown for own, shown in rows)

@@ -9,6 +9,7 @@ from shapewright.core.records import dataclass
 from shapewright.lint.combined import describe_changes, drop_unchanged, independent_changes
 from shapewright.lint.layout_fixes import NEARLY_BEST
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion, list_rules
+from shapewright.prediction.composition.stages import index_operations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -158,12 +159,12 @@ def slowest_operation(before: Prediction, after: Prediction) -> str:
     """
     if before.tokens_per_step != after.tokens_per_step or _stages_of(before) != _stages_of(after):
         return ""
-    fixed_s = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
+    fixed = index_operations(after.operations)
     worst_loss_s, worst = 0.0, ""
-    for priced in before.operations:
+    for key, priced in index_operations(before.operations).items():
         if priced.operation.kind == "pointwise":  # its time follows from its bytes
             continue
-        other_s = fixed_s.get((priced.operation.name, priced.operation.pass_name))
+        other_s = fixed[key].total_time_s if key in fixed else 0.0
         if (
             other_s
             and priced.total_time_s - other_s > worst_loss_s

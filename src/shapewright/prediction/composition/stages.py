@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,20 @@ class PricedOperation:
     def total_time_s(self) -> float:
         """Exposed time over all executions in one step. [s]"""
         return float(self.price.time_s) * int(self.operation.repeats) * self.exposed_fraction
+
+
+def index_operations(priced: Iterable[PricedOperation]) -> dict[tuple[str, str, int], PricedOperation]:
+    """Operations by name, pass, and number among those of equal name and pass, from 0.
+
+    Layers with and without a window, for instance, have attention of one name.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for entry in priced:
+        key = (entry.operation.name, entry.operation.pass_name)
+        found[*key, counts[key]] = entry
+        counts[key] += 1
+    return found
 
 
 def overlap_pools(operation: Operation, pass_name: str) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.requests import Job
     from shapewright.app.report.columns import Column
-    from shapewright.app.report.outputs.predict import PredictOutput
+    from shapewright.app.report.outputs.predict import OperationOutput, PredictOutput
     from shapewright.hardware.device import Device
     from shapewright.lowering.torch_trace.trace import Trace
     from shapewright.prediction.scenario import Scenario
@@ -92,10 +92,14 @@ def answer_predict(
 def _operations(output: PredictOutput) -> Answer:
     """All rows of the operations table, with keys that identify their operations."""
     ranked = sorted(output.operations, key=lambda entry: -entry.total_time_s)
+    of_name: dict[str, list[OperationOutput]] = {}
+    for entry in output.operations:
+        of_name.setdefault(entry.name, []).append(entry)
     keys = [
         {
             "name": entry.name,
             "pass": entry.pass_name,
+            "explained": of_name[entry.name].index(entry),  # its place in the answer of explain
             "stage": entry.stage,
             "has_tiles": entry.kind == Gemm.kind and entry.tile is not None,
         }

@@ -20,6 +20,7 @@ from shapewright.app.report.outputs.search import (
     describe_gain,
 )
 from shapewright.core.units import TERA
+from shapewright.prediction.composition.stages import index_operations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,19 +163,16 @@ def explained_shape_output(result: SearchResult, candidate: Candidate) -> Explai
     """One shape of a search against its baseline."""
     baseline, prediction = result.baseline.prediction, candidate.prediction
     work = baseline.tokens_per_step / prediction.tokens_per_step
-    old, new = (
-        {(entry.operation.name, entry.operation.pass_name): entry for entry in step.busiest_operations}
-        for step in (baseline, prediction)
-    )
+    old, new = (index_operations(step.busiest_operations) for step in (baseline, prediction))
     pairs = []
-    for name, pass_name in {**old, **new}:
-        before, after = old.get((name, pass_name)), new.get((name, pass_name))
+    for key in {**old, **new}:
+        before, after = old.get(key), new.get(key)
         before_s = before.total_time_s if before else 0.0
         after_s = work * after.total_time_s if after else 0.0
         pairs.append(
             OperationPair(
-                name=name,
-                pass_name=pass_name,
+                name=key[0],
+                pass_name=key[1],
                 before=operation_output(before) if before else None,
                 after=operation_output(after) if after else None,
                 before_s=before_s,

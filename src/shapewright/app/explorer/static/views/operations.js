@@ -17,16 +17,15 @@ export function makeOperations() {
   const view = h("div", { class: "operations" }, scroller(h("table", { class: "operation-table" }, h("caption", { class: "spoken" }, "Operations of one step"), h("thead", {}, head), body), "Operations", "tall"), reason);
   let shown = "";
   let timer = 0;
-  const explain = (name, pass) => {
+  const explain = ({ name, pass, explained }) => {
     clearTimeout(timer);
     timer = setTimeout(async () => {
-      const key = `${name}:${pass}`;
+      const key = `${name}:${explained}`;
       if (shown === key || !current) return;
       shown = key;
       try {
         const answer = await post("/explain", { job: current.job, operation: name });
-        const index = Math.max(0, answer.operations.findIndex((one) => one.name === name && one.pass === pass));
-        if (shown === key) fill(reason, h("h3", {}, `${name} (${pass})`), facts(answer.text[index]));
+        if (shown === key) fill(reason, h("h3", {}, `${name} (${pass})`), facts(answer.text[explained]));
       } catch (error) {
         if (shown === key) fill(reason, h("p", { class: "empty" }, error.message));
       }
@@ -47,7 +46,7 @@ export function makeOperations() {
     if (sorted.column >= 0) order.sort((one, other) => (sorted.down ? -1 : 1) * compare(rows[one][sorted.column], rows[other][sorted.column], columns[sorted.column].is_text));
     fill(body, order.map((index) => {
       const key = keys[index];
-      const show = () => explain(key.name, key.pass);
+      const show = () => explain(key);
       return h("tr", { onmouseenter: show, "data-operation": `${key.name}:${key.pass}` }, rows[index].map((text, column) => column === 0
         ? h("th", { scope: "row", class: "words" }, h("button", { type: "button", class: "link", onfocus: show, title: key.has_tiles ? "Show tiles" : "", onclick: () => {
           show();
