@@ -102,3 +102,48 @@ def test_a_chain_with_a_gate_is_priced_as_one() -> None:
 
     assert chain.is_gated
     assert trace_pointwise(lambda x, _, __: torch.nn.functional.silu(x))["silu"].is_gated is False
+
+
+def test_cross_entropy_moves_the_bytes_of_tables() -> None:
+    """Logits are cast, normalized, and both again backward; the loss of a row reads one element of it."""
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(WIDTH, 4096, bias=False)
+
+        def forward(self, x: Any, target: Any) -> Any:
+            return torch.nn.functional.cross_entropy(self.head(x).float(), target)
+
+    with torch.device("meta"):
+        module = Module()
+    found = shapewright.trace(module, f"x=bfloat16[{ROWS},{WIDTH}], target=int64[{ROWS}]", dtype="bf16")
+    moved = {
+        pass_name: sum(one.num_bytes for one in found.operations if _is_loss(one) and one.pass_name == pass_name)
+        for pass_name in ("forward", "backward")
+    }
+    shape = {"hidden_size": WIDTH, "num_layers": 1, "num_heads": 4, "vocab_size": 4096}
+    workload = {"micro_batch_size": 1, "seq_len": ROWS}
+    table = shapewright.predict(TransformerConfig(**shape), device=H100, workload=workload)
+    expected = {one.operation.pass_name: one.operation.num_bytes for one in table.operations if _is_loss(one.operation)}
+
+    # The rest are targets, weights of the classes and losses of rows, a few bytes each.
+    assert moved["forward"] == pytest.approx(3.5 * 4 * ROWS * 4096, rel=2e-3)
+    assert moved["backward"] == pytest.approx(5.5 * 4 * ROWS * 4096, rel=2e-3)
+    assert moved == pytest.approx(expected, rel=2e-3)
+
+
+def _is_loss(operation: Any) -> bool:
+    """Whether an operation is part of the cross entropy."""
+    kinds = ("permute", "softmax", "cross_entropy", "embedding")
+    return isinstance(operation, Pointwise) and operation.operation in kinds and "embedding" not in operation.name
+
+
+def test_the_gradient_of_a_pool_reads_its_own_gradient_alone() -> None:
+    """Of the input of the pool only sizes are taken."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.AvgPool2d(2))
+    found = shapewright.trace(module, "float32[8,3,64,64]")
+    (gradient,) = (one for one in found.operations if one.name == "1.avg_pool2d.backward")
+
+    assert isinstance(gradient, Pointwise)
+    assert bytes_of(gradient) == (4 * 8 * 16 * 32 * 32, 4 * 8 * 16 * 64 * 64)

@@ -84,6 +84,8 @@ _KINDS = {
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 # Operators that read some rows of their first tensor only: what they read is what they write.
 GATHERS = {"embedding", "index_select", "index", "_unsafe_index", "gather", "take", "masked_select"}
+# Operators that read the element of the target in each row of their first tensor.
+PICKS = {"nll_loss_forward", "nll_loss2d_forward"}
 # Operators that write some elements of their first tensor in place; those that add to them read them too.
 _ADDING_SCATTERS = {"index_add_", "scatter_add_", "scatter_reduce_"}
 _INDEX_PUTS = {"index_put_", "_index_put_impl_"}
@@ -93,10 +95,17 @@ OVERWRITES = {
     "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_",
     "cauchy_", "random_",
 }  # fmt: skip
-# Operators that take only sizes and format of their first tensor.
+# Operators that take only sizes and format of a tensor, by its position.
 LIKENESSES = {
-    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
-    "new_full",
+    **dict.fromkeys(
+        ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
+         "new_full"), 0
+    ),
+    **dict.fromkeys(
+        ("nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+         "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+         "_adaptive_avg_pool3d_backward"), 1
+    ),
 }  # fmt: skip
 # Norms, softmax and reductions can be merged with the pointwise operations around them, as torch.compile does.
 FUSIBLE_KINDS = {"norm", "layernorm", "softmax", "residual", "activation", "dropout", "bias", "cross_entropy", "rotary"}

@@ -30,6 +30,7 @@ from shapewright.lowering.torch_trace.operators import (
     GATHERS,
     LIKENESSES,
     OVERWRITES,
+    PICKS,
     SCATTERS,
     adds_to_target,
     count_scattered,
@@ -318,13 +319,15 @@ class Recorder:
         elif name in SCATTERS:
             touched = min(writes[target], float(count_scattered(name, args) * written.element_size()))
             writes[target], reads[target] = touched, touched if adds_to_target(name, args) else 0.0
+        elif name in PICKS:
+            reads[first] = float(args[1].numel() * source.element_size())
         elif name == "embedding_dense_backward":
             # The table is zeroed, then rows are added.
             writes[target] += float(count_bytes(source))
         elif name in OVERWRITES:
             reads.pop(target, None)
         elif name in LIKENESSES:
-            reads.pop(first)
+            reads.pop(self.storages.serial_of(args[LIKENESSES[name]]))
 
     # Devices
 
