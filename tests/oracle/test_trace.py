@@ -408,9 +408,28 @@ def test_a_profile_is_matched_to_the_operations_of_a_module(tmp_path: Path) -> N
     assert explained.measured_time_s == comparison.step_s
     assert comparison.matched_fraction > 0.9
     assert any("marks no steps" in text for text in traced_mfu_output(explained).warnings)
+    assert not any("runs the module" in text for text in traced_mfu_output(explained).warnings)
     (entropy,) = (one for one in comparison.groups if "nll_loss_forward" in one.name)
     assert entropy.name == "_log_softmax, nll_loss_forward, nll_loss.backward, _log_softmax.backward"
     assert next(one for one in comparison.losses if one.name == "slow_kernels").fix.startswith("these operators ran on")
+
+
+def test_a_profile_of_accumulated_gradients_is_noted(tmp_path: Path) -> None:
+    """A step that runs the module three times has three times the model FLOPs of the predicted one."""
+    profiler = importlib.import_module("torch.profiler")
+    module, tokens = Gpt(), torch.zeros(2, 32, dtype=torch.long)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        for _ in range(3):
+            module(tokens, tokens).backward()
+    profile.export_chrome_trace(str(tmp_path / "profile.json"))
+    predicted = shapewright.predict(
+        shapewright.trace(build(Gpt), "tokens=int64[2,32], targets=int64[2,32]"), device=H100
+    )
+    explained = explain_traced_step(predicted, None, read_trace(tmp_path / "profile.json"))
+
+    assert explained.comparison is not None
+    assert explained.comparison.num_runs == 3
+    assert any("runs the module 3 times" in text for text in traced_mfu_output(explained).warnings)
 
 
 @pytest.mark.parametrize("way", ["where", "one_hot", "mask", "counts"])

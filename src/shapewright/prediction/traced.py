@@ -340,6 +340,20 @@ class TracedUtilization:
     parts_s: dict[str, float]
     comparison: TraceComparison | None = None
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What about a profile makes its step another one than the predicted."""
+        if self.comparison is None:
+            return ()
+        runs = self.comparison.num_runs
+        accumulated = Note(
+            f"a step of the profile runs the module {runs} times, as accumulated gradients do, and the prediction is "
+            f"of one run: MFU is {runs} times the one shown; profile a step of one run",
+            "accumulated-gradients",
+            "trace",
+        )
+        return (*self.comparison.trace.notes, *((accumulated,) if runs > 1 else ()))
+
 
 def explain_traced_step(
     prediction: TracedPrediction, measured_time_s: float | None, profile: Profile | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from shapewright.core.records import dataclass
@@ -82,6 +83,16 @@ class TraceComparison:
     groups: tuple[MatchedGroup, ...]
     losses: tuple[TraceLoss, ...]
     matched_fraction: float
+
+    @property
+    def num_runs(self) -> int:
+        """Times that a step runs the predicted passes, as accumulated gradients do, by token embeddings and GEMMs.
+
+        Both count, as a model may look up several embeddings of its tokens, and a GEMM may take several kernels.
+        """
+        ratios = [one.num_measured / one.num_predicted for one in self.groups if one.kind == "gemm" and one.is_matched]
+        runs = round(median(ratios)) if ratios else 1
+        return runs if runs == self.trace.num_microbatches else 1
 
     @property
     def best_fix(self) -> TraceLoss | None:

@@ -86,6 +86,11 @@ class MatchedGroup:
     in_fp32: bool
 
     @property
+    def is_matched(self) -> bool:
+        """Whether kernels ran that were predicted."""
+        return self.num_predicted > 0 and self.num_measured > 0.0
+
+    @property
     @shown
     def lost_s(self) -> float:
         """Time beyond the prediction; negative where the kernels are faster. [s]"""

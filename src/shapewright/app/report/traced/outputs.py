@@ -243,5 +243,5 @@ def traced_mfu_output(found: TracedUtilization) -> TracedMfuOutput:
             for name, time_s in parts.items()
         ],
         profile=trace_output(comparison),
-        warnings=(*prediction.warnings, *(() if comparison is None else comparison.trace.notes)),
+        warnings=(*prediction.warnings, *found.notes),
     )
