@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations.pointwise import Pointwise
     from shapewright.pricing.calibration.records import CalibrationRecord
 
-    KernelNumbers = Float[np.ndarray, "9 *operations"]
+    KernelNumbers = Float[np.ndarray, "9 *kinds"]
     PerOperation = Float[np.ndarray, "*operations"]
 
 # Ratio of read to written bytes above which an activation has a gate, another kernel with its own fraction, if it does
