@@ -407,6 +407,18 @@ def test_devices_share_the_loss() -> None:
         assert there.effect.net_speedup.factor == pytest.approx(there.speedup.factor)
 
 
+def test_several_devices_are_compared_by_what_is_minimized(capsys: pytest.CaptureFixture[str]) -> None:
+    """By time to a loss, each device shows that gain: one behind another in speed may be ahead of it, as here."""
+    job = ["llama-3-8b", "--devices", "h100-sxm-80gb,a100-sxm-80gb", "--train-tokens", "1t", "--top", "1"]
+    _, text, _ = run(job, capsys)
+    found = json.loads(run([*job, "--json"], capsys)[1])
+    for device in found["devices"]:
+        there = found["candidates"][0]["on_devices"][device["name"]]
+        assert there["net_speedup"] != pytest.approx(there["speedup"], rel=0.02)
+        assert f"{device['name']}: rank 1 gives {there['net_speedup']:.3f}x; the best" in text
+    assert "slower" not in text
+
+
 @pytest.mark.parametrize("objective", ["time-to-loss", "train-tokens-per-s"])
 def test_verdict_does_not_depend_on_how_many_shapes_are_shown(objective: str) -> None:
     """With one or two shapes shown, the recommended one is listed and the verdict is that of the whole list."""

@@ -15,7 +15,7 @@ from shapewright.optimize.search.objective import OBJECTIVES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
+    from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput, SpeedupThere
     from shapewright.optimize.search.result import Verification
     from shapewright.prediction.training_run import RunCost
 
@@ -100,8 +100,9 @@ def candidates_heading(found: SearchOutput) -> str:
 def _print_devices(found: SearchOutput, console: Console) -> None:
     if not found.devices:
         return
+    gain = "speed-up to the same loss" if measures_loss(found) else "speed-up"
     console.print(
-        "On each device: speed-up of a shape, and its regret relative to the best shape of the device", style="bold"
+        f"On each device: {gain} of a shape, and its regret relative to the best shape of the device", style="bold"
     )
     print_table(device_columns(found), console)
     for line in describe_portability(found):
@@ -115,7 +116,7 @@ def device_columns(found: SearchOutput) -> list[Column]:
         [
             str(candidate.rank) if candidate.rank else "baseline",
             *(
-                f"{there.speedup:.3f}x, regret {100.0 * (there.regret - 1.0):.1f} %"
+                f"{_gain_there(found, there):.3f}x, regret {100.0 * (there.regret - 1.0):.1f} %"
                 for there in candidate.on_devices.values()
             ),
         ]
@@ -124,18 +125,26 @@ def device_columns(found: SearchOutput) -> list[Column]:
     return columns_of(rows, (Column("rank"), *(Column(device.name) for device in found.devices)))
 
 
+def _gain_there(found: SearchOutput, there: SpeedupThere) -> float:
+    """Speed-up of a shape on one of several devices: to the same loss where shapes are ranked by it."""
+    return there.net_speedup if measures_loss(found) and there.net_speedup is not None else there.speedup
+
+
 def describe_portability(found: SearchOutput) -> list[str]:
     """Loss from using one shape on all devices, one line per device."""
     if not found.candidates:
         return []
     first = found.candidates[0]
+    what = OBJECTIVES[found.objective].description
     lines = []
     for device in found.devices:
         alone, shared = device.best_alone.on_devices[device.name], first.on_devices[device.name]
+        behind = f"{100.0 * (shared.regret - 1.0):.1f} %"
+        loss = f"with the shared shape the {what} is {behind} more"
         lines.append(
-            f"{device.name}: rank 1 gives {shared.speedup:.3f}x; the best shape of this device alone gives "
-            f"{alone.speedup:.3f}x ({describe_changes(device.best_alone)}): at equal size the shared shape is "
-            f"{100.0 * (shared.regret - 1.0):.1f} % slower"
+            f"{device.name}: rank 1 gives {_gain_there(found, shared):.3f}x; the best shape of this device alone gives "
+            f"{_gain_there(found, alone):.3f}x ({describe_changes(device.best_alone)}): "
+            + (loss if measures_loss(found) else f"at equal size the shared shape is {behind} slower")
         )
     return lines
 
