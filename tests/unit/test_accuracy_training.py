@@ -126,6 +126,14 @@ def dense(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("words", ["selective op", "selective per op"])
+def test_selective_checkpointing_by_operation_repeats_every_second_gemm(tmp_path: Path, words: str) -> None:
+    """As torchtitan counts them: projections are separate GEMMs."""
+    (run,), _ = read(tmp_path, [dense(source="torchtitan", dtype="bf16", activation_checkpointing=words)])
+    assert (run.workload.recompute, run.workload.recompute_modules) == ("selective", "alternate_gemms")
+    assert not run.config.fused_qkv
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "value"),
     [

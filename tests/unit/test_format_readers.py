@@ -595,7 +595,10 @@ flavor = "own"
             {"recompute": "full", "recompute_layers": 2}, {"pipeline_parallel": 4}, (),
         ),
         ("[activation_checkpoint]\nselective_ac_option = '33'\n", {"recompute": "none"}, {}, ()),
-        ("[activation_checkpoint]\nselective_ac_option = 'op'\n", {"recompute": "selective"}, {}, ()),
+        (
+            "[activation_checkpoint]\nselective_ac_option = 'op'\n",
+            {"recompute": "selective", "recompute_modules": "alternate_gemms"}, {}, (),
+        ),
         ("[training]\nglobal_batch_size = -1\nlocal_batch_size = 2\n", {"micro_batch_size": 2}, {}, ()),
         # pipeline_parallel.py: two stages of a device in schedules of several, unless their layers are given.
         (

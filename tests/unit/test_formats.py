@@ -262,8 +262,9 @@ def test_torchtitan_cuts_as_many_chunks(preset: str, stages: int, chunks: int, s
 
 
 def test_torchtitan_names_the_kind_of_selective_recomputation() -> None:
-    """Priced recomputation is by operation, which torchtitan names differently from every n layers."""
-    text = write_format("torchtitan-toml", read_model("llama-3-8b").config, workload=Workload(recompute="selective"))
+    """Recomputation by operation, which torchtitan names differently from every n layers."""
+    workload = Workload(recompute="selective", recompute_modules="alternate_gemms")
+    text = write_format("torchtitan-toml", read_model("llama-3-8b").config, workload=workload)
 
     assert tomllib.loads(text)["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
 

@@ -59,8 +59,8 @@ def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: 
     """Count the hardware FLOPs of one step over all devices, including recomputation as published HFU do.
 
     For a GPT, 96 B L s h^2 (1 + s/(6h) + v/(16 h L)) with full recomputation, which repeats the forward pass of the
-    layers, and 72 B L s h^2 (1 + s/(3h) + v/(12 h L)) with selective recomputation, which is more than is executed:
-    see _SELECTIVE_PASSES_BY_CONVENTION.
+    layers, and 72 B L s h^2 (1 + s/(3h) + v/(12 h L)) with selective recomputation of the attention core, which is more
+    than is executed: see _SELECTIVE_PASSES_BY_CONVENTION. Other recomputed modules count as executed.
 
     Returns:
         FLOPs. [flop]
@@ -76,8 +76,7 @@ def count_step_flops(
     """Count the model FLOPs and the hardware FLOPs of one step over all devices. [flop]"""
     flops = _count_by_pass(config, workload, layout)
     model_flops = flops["forward"] + flops["backward"]
-    factor = _SELECTIVE_PASSES_BY_CONVENTION if workload.recompute == "selective" else 1.0
-    return model_flops, model_flops + factor * flops["recompute"]
+    return model_flops, model_flops + flops["recompute"]
 
 
 def count_masked_fraction(config: TransformerConfig, workload: Workload) -> float:
@@ -104,14 +103,19 @@ def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float
 
 
 def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
-    """Count the FLOPs of a step by pass: those of one device, scaled to the micro-batches of all replicas."""
+    """Count the FLOPs of a step by pass: those of one device, scaled to the micro-batches of all replicas.
+
+    Those of the recompute pass are as published HFU count them.
+    """
     own = workload
     if workload.recompute_layers is not None:  # of each stage
         recomputed = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
         own = replace(workload, recompute_layers=recomputed)
     flops = dict.fromkeys(PASSES, 0.0)
     for operation in _lower_on_one_device(config, own):
-        flops[operation.pass_name] += float(operation.flops * operation.repeats)
+        flops[operation.pass_name] += _passes_by_convention(operation, workload) * float(
+            operation.flops * operation.repeats
+        )
     # The gradient of data, such as the patches of an image, is not computed, nor that of a choice of entries.
     is_partial = config.patches is not None or config.vision is not None or config.compressed_layers
     if workload.trains_all and workload.is_training and not is_partial:
@@ -121,6 +125,12 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
         flops["backward"] = sum_flops(lower_passes(parts, config, own, _SINGLE), ("backward",))
     scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
     return {pass_name: scale * amount for pass_name, amount in flops.items()}
+
+
+def _passes_by_convention(operation: Operation, workload: Workload) -> float:
+    """How often an execution counts: several times where selective recomputation repeats the attention core."""
+    is_repeated_core = operation.pass_name == "recompute" and operation.is_attention_core
+    return _SELECTIVE_PASSES_BY_CONVENTION if is_repeated_core and workload.recompute == "selective" else 1.0
 
 
 @lru_cache(maxsize=64)
@@ -263,8 +273,14 @@ def _count_causal(
         if isinstance(operation, Attention) and operation.causal and operation.pass_name == "forward"
     )
     cores = 1.0 + _BACKWARD_TO_FORWARD_FLOPS * trained
-    # With selective recomputation eq. 9 counts the attention core twice.
-    repeated = _SELECTIVE_PASSES_BY_CONVENTION * trained if step.recompute == "selective" else again
+    repeated = again
+    if step.recompute == "selective":
+        # Eq. 9 counts the attention core several times, where it is repeated.
+        repeats_core = any(
+            operation.is_attention_core and operation.pass_name == "recompute"
+            for operation in _lower_on_one_device(config, step)
+        )
+        repeated = _SELECTIVE_PASSES_BY_CONVENTION * trained * repeats_core
     return StepFlops(
         count_model_flops(config, step) - 0.5 * cores * core_flops,
         count_hardware_flops(config, step) - 0.5 * (cores + repeated) * core_flops,

@@ -33,6 +33,7 @@ from shapewright.lowering.images import lower_scalings, of_tower
 from shapewright.lowering.mixers import lower_mixer, lower_mixer_bias_gradients
 from shapewright.lowering.mlp import lower_expert_bias_gradients, lower_experts, lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.offload import lower_activation_copies
+from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.optimizer_step import (
     lower_gradient_communication,
     lower_optimizer,
@@ -42,8 +43,9 @@ from shapewright.lowering.optimizer_step import (
 )
 from shapewright.lowering.shard import make_encoder_shard, make_shard
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX
+from shapewright.workload.alternate_gemms import find_alternate_gemms
 from shapewright.workload.images import has_tower, tower_job
-from shapewright.workload.recompute import MODULES, read_modules
+from shapewright.workload.recompute import ALTERNATE, MODULES, read_modules
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations.operation import Operation
@@ -201,26 +203,43 @@ class StepParts:
     def repeated_indices(self, mode: str) -> list[int]:
         """List the indices in the body of the operations that a recomputation mode repeats."""
         # The body begins with all layers.
-        return self._repeated(self.body[: sum(len(stack.layers) for stack in self.stacks)], mode)
+        indices: list[int] = []
+        start = 0
+        for stack in self.stacks:
+            indices += [start + index for index in self._repeated(stack.layers, mode, stack.shard, stack.counts)]
+            start += len(stack.layers)
+        return indices
 
     def repeated_mtp_indices(self, mode: str) -> list[int]:
         """List the same for the layers of multi-token prediction, with their projections in full recomputation.
 
         Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (_checkpointed_forward).
         """
-        return self._repeated(self.mtp, mode)
+        return self._repeated(self.mtp, mode, self.shard, _count_mtp(self.shard.config))
 
-    def _repeated(self, operations: list[Operation], mode: str) -> list[int]:
-        if mode == "none":
+    def _repeated(self, operations: list[Operation], mode: str, shard: Shard, counts: LayerCounts) -> list[int]:
+        if mode == "none" or not operations:
             return []
         if mode == "full":
             return list(range(len(operations)))
-        modules = [MODULES[name] for name in read_modules(self.shard.workload.recompute_modules)]
-        return [
+        names = read_modules(self.shard.workload.recompute_modules)
+        modules = [MODULES[name] for name in names if name != ALTERNATE]
+        repeated = {
             index
             for index, operation in enumerate(operations)
             if any(module.repeats_operation(operation.block, operation.role) for module in modules)
-        ]
+        }
+        every_second = find_alternate_gemms(
+            shard.config, shard.workload, shard.layout, counts.kinds, has_cross_attention=_has_cross_attention(shard)
+        )
+        if every_second is not None:
+            repeated |= {
+                index
+                for index, operation in enumerate(operations)
+                if not isinstance(operation, Collective)
+                and every_second.repeats_operation(operation.block, operation.role)
+            }
+        return sorted(repeated)
 
     def recompute(self, mode: str) -> list[Operation]:
         """List the operations of the recompute pass."""
@@ -322,7 +341,7 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     """Lower the forward pass of the layers of one stack."""
     passes = shard.num_passes
     repeats = passes * counts.num_layers
-    has_cross_attention = shard.source_len > 0 and not shard.config.attends_to_images
+    has_cross_attention = _has_cross_attention(shard)
     every, counts = counts, _without_skipped(shard, counts)
 
     layers = _lower_residual_stream(shard, counts, has_cross_attention=has_cross_attention)
@@ -349,6 +368,11 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     return _Stack(shard, every, add_adapters(shard, layers))
 
 
+def _has_cross_attention(shard: Shard) -> bool:
+    """Whether every layer of the stack attends to the output of an encoder as well."""
+    return shard.source_len > 0 and not shard.config.attends_to_images
+
+
 def _without_skipped(shard: Shard, counts: LayerCounts) -> LayerCounts:
     """Leave out layers of cross-attention to images where there are none."""
     if not shard.config.attends_to_images or shard.source_len:
@@ -370,12 +394,17 @@ def _lower_mtp(shard: Shard) -> list[Operation]:
     if not count or not shard.workload.is_training:
         return []
     repeats, h, tokens = shard.num_passes * count, config.hidden_size, shard.num_residual_tokens
-    layers = _lower_stack(shard, LayerCounts({config.kind_of_layer(config.num_layers - 1): count})).layers
+    layers = _lower_stack(shard, _count_mtp(config)).layers
     return [
         norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=tokens, stage="last"),
         weight_gemm(shard, "mtp", "project", repeats, m=tokens, n=h, k=2 * h, stage="last"),
         *(operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in layers),
     ]
+
+
+def _count_mtp(config: TransformerConfig) -> LayerCounts:
+    """Count the layers of multi-token prediction, which are like the last one."""
+    return LayerCounts({config.kind_of_layer(config.num_layers - 1): config.num_mtp_layers})
 
 
 def _with_mtp_heads(shard: Shard, head: list[Operation]) -> list[Operation]:

@@ -14,6 +14,7 @@ from shapewright.lowering.operations.collective import HOST_AXIS, Collective
 from shapewright.memory.frozen import list_kept_tensors
 from shapewright.memory.tensors import select_kept_tensors, sum_bytes
 from shapewright.models.layers import ATTENTION, LayerKind
+from shapewright.workload.alternate_gemms import find_alternate_gemms
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
@@ -39,8 +40,11 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
     for kind, num_layers in sorted(by_kind.items(), key=lambda each: each[0].mlp != "experts"):
         has_cross_attention = config.has_cross_attention and not shard.prefix
         tensors = list_kept_tensors(config, workload, shard.layout, kind, has_cross_attention=has_cross_attention)
+        alternate = find_alternate_gemms(
+            config, workload, shard.layout, {kind: 1}, has_cross_attention=has_cross_attention
+        )
         kept_bytes, all_bytes = (
-            sum_bytes(select_kept_tensors(tensors, mode, workload.recompute_modules)),
+            sum_bytes(select_kept_tensors(tensors, mode, workload.recompute_modules, alternate)),
             sum_bytes(tensors),
         )
         recomputed = num_layers

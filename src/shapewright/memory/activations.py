@@ -13,6 +13,7 @@ from shapewright.core.records import dataclass
 from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
 from shapewright.memory.stages import Stage
 from shapewright.memory.tensors import activation_element_bytes, ceil_div, select_kept_tensors, sum_bytes
+from shapewright.workload.alternate_gemms import find_alternate_gemms
 
 if TYPE_CHECKING:
     from shapewright.models.layers import LayerKind
@@ -48,7 +49,8 @@ def estimate_layer(
         kind: Mixer and MLP of the layer.
     """
     tensors = list_kept_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
-    kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules))
+    alternate = find_alternate_gemms(config, workload, layout, {kind: 1}, has_cross_attention=has_cross_attention)
+    kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules, alternate))
     return LayerBytes(kept_bytes, sum_bytes(tensors) - kept_bytes)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.workload.recompute import CORE, MODULES, read_modules
+from shapewright.workload.recompute import ALTERNATE, CORE, MODULES, read_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from shapewright.workload.alternate_gemms import AlternateGemms
 
 _NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; activations between GEMMs have 16 bits
 LAYER = "layer"
@@ -53,7 +55,7 @@ def activation_element_bytes(dtype: str) -> float:
 
 
 def select_kept_tensors(
-    tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE
+    tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE, alternate: AlternateGemms | None = None
 ) -> tuple[SavedTensor, ...]:
     """Select the tensors that remain saved under a recomputation mode.
 
@@ -61,13 +63,19 @@ def select_kept_tensors(
         tensors: Tensors that the layer saves without recomputation.
         recompute: ``none`` keeps all, ``full`` only the layer's input, ``selective`` all but those of ``modules``.
         modules: Names of recomputed modules, separated by commas.
+        alternate: What the layer keeps if ``alternate_gemms`` is one of them.
     """
     if recompute == "full":
         return tuple(tensor for tensor in tensors if tensor.block == LAYER)
     if recompute == "selective":
         roles = {tensor.role for tensor in tensors}
-        named = (MODULES[name] for name in read_modules(modules))
+        names = read_modules(modules)
+        named = (MODULES[name] for name in names if name != ALTERNATE)
         recomputed = [module for module in named if not module.source or module.source in roles]
+        if ALTERNATE in names:
+            assert alternate is not None, "the GEMMs of the layer are not given"
+            kept = set(alternate.list_kept(frozenset((tensor.block, tensor.role) for tensor in tensors)))
+            tensors = tuple(tensor for tensor in tensors if (tensor.block, tensor.role) in kept)
         return tuple(
             tensor
             for tensor in tensors

@@ -1,4 +1,4 @@
-"""Modules of a layer that selective recomputation can repeat: Megatron-LM's ``--recompute-modules``.
+"""Modules of a layer that selective recomputation can repeat: Megatron-LM's ``--recompute-modules``, and torchtitan's.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py (recompute_modules), 2025; for the tensors
 that ``core_attn`` drops, arXiv 2205.05198, section 5.
@@ -54,6 +54,9 @@ def _attention(*roles: str) -> dict[str, frozenset[str]]:
 
 
 CORE = "core_attn"
+ALTERNATE = "alternate_gemms"
+"""Every second GEMM of a layer and all memory-bound operations, which workload.alternate_gemms finds."""
+
 MODULES = {
     CORE: RecomputeModule(_attention(*ATTENTION_CORE_ROLES), _attention("weights", "dropout_mask", "dropped_weights")),
     "layernorm": RecomputeModule({"norm": _EVERYTHING}, {**_attention("input"), "mlp": frozenset(("input",))}),
@@ -78,9 +81,12 @@ MODULES = {
 }
 """Modules by Megatron-LM's name."""
 
+MODULE_NAMES = (*MODULES, ALTERNATE)
+"""Values of ``recompute_modules``."""
+
 
 def read_modules(text: str) -> tuple[str, ...]:
-    """Parse a list of module names separated by commas or spaces; the result is in the order of MODULES.
+    """Parse a list of module names separated by commas or spaces; the result is in the order of MODULE_NAMES.
 
     Raises:
         WorkloadError: a name is unknown, or the list is empty.
@@ -90,14 +96,15 @@ def read_modules(text: str) -> tuple[str, ...]:
     """
     found = [word for word in text.replace(",", " ").split() if word]
     for word in found:
-        if word not in MODULES:
-            hint = close_names(word, MODULES)
+        if word not in MODULE_NAMES:
+            hint = close_names(word, MODULE_NAMES)
+            known = ", ".join(MODULE_NAMES)
             raise WorkloadError(
-                f"recompute_modules={word!r} is unknown; {hint + ' ' if hint else ''}choose among {', '.join(MODULES)}",
+                f"recompute_modules={word!r} is unknown; {hint + ' ' if hint else ''}choose among {known}",
                 field="recompute_modules",
             )
     if not found:
         raise WorkloadError(
-            f"recompute_modules={text!r} is empty; choose among {', '.join(MODULES)}", field="recompute_modules"
+            f"recompute_modules={text!r} is empty; choose among {', '.join(MODULE_NAMES)}", field="recompute_modules"
         )
-    return tuple(name for name in MODULES if name in found)
+    return tuple(name for name in MODULE_NAMES if name in found)

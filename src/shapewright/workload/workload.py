@@ -116,7 +116,8 @@ class Workload:
     )
     recompute: str = doc_field("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
     recompute_modules: str = doc_field(
-        "modules of each layer that selective recomputation repeats, such as moe_act,layernorm (Megatron-LM's names)",
+        "modules of each layer that selective recomputation repeats, such as moe_act,layernorm (Megatron-LM's names), "
+        "or alternate_gemms: every second GEMM and all but attention and the other GEMMs (torchtitan's op)",
         default=CORE,
     )
     recompute_layers: int | None = doc_field(

@@ -30,7 +30,7 @@ from shapewright.app.formats.reading import Reading, Values, given, literal, par
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.files import parse_toml
 from shapewright.core.texts import with_fields
-from shapewright.workload.recompute import CORE
+from shapewright.workload.recompute import ALTERNATE
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -135,13 +135,13 @@ def _training(workload: Workload, layout: ParallelLayout | None, untimed: Untime
     lines += [f"{key} = {untimed[name]!r}" for name, key in names.items() if name in untimed]
     lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
     if workload.recompute == "selective":
-        if workload.recompute_modules != CORE:
+        if workload.recompute_modules != ALTERNATE:
             raise workload_error(
                 FORM.name,
                 f"recompute_modules={workload.recompute_modules!r}",
-                "selective recomputation is by operation",
+                f"selective recomputation by operation is {ALTERNATE}",
             )
-        # "op" selects operations, as priced; an integer n would checkpoint every n-th layer.
+        # An integer n instead would checkpoint every n-th layer.
         lines.append('selective_ac_option = "op"')
     return lines
 
@@ -384,6 +384,8 @@ def _read_workload(
         else:
             layers = num_layers // layout.get("pipeline_parallel", 1) // max(int(option), 1)
             workload |= {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
+    elif workload["recompute"] == "selective":
+        workload["recompute_modules"] = ALTERNATE
     return workload, [*(f"training.{key}" for key in train.unread()), *not_priced]
 
 

@@ -186,9 +186,9 @@ class SplitMemoryEstimator:
     def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
         """Return microbatch, host, in_transit, transient and fixed bytes, as in SplitMemory. [byte]
 
-        They depend on neither the number of replicas nor the expert degree.
+        They depend on neither the number of replicas nor the expert degree, but on whether rows are exchanged.
         """
-        key = split._replace(data_parallel=1, expert_parallel=1, num_microbatches=1)
+        key = split._replace(data_parallel=1, expert_parallel=min(split.expert_parallel, 2), num_microbatches=1)
         if key not in self._terms:
             rows = []
             for index in stages:
@@ -221,6 +221,8 @@ class SplitMemoryEstimator:
         key = (
             layout.tensor_parallel,
             layout.expert_tensor_degree,
+            layout.has_own_expert_degree,
+            layout.expert_parallel > 1,
             layout.context_parallel,
             layout.sequence_parallel,
             workload.micro_batch_size,

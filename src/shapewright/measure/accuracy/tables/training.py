@@ -38,7 +38,7 @@ from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.predict import predict
 from shapewright.workload.layout import ParallelLayout
-from shapewright.workload.recompute import CORE
+from shapewright.workload.recompute import ALTERNATE, CORE
 from shapewright.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -53,7 +53,15 @@ _MLPERF_LORA_DROPOUT = 0.1
 # Adapters of Megatron-Bridge's Llama 3 70B, which its tables do not state. Source: NVIDIA-NeMo/Megatron-Bridge,
 # scripts/performance (target_modules: linear_qkv) and peft/lora.py (dim 32, dropout 0).
 _BRIDGE_LORA = {"finetune": "lora", "lora_rank": 32, "lora_targets": "qkv"}
-_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
+# Recomputation and recomputed modules.
+_RECOMPUTE = {
+    "": ("none", CORE),
+    "none": ("none", CORE),
+    "full": ("full", CORE),
+    "selective": ("selective", CORE),
+    "selective op": ("selective", ALTERNATE),
+    "selective per op": ("selective", ALTERNATE),
+}
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,8 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
     is_fused = _read_attention(row, device, assumed)
     recompute, modules = _read_recompute(row, device, assumed)
     config = _make_config(row) if row.preset is None else read_model(row.preset).config
+    if modules == ALTERNATE:  # torchtitan counts separate projections
+        config = replace(config, fused_qkv=False, fused_gate_up=False)
     run = PublishedRun(
         source=row.source,
         software=_software_of(row, device),
@@ -233,7 +243,7 @@ def _read_recompute(row: PublishedRow, device: Device, assumed: Counter[str]) ->
     if words not in _RECOMPUTE:
         raise UnusableRowError(f"activation checkpointing {words!r} is not modelled")
     if words:
-        return _RECOMPUTE[words], CORE
+        return _RECOMPUTE[words]
     own = None
     if row.preset is not None:
         own = recomputed_modules(row.preset, device, row.labels["dtype"], _software_of(row, device))
@@ -241,7 +251,7 @@ def _read_recompute(row: PublishedRow, device: Device, assumed: Counter[str]) ->
         assumed["do not state activation checkpointing: selective, as in NVIDIA's recipes"] += 1
         return "selective", own
     assumed["do not state activation checkpointing: none"] += 1
-    return _RECOMPUTE[words], CORE
+    return _RECOMPUTE[words]
 
 
 def _software_of(row: PublishedRow, device: Device) -> str:
