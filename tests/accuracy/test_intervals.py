@@ -134,5 +134,5 @@ def test_blocks_of_another_vendor_are_covered(name: str, most: float, script: Mo
     layers = layers.take(layers.labels["gpu"].values == "mi250x")
     rows = script.price_rows("paper_layers", layers, uncalibrated=True).query(f"table == 'paper_layers/{name}'")
 
-    assert len(rows) > 90
+    assert len(rows) > 60
     assert 1.0 - ((rows.measured >= rows.low) & (rows.measured <= rows.high)).mean() <= most

@@ -159,10 +159,12 @@ def test_times_from_flops_of_a_known_convention(tmp_path: Path) -> None:
     own = dense(source="2104.04473 Table 2", vocab_size=51200, tokens_per_s_per_gpu="", tflops_per_gpu=153, vp="")
     (run,), _ = read(tmp_path, [own])
     assert run.tokens_per_s_per_device == pytest.approx(106.7, abs=0.05)
-    runs, skipped = read(tmp_path, [own | {"source": "somebody"}, own | {"fsdp_zero": "ZeRO-3"}])
+    unknown = [own | {"source": "somebody"}, own | {"fsdp_zero": "ZeRO-3"}, own | {"source": "torchtitan mxfp8 page"}]
+    runs, skipped = read(tmp_path, unknown)
     assert not runs
     assert skipped == {
         "neither tokens/s nor the time of a step is stated": 1,
+        "a power limit that is not stated": 1,
         "ZeRO-3 of 2021, whose communication took several times what its links allow": 1,
     }
 

@@ -266,6 +266,8 @@ MLPERF_FORMAT = replace(
 # Table 2 of this source compares DeepSpeed's ZeRO-3 of its time with Megatron's pipelines: 1.6 to 5 times slower than
 # the links allow, more so with more devices, and no other row covers that software.
 _PTD_P = "2104.04473"
+# Its B200 have a power limit that it does not state.
+_POWER_LIMITED = "torchtitan mxfp8 page"
 
 
 class UnusableRowError(ShapewrightError):
@@ -318,6 +320,8 @@ def read_row(rows: Columns, place: int, filled: Counter[str]) -> PublishedRow:
         raise UnusableRowError("fine-tuning on packed sequences")
     if source.startswith(_PTD_P) and "ZeRO-3" in labels["fsdp_zero"]:
         raise UnusableRowError("ZeRO-3 of 2021, whose communication took several times what its links allow")
+    if source == _POWER_LIMITED:
+        raise UnusableRowError("a power limit that is not stated")
     stated = {name: float(column[place]) for name, column in rows.numbers.items()}
     numbers = fill_gaps(stated, model, source, filled)
     has_experts = numbers["moe"] > 0.0
