@@ -257,7 +257,7 @@ def kernel_class(operation: Operation, device: Device) -> str:
     """Class of an operation's kernel, as in ``Server.kernels``; a name that ends with another word is part of a class.
 
     Args:
-        device: Where it runs: links and PCIe are different classes.
+        device: Where it runs: links, PCIe and the network between nodes are different classes.
     """
     if isinstance(operation, Attention):
         cache = "narrow" if get_dtype(operation.kv_cache_dtype or operation.dtype).bits <= 8 else "wide"
@@ -272,6 +272,8 @@ def kernel_class(operation: Operation, device: Device) -> str:
         return f"gemm.{operation.weight_dtype or operation.dtype}{'.large' if operation.m >= _LARGE_GEMM else ''}"
     if isinstance(operation, Collective):
         link = "link" if is_linked(device, int(operation.num_ranks)) else "pcie"
+        if int(operation.num_ranks) > int(operation.ranks_per_node):
+            link = "network"  # engines' own all-reduces read the memory of the other devices of a node
         # Both halves of an all-reduce: tokens are gathered for experts, and their results are added up.
         is_half = operation.axis == "expert" and operation.op_name in ("all_gather", "reduce_scatter")
         op_name = "all_reduce" if is_half else operation.op_name
