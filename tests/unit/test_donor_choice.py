@@ -96,3 +96,15 @@ def test_the_warning_names_the_donor_and_the_reason() -> None:
     assert "gemm (borrows gemm/l40s/" in words
     assert ": with the same SM)" in words
     assert borrowed_records(load_device("a40"))["gemm"].lent_as == "with the same SM"
+
+
+def test_the_warning_names_what_later_operations_borrow() -> None:
+    """T4 has a record of fp32 norms, which come first in a DiT; its other elementwise operations borrow A100's."""
+    prediction = shapewright.predict("dit-xl-2", device="t4", workload={"phase": "train", "dtype": "fp32"})
+    (words,) = [words for words in prediction.warnings if words.startswith("uncalibrated on t4")]
+    used = {one.price.calibration.record_id for one in prediction.operations if one.operation.kind == "pointwise"}
+
+    assert {record.partition("/")[0] for record in used} == {"pointwise", "pointwise-fp32"}
+    assert "pointwise (borrows pointwise/a100-sxm/" in words
+    assert all(record in prediction.calibration["pointwise"].label for record in used)
+    assert prediction.calibration["pointwise"].label.startswith("pointwise-fp32/t4/")

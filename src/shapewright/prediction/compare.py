@@ -173,7 +173,11 @@ def _comparison_notes(rows: tuple[ComparedDevice, ...]) -> list[Note]:
         )
         notes.append(Note(text, "expert-kernel", "expert_kernel"))
     borrowed = {
-        device.name: [kind for kind, source in prediction.calibration.items() if source.is_uncalibrated]
+        device.name: [
+            kind
+            for kind, source in prediction.calibration.items()
+            if any(part.is_uncalibrated for part in source.parts)
+        ]
         for device, prediction in predicted
         if not device.roofline_only
     }

@@ -313,9 +313,9 @@ def _count_flops(
 
 
 def calibration_sources(priced: list[PricedOperation]) -> dict[str, CalibrationSource]:
-    """Return the calibration record of each kind of operation."""
-    sources: dict[str, CalibrationSource] = {}
+    """Return the calibration records of each kind of operation."""
+    found: dict[str, list[CalibrationSource]] = defaultdict(list)
     for entry in priced:
         is_host = isinstance(entry.operation, Collective) and entry.operation.is_host
-        sources.setdefault("host" if is_host else entry.operation.kind, entry.price.calibration)
-    return sources
+        found["host" if is_host else entry.operation.kind].append(entry.price.calibration)
+    return {kind: CalibrationSource.of_prices(sources) for kind, sources in found.items()}

@@ -55,13 +55,12 @@ def warn_of_calibration(device: Device, sources: Mapping[str, CalibrationSource]
     """Warn of operations priced without a record of this device, or by data-sheet rates alone.
 
     Args:
-        sources: Calibration record by kind of operation.
+        sources: Calibration records by kind of operation.
     """
-    if unmeasured := [
-        f"{kind} {source.stand_in_with_reason}" for kind, source in sources.items() if source.is_uncalibrated
-    ]:
+    parts = [(kind, part) for kind, source in sources.items() for part in source.parts]
+    if unmeasured := [f"{kind} {part.stand_in_with_reason}" for kind, part in parts if part.is_uncalibrated]:
         yield Note(f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider", "uncalibrated")
-    if bounds := [kind for kind, source in sources.items() if source.is_roofline_bound]:
+    if bounds := dict.fromkeys(kind for kind, part in parts if part.is_roofline_bound):
         yield Note(
             f"{', '.join(bounds)} on {device.name}: roofline bounds from the data sheet, not predictions; "
             f"real steps take longer",

@@ -39,6 +39,7 @@ from shapewright.lowering.operations.collective import HOST_OPS
 from shapewright.pricing.calibration.donors import has_link
 from shapewright.pricing.calibration.intervals import choose_interval, interval_factors
 from shapewright.pricing.calibration.records import CORRECTIONS
+from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.calibration.transfer import transfer_start_scale, without_bridge
 from shapewright.pricing.host import price_host
 from shapewright.pricing.kernels.exchange import price_own_all_reduce
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from shapewright.hardware.device import Device
     from shapewright.lowering.operations.collective import Collective
     from shapewright.pricing.calibration.records import CalibrationRecord
-    from shapewright.pricing.calibration.source import CalibrationSource
 
     PerCall = Float[np.ndarray, "calls"]
     CallMask = Bool[np.ndarray, "calls"]
@@ -92,8 +92,7 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
     if shape == ():
         return split_rows(Price, columns, sources[0])[0]
     values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
-    first, *others = dict.fromkeys(sources)
-    return Price(calibration=replace(first, others=tuple(others)) if others else first, **values)
+    return Price(calibration=CalibrationSource.of_prices(sources), **values)
 
 
 def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:

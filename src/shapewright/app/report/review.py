@@ -208,7 +208,9 @@ def _provenance(review: Review) -> list[Section]:
     device = review.scenario.device
     sections: list[Section] = []
     if review.prediction is not None:
-        records = columns_of(review.prediction.calibration.items(), _RECORD_COLUMNS)
+        calibration = review.prediction.calibration
+        rows = [(kind, part) for kind, source in calibration.items() for part in source.parts]
+        records = columns_of(rows, _RECORD_COLUMNS)
         sections.append(table_of("Calibration records", records))
     return [
         *sections,

@@ -5,9 +5,13 @@ Prices of one record share one object; text is made only when a source is printe
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from shapewright.core.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Transfer = Literal["exact", "architecture", "generic", "roofline", "assumed"]
 """How a price uses its record: the device's own, a sibling's (same architecture), another architecture's, none because
@@ -29,7 +33,7 @@ class CalibrationSource:
         stored_weights: Element format of weights that are assumed to be widened at no cost.
         decode_record_id: Record whose decode kernels stand in for attention.
         assumption: What is assumed where no record exists, in words.
-        others: Sources of the other prices, where arrays of prices rest on several.
+        others: Sources of the other prices, where several prices rest on different ones.
     """
 
     transfer: Transfer
@@ -43,6 +47,17 @@ class CalibrationSource:
     decode_record_id: str = ""
     assumption: str = ""
     others: tuple[CalibrationSource, ...] = ()
+
+    @classmethod
+    def of_prices(cls, sources: Iterable[CalibrationSource]) -> CalibrationSource:
+        """Join the sources of several prices, at least one, each once and in their order."""
+        first, *others = dict.fromkeys(sources)
+        return replace(first, others=tuple(others)) if others else first
+
+    @property
+    def parts(self) -> tuple[CalibrationSource, ...]:
+        """This source and the others, each of which describes itself alone in all but its label."""
+        return (self, *self.others)
 
     @property
     def is_borrowed(self) -> bool:
