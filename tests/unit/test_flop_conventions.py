@@ -78,6 +78,17 @@ def test_conventions_of_llama_3_8b() -> None:
     assert per_token["6n"] == 6 * 8_030_261_248
 
 
+@pytest.mark.parametrize(("model", "attending"), [("kimi-linear-48b-a3b", 7), ("falcon-mamba-7b", 0)])
+@pytest.mark.parametrize("convention", ["torchtitan", "llm-foundry"])
+def test_only_layers_with_attention_have_pairs(model: str, attending: int, convention: str) -> None:
+    """7 of 27 layers of Kimi Linear attend, with 32 heads of 192; none of Falcon Mamba's."""
+    config = read_model(model).config
+    counted = count_convention_flops(config, Workload(seq_len=4096), 1, convention).model_flops / 4096
+    square = 12 * attending * 32 * 192 * 4096
+
+    assert counted == pytest.approx(6 * count_parameters(config).active + square, rel=1e-12)
+
+
 def test_torchtitan_publishes_56_8_percent() -> None:
     """Llama-3-8B, 2904 tokens a second and A100 at s = 8192: 56.8 % of 312 TFLOP/s (torchtitan, 2024)."""
     flops = count_convention_flops(read_model("llama-3-8b").config, Workload(seq_len=8192), 1, "torchtitan").model_flops

@@ -17,6 +17,7 @@ from shapewright.lowering.model import lower, lower_before_backward, lower_parts
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.base import PASSES
 from shapewright.models.flop_conventions import get_convention
+from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, mixers_of
 from shapewright.models.parameters import count_parameters
 from shapewright.workload.layout import ParallelLayout
 
@@ -203,7 +204,13 @@ def count_convention_flops(
             count_rule_of_thumb_flops(parameters, num_tokens, recompute=mode) for mode in ("none", "full")
         )
         return StepFlops(without + change, without + change + again * (repeated - without))
-    core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * config.num_layers * config.num_heads * config.head_dim
+    # Scans have no pairs of a query and a key, and are small enough to be left out.
+    attending = sum(
+        group.num_layers
+        for group in config.layer_groups()
+        if {ATTENTION, *COMPRESSED_LAYERS} & set(mixers_of(group.layer_type))
+    )
+    core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * attending * config.num_heads * config.head_dim
     whole = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     model_flops = change + whole
     if convention == "torchtitan":

@@ -1,7 +1,7 @@
 """Conventions of published FLOP rates: FLOPs per token of a training step, as a formula in a model's sizes.
 
-Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, L layers, h width of all query
-heads, s tokens of a sequence.
+Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, L layers with attention, h
+width of all query heads, s tokens of a sequence.
 
 Conventions differ in attention (all query-key pairs, the causal half, or none) and in embeddings (counted as arithmetic
 or not), so a FLOP rate is meaningful only with its convention.
