@@ -44,6 +44,17 @@ def test_every_formula_comes_to_its_count(preset: str | dict[str, str]) -> None:
     assert sum(term.value for term in terms) == count_parameters(config).total
 
 
+def test_flops_of_scans_by_hand() -> None:
+    """Falcon Mamba: 64 scans of 8,192 channels with states of 16 (update and output), and convolutions of width 4."""
+    config, step = read_model("falcon-mamba-7b").config, Workload(seq_len=4096)
+    found = count_flops(config, step)
+    terms = {term.name: term.value for term in found.terms}
+
+    assert terms["scans, forward"] == 64 * (2 * 2 * 8192 * 16 + 2 * 8192 * 4)
+    assert terms["forward"] == sum(terms[f"{part}, forward"] for part in ("layers", "attention", "scans", "logits"))
+    assert found.training_flops == pytest.approx(found.conventions["megatron"].model_flops)
+
+
 @pytest.mark.parametrize(
     "preset",
     [

@@ -1,10 +1,11 @@
 """FLOPs of a token, by part and by FLOP convention; and communication volumes of a training step.
 
-Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, V weights of
-the logit matrix; n ranks, P parameters, t tensor degree, b s h elements of a micro-batch's hidden states.
+Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, S those of
+scans and short convolutions, V weights of the logit matrix; n ranks, P parameters, t tensor degree, b s h elements of a
+micro-batch's hidden states.
 
-    forward            2 W + A + 2 V             one multiplication and one addition per weight
-    training           3 (2 W + A + 2 V)         the backward pass has twice the FLOPs of the forward pass
+    forward            2 W + A + S + 2 V         one multiplication and one addition per weight
+    training           3 (2 W + A + S + 2 V)     the backward pass has twice the FLOPs of the forward pass
 
 Bus bandwidth is the link rate of an equivalent ring: algorithm bandwidth times the factor below (nccl-tests,
 PERFORMANCE.md).
@@ -22,6 +23,7 @@ from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.flops import StepFlops, count_convention_flops
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
+from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.models.flop_conventions import CONVENTIONS
 from shapewright.prediction.calculators.parameters import Term, substitute
 from shapewright.workload.layout import ParallelLayout
@@ -96,6 +98,7 @@ class FlopsPerToken:
         attention_flops: A, masked scores included; the average of the tokens. [flop]
         head_weights: V.
         conventions: Training FLOPs of a token by convention. [flop]
+        scan_flops: S, of layers that keep a state in place of keys and values. [flop]
         untrained_flops: I, forward FLOPs of an indexer, which has no backward pass; a part of 2 W and A. [flop]
     """
 
@@ -106,12 +109,13 @@ class FlopsPerToken:
     attention_flops: float
     head_weights: float
     conventions: dict[str, StepFlops]
+    scan_flops: float = 0.0
     untrained_flops: float = 0.0
 
     @property
     def forward_flops(self) -> float:
         """FLOPs of the forward pass, with the logits of every token. [flop]"""
-        return 2.0 * self.layer_weights + self.attention_flops + 2.0 * self.head_weights
+        return 2.0 * self.layer_weights + self.attention_flops + self.scan_flops + 2.0 * self.head_weights
 
     @property
     def training_flops(self) -> float:
@@ -130,15 +134,18 @@ class FlopsPerToken:
             "d": self.config.head_dim,
             "d_v": self.config.v_head_dim,
             "s": self.seq_len,
+            "S": self.scan_flops,
             "I": self.untrained_flops,
         }
+        total = "2*W + A + S + 2*V" if self.scan_flops else "2*W + A + 2*V"
         untrained = " - 2*I" if self.untrained_flops else ""
         rows = [
             ("layers, forward", "2*W", 2.0 * self.layer_weights),
             ("attention, forward", _attention_formula(self.config, self.attention_flops, values), self.attention_flops),
+            *([("scans, forward", "S", self.scan_flops)] if self.scan_flops else []),
             ("logits, forward", "2*V", 2.0 * self.head_weights),
-            ("forward", "2*W + A + 2*V", self.forward_flops),
-            ("forward and backward", f"3*(2*W + A + 2*V){untrained}", self.training_flops),
+            ("forward", total, self.forward_flops),
+            ("forward and backward", f"3*({total}){untrained}", self.training_flops),
         ]
         return tuple(Term(name, formula, substitute(formula, values), value) for name, formula, value in rows)
 
@@ -159,20 +166,21 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     validate_lengths(config, workload)
     step = replace(workload.with_recompute("none"), phase="train", micro_batch_size=1, global_batch_size=1)
     tokens = float(step.seq_len)
-    weights = attention = head = untrained = 0.0
+    weights = attention = scans = head = untrained = 0.0
     for operation in lower(config, step, ParallelLayout()):
         if operation.pass_name != "forward":
             continue
+        flops = float(operation.flops) * int(operation.repeats) / tokens
         if operation.block == "indexer":
-            untrained += float(operation.flops) * int(operation.repeats) / tokens
-        if operation.multiplies_activations:
-            attention += float(operation.flops) * int(operation.repeats) / tokens
+            untrained += flops
+        if isinstance(operation, Scan | CausalConv):
+            scans += flops
+        elif operation.multiplies_activations:
+            attention += flops
+        elif isinstance(operation, Gemm | GroupedGemm) and operation.stage == "last":
+            head += 0.5 * flops
         elif isinstance(operation, Gemm | GroupedGemm):
-            share = float(operation.flops) * int(operation.repeats) / (2.0 * tokens)
-            if operation.stage == "last":
-                head += share
-            else:
-                weights += share
+            weights += 0.5 * flops
     kept = replace(step, recompute=workload.recompute, recompute_layers=workload.recompute_layers)
     return FlopsPerToken(
         config=config,
@@ -181,6 +189,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
         layer_weights=weights,
         attention_flops=attention,
         head_weights=head,
+        scan_flops=scans,
         untrained_flops=untrained,
         conventions={name: _per_token(count_convention_flops(config, kept, 1, name), tokens) for name in CONVENTIONS},
     )
