@@ -13,6 +13,7 @@ from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.calibration.transfer import (
     format_rate_error,
+    sm_rate_scale,
     sustained_clock_ratio,
     transfer_rate_fraction,
 )
@@ -58,6 +59,30 @@ def test_power_limit_lowers_the_clock_by_the_cube_root() -> None:
     assert sustained_clock_ratio(replace(donor, tdp_watts=donor.tdp_watts / 8.0), donor) == pytest.approx(0.5)
     assert sustained_clock_ratio(replace(donor, tdp_watts=donor.tdp_watts * 8.0), donor) == pytest.approx(2.0)
     assert sustained_clock_ratio(replace(donor, tdp_watts=None), donor) == 1.0
+
+
+@pytest.mark.parametrize("name", ["h20-96gb", "h200-nvl-141gb", "l40", "gb300"])
+def test_a_data_sheet_may_have_either_16_bit_format(name: str) -> None:
+    """bf16 is as fast as fp16 on each: clock, power and alignment follow from bf16 alone as from both."""
+    device = load_device(name)
+    rates = device.dense_flops_per_s
+    alone = replace(device, dense_flops_per_s={key: rate for key, rate in rates.items() if key != "fp16"})
+    record = load_record("gemm", device)
+    gemm = Gemm(name="x", dtype="bf16", m=4096, n=4100, k=4096)
+
+    assert rates["fp16"] == rates["bf16"]
+    assert price_gemm(gemm, alone, record).time_s == price_gemm(gemm, device, record).time_s
+    assert sustained_clock_ratio(alone, device) == 1.0
+    assert format_rate_error(alone, record, "fp4") == format_rate_error(device, record, "fp4")
+
+
+def test_a_weaker_board_with_one_16_bit_format_is_slower() -> None:
+    """H100 96 GB: 500 of 700 W hold (5/7)^(1/3) of the clock, and its SMs are as many and as fast as H100's."""
+    device = load_device("h100-sxm-96gb")
+    donor = load_device("h100-sxm-80gb")
+
+    assert sustained_clock_ratio(device, donor) == pytest.approx((500 / 700) ** (1 / 3), rel=1e-3)
+    assert sm_rate_scale(device, load_record("gemm", device)) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_power_share_of_l40s_by_hand() -> None:

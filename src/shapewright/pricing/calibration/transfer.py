@@ -45,9 +45,17 @@ def clock_hz_of(device: Device) -> float | None:
     return device.boost_clock_hz or rate_clock_hz(device)
 
 
+def wide_flops_per_s(device: Device) -> float | None:
+    """Data-sheet rate of matrix units in 16 bits: of fp16, else of bf16; None if unknown. [flop/s]
+
+    GPUs that have both multiply equally fast in both, except MI100, whose bf16 is half as fast.
+    """
+    return device.dense_flops_per_s.get("fp16") or device.dense_flops_per_s.get("bf16")
+
+
 def rate_clock_hz(device: Device) -> float | None:
-    """Clock that the data-sheet fp16 rate implies; None if unknown. At most the boost clock. [Hz]"""
-    rate = device.dense_flops_per_s.get("fp16")
+    """Clock that the data-sheet rate in 16 bits implies; None if unknown. At most the boost clock. [Hz]"""
+    rate = wide_flops_per_s(device)
     if not (rate and device.num_sms and device.tensor_fma_per_sm_per_clock):
         return None
     return rate / (2.0 * device.num_sms * device.tensor_fma_per_sm_per_clock)
@@ -153,7 +161,7 @@ def transfer_rate_fraction(share: AnyShape, device: Device, record: CalibrationR
 def tensor_rate_ratio(device: Device, donor: Device) -> float:
     """Peak of an SM per clock in 16 bits, the device's over the donor's; 1 where a data sheet lacks a number."""
     clocks_hz = comparable_clock_hz(device, donor), clock_hz_of(donor)
-    rates = device.dense_flops_per_s.get("fp16"), donor.dense_flops_per_s.get("fp16")
+    rates = wide_flops_per_s(device), wide_flops_per_s(donor)
     if not (all(clocks_hz) and all(rates) and device.num_sms and donor.num_sms):
         return 1.0
     per_cycle = [
@@ -212,10 +220,12 @@ def format_rate_error(device: Device, record: CalibrationRecord, dtype: str) -> 
     """
     if record.transfer != "architecture":
         return 1.0
-    rates = [chip.dense_flops_per_s for chip in (device, load_device(record.device))]
-    if not all({dtype, "fp16"} <= set(own) for own in rates):
+    chips = device, load_device(record.device)
+    rates = [(chip.dense_flops_per_s.get(dtype), wide_flops_per_s(chip)) for chip in chips]
+    shares = [narrow / wide for narrow, wide in rates if narrow and wide]
+    if len(shares) < len(rates):
         return 1.0
-    ratio = rates[0][dtype] / rates[0]["fp16"] / (rates[1][dtype] / rates[1]["fp16"])
+    ratio = shares[0] / shares[1]
     is_equal = _EQUAL_RATE_RATIO < ratio < 1.0 / _EQUAL_RATE_RATIO
     return 1.0 if is_equal else min(math.exp(0.5 * abs(math.log(ratio))), FORMAT_ERROR)
 
@@ -236,7 +246,7 @@ _WIDE_FORMAT = "bf16"
 _ATTENTION_EXPONENT = 0.5
 
 
-def sustained_clock_ratio(device: Device, donor: Device, dtype: str = "fp16") -> float:
+def sustained_clock_ratio(device: Device, donor: Device, dtype: str = "") -> float:
     """Factor on the fraction of its clock that the donor sustains under power; 1 where a data sheet lacks a number.
 
     The cube root of the ratio of watts / (multipliers x clock^3 x switching energy), device over donor: the peak rate
@@ -244,7 +254,7 @@ def sustained_clock_ratio(device: Device, donor: Device, dtype: str = "fp16") ->
 
     Args:
         donor: The device whose record prices it.
-        dtype: Format whose multipliers run: tensor cores in fp16, ordinary cores in fp32.
+        dtype: Format whose multipliers run: ordinary cores in fp32; if empty, tensor cores in 16 bits.
     """
     budgets = [_watts_per_cycle(chip, dtype) for chip in (device, donor)]
     if budgets[0] is None or budgets[1] is None:
@@ -256,7 +266,7 @@ def _watts_per_cycle(chip: Device, dtype: str) -> float | None:
     """Board power over the power of its multipliers at the rated clock, up to a constant; None if unknown."""
     process = find_compute_capability(chip.compute_capability)
     energy = process.switching_energy or chip.architecture_facts.switching_energy
-    rate = chip.dense_flops_per_s.get(dtype)
+    rate = chip.dense_flops_per_s.get(dtype) if dtype else wide_flops_per_s(chip)
     clock_hz = rate_clock_hz(chip) or chip.boost_clock_hz
     if not (chip.tdp_watts and clock_hz and energy and rate):
         return None
