@@ -48,8 +48,8 @@ CONVENTIONS = {
         FlopConvention(
             name="torchtitan",
             formula="6 N + 12 L h s",
-            used_by="torchtitan (2024)",
-            source="pytorch/torchtitan, torchtitan/models/utils.py; both embeddings are in N",
+            used_by="torchtitan to April 2024",
+            source="pytorch/torchtitan, train.py before pull request 280; N without the token embedding since then",
         ),
         FlopConvention(
             name="llm-foundry",
