@@ -337,3 +337,35 @@ def test_jamba_with_one_expert_is_dense() -> None:
     config = read_hf_config({"model_type": "jamba", "num_experts": 1}).config
 
     assert config.num_experts == 0
+
+
+JAMBA = replace(read_model("jamba-v0.1").config, num_layers=8)  # attention in layer 4, experts in layers 1, 3, 5 and 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "pass_name", "runs"),
+    [
+        ({"recompute": "full", "recompute_layers": 4}, "recompute", (0, 4, 2, 2)),
+        ({"recompute": "full", "recompute_layers": 5}, "recompute", (1, 4, 3, 2)),
+        ({"finetune": "last-layers", "last_layers": 1}, "backward", (0, 1, 0, 1)),
+        ({"finetune": "last-layers", "last_layers": 4}, "backward", (1, 3, 2, 2)),
+    ],
+)
+def test_recomputed_and_trained_layers_are_those_at_their_places(
+    fields: dict[str, Any], pass_name: str, runs: tuple[int, ...]
+) -> None:
+    """The first layers run again and the last ones have gradients; each kind alone was rounded down to 0 in a pass."""
+    found = Counter[str]()
+    for each in lower(JAMBA, Workload(seq_len=512, **fields), ParallelLayout()):
+        if each.pass_name == pass_name:
+            found[each.name.removesuffix(".wgrad")] += int(each.repeats)
+    assert tuple(found[name] for name in ("attention.q", "mamba.in", "mlp.up", "moe.gate_up")) == runs
+
+
+def test_memory_of_the_last_layer_is_that_of_its_kind() -> None:
+    """Layer 7 has a Mamba mixer and experts: an eighth of all layers had half of their gradients."""
+    workload = Workload(seq_len=512, finetune="last-layers", last_layers=1)
+    experts = 16 * 3 * 4096 * 14336 + 16 * 4096
+    mixer = 4096 * 16384 + 8192 * 5 + 8192 * 288 + 256 * 8192 + 8192 + 16 * 8192 + 8192 + 8192 * 4096 + 288
+    found = estimate_memory(JAMBA, workload, ParallelLayout())
+    assert found.gradients_bytes == 4 * (experts + mixer + 2 * 4096)

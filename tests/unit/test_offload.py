@@ -12,9 +12,11 @@ import shapewright
 from shapewright.app.cli import main
 from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.hardware.loader import load_device
+from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
 from shapewright.memory.estimate import estimate_memory
 from shapewright.memory.saved_tensors import list_saved_tensors
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.capacity.fit_options import LINK_FRACTION
 from shapewright.prediction.predict import Prediction, predict
@@ -246,6 +248,16 @@ def test_invalid_offload_is_rejected(fields: dict[str, Any], message: str) -> No
     """Inference saves nothing, no host multiplies Muon's matrices, and a flag is true or false."""
     with pytest.raises(WorkloadError, match=message):
         Workload(**fields)
+
+
+def test_layers_of_multi_token_prediction_are_copied() -> None:
+    """The host holds what one micro-batch saves of all layers; time left out those that predict further tokens."""
+    config = replace(read_model("deepseek-v3").config, num_layers=5, num_mtp_layers=1)
+    workload = Workload(offload_activations=True, seq_len=512)
+    copies = [each for each in lower(config, workload, ParallelLayout()) if each.role == "to_host"]
+    moved_bytes = sum(float(each.message_bytes) * int(each.repeats) for each in copies if isinstance(each, Collective))
+
+    assert moved_bytes == pytest.approx(estimate_memory(config, workload, ParallelLayout()).host_bytes)
 
 
 def test_device_without_a_host_link_rate() -> None:

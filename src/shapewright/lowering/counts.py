@@ -143,8 +143,44 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
     patterns = config.patterns
     if patterns.period == 1:
         return LayerCounts({patterns.kind_of(0): layers_per_stage(config, layout)})
+    return LayerCounts(config.count_kinds(_find_busiest(config, layout)))
+
+
+def _find_busiest(config: TransformerConfig, layout: ParallelLayout) -> range:
+    """Find the layers of the busiest stage."""
     stages = [layout.layers_of_stage(config.num_layers, index) for index in unlike_stages(config, layout)]
-    return max((LayerCounts(config.count_kinds(stage)) for stage in stages), key=_work)
+    return max(stages, key=lambda stage: _work(LayerCounts(config.count_kinds(stage))))
+
+
+def count_trained_layers(config: TransformerConfig, workload: Workload, counts: LayerCounts) -> LayerCounts:
+    """Count the layers with a backward pass of the busiest stage: all, or the last ones of the model.
+
+    Args:
+        counts: Layers of the stage, which is the last one if others have fewer layers to train.
+    """
+    if workload.last_layers is None:
+        return counts
+    num_trained = min(workload.last_layers, counts.num_layers)
+    if len(counts.kinds) <= 1:
+        return LayerCounts(dict.fromkeys(counts.kinds, num_trained) if num_trained else {})
+    return LayerCounts(config.count_kinds(range(config.num_layers - num_trained, config.num_layers)))
+
+
+def count_recomputed_layers(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> LayerCounts:
+    """Count the layers of the busiest stage that run again with ``recompute_layers``: the first ones that are trained.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_block.py (the block method).
+    """
+    num_layers, patterns = layers_per_stage(config, layout), config.patterns
+    num_recomputed = num_layers if workload.recompute_layers is None else min(workload.recompute_layers, num_layers)
+    is_last = workload.last_layers is not None
+    if patterns.period == 1:
+        start = config.num_layers - num_layers
+        kept = workload.trained_layers(start, start + num_recomputed, config.num_layers)
+        return LayerCounts({patterns.kind_of(0): kept} if kept else {})
+    start = config.num_layers - num_layers if is_last else _find_busiest(config, layout).start
+    stop = start + num_recomputed
+    return LayerCounts(config.count_kinds(range(stop - workload.trained_layers(start, stop, config.num_layers), stop)))
 
 
 def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:

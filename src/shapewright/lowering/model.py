@@ -20,7 +20,13 @@ from shapewright.lowering.attention.projections import (
 from shapewright.lowering.builders import lower_stream_mixing, norm, residual, weight_gemm
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.collectives import send_to_next_stage
-from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers, layers_per_stage
+from shapewright.lowering.counts import (
+    LayerCounts,
+    count_encoder_layers,
+    count_layers,
+    count_recomputed_layers,
+    count_trained_layers,
+)
 from shapewright.lowering.embedding import (
     lower_embedding,
     lower_embedding_backward,
@@ -113,18 +119,9 @@ def lower_before_backward(
         forward = of_tower(tower + parts.tower.recompute(workload.recompute)) + forward
     if not workload.is_training:
         return forward
-    return forward + _limit_to_recomputed_layers(parts.recompute(workload.recompute), config, workload, layout)
-
-
-def _limit_to_recomputed_layers(
-    recomputed: list[Operation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
-) -> list[Operation]:
-    """Scale repeats to the recomputed layers of a stage; in a stage of several kinds, an equal share of each kind."""
     if workload.recompute_layers is None:
-        return recomputed
-    num_layers = layers_per_stage(config, layout)
-    chosen = min(workload.recompute_layers, num_layers)
-    return [operation.changed(repeats=operation.repeats * chosen // num_layers) for operation in recomputed]
+        return forward + parts.recompute(workload.recompute)
+    return forward + parts.recompute_first(count_recomputed_layers(config, workload, layout))
 
 
 def lower_parts(
@@ -150,6 +147,7 @@ def lower_parts(
     shard = make_shard(config, workload, layout, node_size)
     own, encoder = counts or (count_layers(config, layout), count_encoder_layers(config, layout))
     stacks = [_lower_stack(shard, own)]
+    trained = count_trained_layers(config, workload, own)
     if shard.encodes_source and config.num_encoder_layers:
         stacks.insert(0, _lower_stack(make_encoder_shard(shard), encoder))
     layers = [operation for stack in stacks for operation in stack.layers]
@@ -159,6 +157,7 @@ def lower_parts(
     return StepParts(
         shard=shard,
         stacks=tuple(stacks),
+        trained=tuple(stacks) if trained is own else _lower_some(shard, trained),
         inputs=[operation for stack in stacks for operation in lower_embedding(stack.shard)],
         body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
         head=_with_mtp_heads(shard, lower_head(shard)),
@@ -174,6 +173,7 @@ class StepParts:
     Attributes:
         shard: Sizes of one device.
         stacks: Layers of encoder and decoder.
+        trained: Those of them with a backward pass.
         inputs: Forward operations before the layers.
         body: Forward operations of the layers, without transfers between pipeline stages.
         head: Forward operations after the layers.
@@ -183,6 +183,7 @@ class StepParts:
 
     shard: Shard
     stacks: tuple[_Stack, ...]
+    trained: tuple[_Stack, ...]
     inputs: list[Operation]
     body: list[Operation]
     head: list[Operation]
@@ -193,7 +194,7 @@ class StepParts:
     def groups(self) -> tuple[WeightGroup, ...]:
         """Weights of this device, grouped for communication and the optimizer."""
         return tuple(
-            weight_groups(self.shard, self.weighted_layers(), self.num_layers, num_trained=self.num_trained_layers)
+            weight_groups(self.shard, self.weighted_layers(), self.num_layers, trained=self._trained_weights())
         )
 
     def sends(self, virtual_pipeline: int) -> list[Operation]:
@@ -243,16 +244,45 @@ class StepParts:
 
     def recompute(self, mode: str) -> list[Operation]:
         """List the operations of the recompute pass."""
-        repeated = [self.body[index].changed(pass_name="recompute") for index in self.repeated_indices(mode)]
-        of_mtp = [self.mtp[index].changed(pass_name="recompute") for index in self.repeated_mtp_indices(mode)]
-        return self._limit_to_trained_layers(repeated) + of_mtp
+        repeated = [
+            stack.layers[index]
+            for stack in self.trained
+            for index in self._repeated(stack.layers, mode, stack.shard, stack.counts)
+        ]
+        repeated += [self.mtp[index] for index in self.repeated_mtp_indices(mode)]
+        return [operation.changed(pass_name="recompute") for operation in repeated]
+
+    def recompute_first(self, counts: LayerCounts) -> list[Operation]:
+        """List the operations of full recomputation of some layers of the stage, and of as many of the encoder.
+
+        Layers of multi-token prediction do not run again, unless all layers do.
+
+        Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py: no block method.
+        """
+        if counts.num_layers >= sum(stack.counts.num_layers for stack in self.trained[-1:]):
+            return self.recompute("full")
+        stacks = list(_lower_some(self.shard, counts))
+        for stack in self.stacks[:-1]:
+            stacks = [*_lower_some(stack.shard, _limit_encoder(stack.counts, counts)), *stacks]
+        return [operation.changed(pass_name="recompute") for stack in stacks for operation in stack.layers]
 
     def host_copies(self, mode: str) -> list[Operation]:
         """List the copies to and from the host of the tensors saved under a recomputation mode."""
-        copies = [
-            operation for stack in self.stacks for operation in lower_activation_copies(stack.shard, stack.counts, mode)
-        ]
-        return self._limit_to_trained_layers(copies)
+        shard, repeated = self.shard, None
+        if shard.workload.recompute_layers is not None and mode == "full":
+            repeated = count_recomputed_layers(shard.config, shard.workload, shard.layout)
+        copies: list[Operation] = []
+        for stack in self.trained:
+            again = stack.counts
+            if repeated is not None:
+                again = _limit_encoder(stack.counts, repeated) if stack.shard.prefix else repeated
+            copies += lower_activation_copies(stack.shard, stack.counts, mode, again)
+        if self.mtp:
+            counts = _count_mtp(shard.config)
+            has_again = repeated is None or repeated.num_layers >= self.trained[-1].counts.num_layers
+            of_mtp = lower_activation_copies(shard, counts, mode, counts if has_again else LayerCounts({}))
+            copies += [operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in of_mtp]
+        return copies
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """List the operations of the backward pass with the transfers to the previous stage.
@@ -279,33 +309,21 @@ class StepParts:
     def backward_of_layers(self) -> list[Operation]:
         """List the operations of the backward pass from the last layer to the embedding."""
         workload = self.shard.workload
-        backward = lower_backward(self.body, workload)
-        for stack in reversed(self.stacks):
+        body = self.body
+        if workload.last_layers is not None:
+            body = [operation for stack in self.trained for operation in stack.layers]
+        backward = lower_backward(body, workload)
+        for stack in reversed(self.trained):
             if not workload.has_adapters:
                 backward += _lower_bias_gradients(stack)
             if workload.trains_all:
                 backward += lower_embedding_backward(stack.shard)
-        return self._limit_to_trained_layers(backward)
+        return backward
 
     @cached_property
     def num_layers(self) -> int:
         """Layers of this device."""
         return sum(stack.counts.num_layers for stack in self.stacks)
-
-    @property
-    def num_trained_layers(self) -> int:
-        """Layers of this device with a backward pass; the busiest stage is the last one if others have fewer."""
-        last = self.shard.workload.last_layers
-        return self.num_layers if last is None else min(last, self.num_layers)
-
-    def _limit_to_trained_layers(self, operations: list[Operation]) -> list[Operation]:
-        """Scale repeats to the layers with a backward pass; if layers differ, an equal share of each kind has one."""
-        trained, every = self.num_trained_layers, self.num_layers
-        if self.shard.workload.last_layers is None or not every:
-            return operations
-        if not trained:
-            return []
-        return [operation.changed(repeats=operation.repeats * trained // every) for operation in operations]
 
     def communication(self, zero_stage: int) -> list[Operation]:
         """List the collectives that reduce gradients over replicas and gather sharded weights."""
@@ -318,15 +336,21 @@ class StepParts:
 
     def weighted_layers(self) -> list[Operation]:
         """List the forward operations of the layers but those that multiply activations."""
-        layers = [operation for stack in self.stacks for operation in stack.layers] + self.mtp
-        if self.shard.config.patches is not None:  # its ends have linear layers instead of tables
+        return self._weighted(self.stacks)
+
+    def _trained_weights(self) -> list[Operation]:
+        return self._weighted(self.trained)
+
+    def _weighted(self, stacks: tuple[_Stack, ...]) -> list[Operation]:
+        layers = [operation for stack in stacks for operation in stack.layers] + self.mtp
+        has_ends = stacks is self.stacks or self.shard.workload.last_layers is None
+        if has_ends and self.shard.config.patches is not None:  # its ends have linear layers instead of tables
             layers += self.inputs + self.head
         return [operation for operation in layers if not operation.multiplies_activations]
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
         """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
-        trained = self._limit_to_trained_layers(self.weighted_layers())
-        return lower_orthogonalization(self.shard, trained, zero_stage)
+        return lower_orthogonalization(self.shard, self._trained_weights(), zero_stage)
 
 
 class _Stack(NamedTuple):
@@ -371,6 +395,16 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
 def _has_cross_attention(shard: Shard) -> bool:
     """Whether every layer of the stack attends to the output of an encoder as well."""
     return shard.source_len > 0 and not shard.config.attends_to_images
+
+
+def _lower_some(shard: Shard, counts: LayerCounts) -> tuple[_Stack, ...]:
+    """Lower some layers of a stack, of which there may be none."""
+    return (_lower_stack(shard, counts),) if counts.num_layers else ()
+
+
+def _limit_encoder(encoder: LayerCounts, decoder: LayerCounts) -> LayerCounts:
+    """Limit equal layers of an encoder to as many as there are of a decoder."""
+    return LayerCounts({kind: min(count, decoder.num_layers) for kind, count in encoder.kinds.items()})
 
 
 def _without_skipped(shard: Shard, counts: LayerCounts) -> LayerCounts:

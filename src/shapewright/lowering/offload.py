@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from shapewright.workload.optimizers import TrainingRecipe
 
 
-def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> list[Operation]:
+def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str, again: LayerCounts) -> list[Operation]:
     """Lower the copies of one stack's saved tensors to the host and back.
 
     Args:
+        counts: Layers with a backward pass.
         mode: Recomputation mode, which determines the saved tensors.
+        again: Those of the layers to which it applies; the others save everything.
     """
     workload, config = shard.workload, shard.config
     operations: list[Operation] = []
-    by_kind: Counter[LayerKind] = Counter()
-    for kind, num_layers in counts.kinds.items():
-        by_kind[LayerKind(kind.layer_type, mlp=kind.mlp)] += num_layers
+    by_kind, again_by_kind = _by_saved_tensors(counts), _by_saved_tensors(again)
     # Layers with experts first.
     for kind, num_layers in sorted(by_kind.items(), key=lambda each: each[0].mlp != "experts"):
         has_cross_attention = config.has_cross_attention and not shard.prefix
@@ -47,10 +47,7 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
             sum_bytes(select_kept_tensors(tensors, mode, workload.recompute_modules, alternate)),
             sum_bytes(tensors),
         )
-        recomputed = num_layers
-        if workload.recompute_layers is not None and mode == "full":
-            # In a stage of several kinds of layer an equal share of each is recomputed; the others save everything.
-            recomputed = min(workload.recompute_layers * num_layers // counts.num_layers, num_layers)
+        recomputed = again_by_kind[kind]
         for name, message_bytes, layers in (
             ("activations", kept_bytes, recomputed),
             ("activations.whole", all_bytes, num_layers - recomputed),
@@ -62,6 +59,13 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
                     shard, ".".join([*words, name]), message_bytes, shard.num_passes * layers
                 )
     return operations
+
+
+def _by_saved_tensors(counts: LayerCounts) -> Counter[LayerKind]:
+    by_kind: Counter[LayerKind] = Counter()
+    for kind, num_layers in counts.kinds.items():
+        by_kind[LayerKind(kind.layer_type, mlp=kind.mlp)] += num_layers
+    return by_kind
 
 
 def _copies_both_ways(shard: Shard, tensors: str, message_bytes: Numeric, repeats: Count) -> list[Operation]:

@@ -71,21 +71,19 @@ def count_gemm_weights(
     return dense, routed
 
 
-def weight_groups(shard: Shard, layers: Sequence[Operation], num_layers: int, *, num_trained: int) -> list[WeightGroup]:
+def weight_groups(
+    shard: Shard, layers: Sequence[Operation], num_layers: int, *, trained: Sequence[Operation]
+) -> list[WeightGroup]:
     """Group the weights of this device into layers, routed experts, embedding and logits.
 
     Args:
         layers: Forward operations of all layers, without the attention cores, whose GEMMs have no weights.
         num_layers: Number of layers on this device.
-        num_trained: Number of them with a backward pass.
+        trained: Those of layers with a backward pass.
     """
     dense, routed = count_gemm_weights(layers, shard.num_passes)
-    trained = (dense, routed)
-    if shard.workload.has_adapters:
-        trained = count_gemm_weights(layers, shard.num_passes, of_adapters=True)
-    elif not shard.workload.trains_all and num_layers:  # layers of multi-token prediction alone count as trained
-        trained = (dense * num_trained // num_layers, routed * num_trained // num_layers)
-    return make_groups(shard, (dense, routed), trained, num_layers, has_experts=bool(routed))
+    found = count_gemm_weights(trained, shard.num_passes, of_adapters=shard.workload.has_adapters)
+    return make_groups(shard, (dense, routed), found, num_layers, has_experts=bool(routed))
 
 
 def make_groups(

@@ -94,22 +94,24 @@ def estimate_activation_terms(
     """
     config, layout = stage.config, stage.layout
     per_microbatch = recomputed = largest = temporary = 0.0
-    for kind, has_cross_attention, num_layers in stage.layer_kinds:
+    # Layers without a backward pass save nothing.
+    trained, again = (
+        {(kind, has_cross): num_layers for kind, has_cross, num_layers in kinds}
+        for kinds in (stage.list_trained_kinds(workload), stage.list_recomputed_kinds(workload))
+    )
+    for kind, has_cross_attention, _ in stage.layer_kinds:
+        num_layers = trained.get((kind, has_cross_attention), 0)
         layer = layer_bytes(config, workload, layout, kind=kind, has_cross_attention=has_cross_attention)
         per_microbatch += num_layers * layer.kept_bytes
         if workload.recompute_layers is not None and workload.recompute == "full":
-            # The first layers of the stage are recomputed; in a stage of several kinds, an equal share of each kind.
-            share = min(workload.recompute_layers / max(stage.num_layers, 1), 1.0)
-            per_microbatch += (1.0 - share) * num_layers * layer.recomputed_bytes
-            largest = max(largest, layer.recomputed_bytes + layer.kept_bytes) if share < 1.0 else largest
+            whole = num_layers - again.get((kind, has_cross_attention), 0)
+            per_microbatch += whole * layer.recomputed_bytes
+            largest = max(largest, layer.recomputed_bytes + layer.kept_bytes) if whole else largest
         largest = max(largest, layer.kept_bytes)
         recomputed = max(recomputed, layer.recomputed_bytes)
         if workload.has_adapters:
             one = temporary_weight_bytes(config, workload, layout, kind)
             temporary = max(temporary, one)
-    if workload.last_layers is not None:
-        # Layers without a backward pass save nothing.
-        per_microbatch *= stage.trained_layers(workload) / max(stage.num_layers, 1)
     host_bytes = in_transit_bytes = 0.0
     if workload.offload_activations:
         host_bytes, in_transit_bytes, per_microbatch = per_microbatch, _LAYERS_IN_TRANSIT * largest, 0.0

@@ -29,29 +29,46 @@ class Stage:
         self.config, self.layout, self.index = config, layout, index
         self.is_first = index == 0
         self.is_last = index == layout.pipeline_parallel - 1
-        layers = layout.layers_of_stage(config.num_layers, index)
-        self.kinds = config.count_kinds(layers)
-        self.num_layers = len(layers)
+        self._layers = layout.layers_of_stage(config.num_layers, index)
+        self.kinds = config.count_kinds(self._layers)
+        self.num_layers = len(self._layers)
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
-        self.layer_kinds = self._list_layer_kinds()
+        self.layer_kinds = self._list_layer_kinds(self._layers, self.encoder_layers)
 
-    def trained_layers(self, workload: Workload) -> int:
-        """Count the layers of the stage that have a backward pass."""
-        layers = self.layout.layers_of_stage(self.config.num_layers, self.index)
-        return workload.trained_layers(layers.start, layers.stop, self.config.num_layers)
+    def list_trained_kinds(self, workload: Workload) -> Sequence[tuple[LayerKind, bool, int]]:
+        """List the kinds of the layers that have a backward pass, as ``layer_kinds`` does."""
+        if workload.last_layers is None:
+            return self.layer_kinds
+        stop = self._layers.stop
+        num_trained = workload.trained_layers(self._layers.start, stop, self.config.num_layers)
+        return self._list_layer_kinds(self._layers[len(self._layers) - num_trained :], self.encoder_layers)
 
-    def _list_layer_kinds(self) -> Sequence[tuple[LayerKind, bool, int]]:
+    def list_recomputed_kinds(self, workload: Workload) -> Sequence[tuple[LayerKind, bool, int]]:
+        """List the kinds of the layers that run again: the first ones, of those with a backward pass.
+
+        Layers of multi-token prediction do so where all do.
+        """
+        num_first = workload.recompute_layers
+        if num_first is None or num_first >= self.num_layers:
+            return self.list_trained_kinds(workload)
+        first = self._layers[:num_first]
+        kept = workload.trained_layers(first.start, first.stop, self.config.num_layers)
+        return self._list_layer_kinds(first[len(first) - kept :], min(num_first, self.encoder_layers), has_mtp=False)
+
+    def _list_layer_kinds(
+        self, layers: range, encoder_layers: int, *, has_mtp: bool = True
+    ) -> Sequence[tuple[LayerKind, bool, int]]:
         counts: dict[LayerKind, int] = {}
-        for kind, num_layers in self.kinds.items():
+        for kind, num_layers in self.config.count_kinds(layers).items():
             key = LayerKind(kind.layer_type, mlp=kind.mlp)
             counts[key] = counts.get(key, 0) + num_layers
-        if self.is_last and self.config.num_mtp_layers:
+        if has_mtp and self.is_last and self.config.num_mtp_layers:
             last = self.config.kind_of_layer(self.config.num_layers - 1)
             key = LayerKind(last.layer_type, mlp=last.mlp)
             counts[key] = counts.get(key, 0) + self.config.num_mtp_layers
         cross = self.config.has_cross_attention
         kinds = [(kind, cross, num_layers) for kind, num_layers in counts.items()]
-        return [*kinds, (LayerKind(), False, self.encoder_layers)] if self.encoder_layers else kinds
+        return [*kinds, (LayerKind(), False, encoder_layers)] if encoder_layers else kinds
 
 
 def peak_stage_candidates(

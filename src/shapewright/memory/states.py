@@ -43,10 +43,16 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Work
     )
     if not workload.is_training or workload.trains_all:
         return every
-    inside = every.dense - every.outside_layers
     if not workload.has_adapters:
-        share = stage.trained_layers(workload) / max(stage.num_layers, 1)
-        return replace(every, trained_dense=share * inside, trained_experts=share * every.experts)
+        trained = count_device_parameters(
+            stage.config,
+            counts,
+            stage.layout,
+            kinds=stage.list_trained_kinds(workload),
+            is_first=False,
+            is_last=False,
+        )
+        return replace(every, trained_dense=trained.dense - trained.outside_layers, trained_experts=trained.experts)
     dense = routed = stored = 0.0
     for kind, has_cross_attention, num_layers in stage.layer_kinds:
         cross = {"has_cross_attention": has_cross_attention}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.core.records import dataclass
-from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
+from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers, count_trained_layers
 from shapewright.lowering.operations.base import STAGES
 from shapewright.models.layers import LayerKind
 from shapewright.prediction.composition.stages import EXPERT_EXCHANGES, GRADIENT_GEMMS
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shapewright.lowering.model import StepParts
     from shapewright.lowering.operations.operation import Operation
     from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.scenario import Scenario
     from shapewright.pricing.software import Software
 
     PerKind = Float[np.ndarray, "kinds"]
@@ -70,10 +71,18 @@ class LayerKinds(NamedTuple):
     def layers_by_kind(self, config: TransformerConfig, pipeline_parallel: int) -> PerKind:
         """Return the number of layers of each kind on the busiest stage."""
         layout = ParallelLayout(pipeline_parallel=pipeline_parallel)
-        counts = count_layers(config, layout)
+        return self._count(count_layers(config, layout), count_encoder_layers(config, layout).num_layers)
+
+    def trained_by_kind(self, scenario: Scenario, pipeline_parallel: int) -> PerKind:
+        """Return the number of those with a backward pass."""
+        config, layout = scenario.config, ParallelLayout(pipeline_parallel=pipeline_parallel)
+        trained = count_trained_layers(config, scenario.workload, count_layers(config, layout))
+        return self._count(trained, count_encoder_layers(config, layout).num_layers)
+
+    def _count(self, counts: LayerCounts, num_encoder_layers: int) -> PerKind:
         found = [float(counts.kinds.get(kind, 0)) for kind in self.kinds]
         if self.has_encoder:
-            found.append(float(count_encoder_layers(config, layout).num_layers))
+            found.append(float(num_encoder_layers))
         return np.array([*found, 1.0] if self.predicts_further else found)
 
 

@@ -119,7 +119,7 @@ class SplitPricer:
         layers_by_kind = self._passes.kinds.layers_by_kind(scenario.config, splits[0].pipeline_parallel)
         repeats = np.array([split.num_microbatches for split in splits])
         num_layers = round(float(layers_by_kind.sum())) - self._passes.kinds.predicts_further
-        trained = layers_by_kind * (scenario.workload.trained_layers(0, num_layers, num_layers) / max(num_layers, 1))
+        trained = self._passes.kinds.trained_by_kind(scenario, splits[0].pipeline_parallel)
         layers = np.einsum("k,fkc->fc", layers_by_kind, np.array([one.forward for one in passes]))
         layers += np.einsum("k,fkc->fc", trained, np.array([one.backward for one in passes]))
         recompute = np.einsum("k,fkmc->fmc", trained, np.array([one.recompute for one in passes]))
