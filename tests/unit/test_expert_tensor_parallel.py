@@ -19,6 +19,7 @@ from shapewright.memory.estimate import estimate_memory
 from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.plan.notes import describe_layout
+from shapewright.prediction.predict import predict
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -198,3 +199,14 @@ def test_lint_suggests_whole_experts() -> None:
         if "expert_tensor_parallel" in suggestion.changes
     ]
     assert [each.changes for each in repairs] == [{"expert_tensor_parallel": 1, "expert_parallel": 4}]
+
+
+def test_zero_shards_experts_that_have_replicas_in_the_tensor_axis() -> None:
+    """Whole experts over 2 of 4 devices of a tensor axis are on two each, so that ZeRO halves their states."""
+    for expert_parallel, num_replicas in ((2, 2), (4, 1)):
+        layout = replace(INSIDE, expert_parallel=expert_parallel, sequence_parallel=True, zero_stage=1)
+        found = predict(CONFIG, device=load_device("h100-sxm-80gb"), workload=TRAINING, layout=layout)
+        is_noted = any("no effect with a single replica" in note for note in found.warnings)
+        assert is_noted is (num_replicas == 1)
+        whole = estimate_memory(CONFIG, TRAINING, replace(layout, zero_stage=0))
+        assert (found.memory.optimizer_bytes < whole.optimizer_bytes) is (num_replicas > 1)

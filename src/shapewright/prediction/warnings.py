@@ -121,7 +121,9 @@ def warn_of_batch(workload: Workload, layout: ParallelLayout, bubble_fraction: f
             "assumed",
             "global_batch_size",
         )
-    if layout.zero_stage and layout.data_parallel * layout.context_parallel == 1:
+    # With fewer devices for a matrix of an expert than for others, experts have replicas where nothing else has.
+    num_replicas = max(layout.data_parallel * layout.context_parallel, layout.num_expert_replicas)
+    if layout.zero_stage and num_replicas == 1:
         yield Note(
             f"zero_stage={layout.zero_stage} has no effect with a single replica",
             "no-effect",
