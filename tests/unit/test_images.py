@@ -251,3 +251,15 @@ def test_trained_parameters_count_the_adapters_of_the_tower() -> None:
     )
     own, tower = 34 * 16 * (2560 + 2048 + 2560 + 1024), 27 * 16 * 4 * 1152
     assert count_trained_parameters(found.config, found.workload) == own + tower
+
+
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+def test_memory_of_a_step_without_images_is_that_of_the_language_model(phase: str) -> None:
+    """The tower of a job of 0 images was refused as one of micro_batch_size=0."""
+    model = read_model("gemma-3-4b")
+    workload = Workload(phase=phase, seq_len=1024)
+    found, text_only = (
+        estimate_stages(config, workload, ParallelLayout())[0].total_bytes
+        for config in (model.with_vision().config, model.config)
+    )
+    assert found == text_only

@@ -222,7 +222,8 @@ def _estimate_stage(
         host_bytes=host_bytes,
         stage=stage.index,
     )
-    return _add_tower(own, stage, workload, in_flight) if config.vision is not None and stage.is_first else own
+    has_images = config.vision is not None and workload.images > 0
+    return _add_tower(own, stage, workload, in_flight) if has_images and stage.is_first else own
 
 
 def _add_tower(own: MemoryEstimate, stage: Stage, workload: Workload, in_flight: float) -> MemoryEstimate:
