@@ -737,6 +737,35 @@ def test_the_batch_follows_from_the_degrees(
 
 
 @pytest.mark.parametrize(
+    ("extra", "options", "is_assumed"),
+    [
+        ("", (), True),
+        ("", ("--dp", "2"), False),
+        ('"gradient_accumulation_steps": 4, ', (), False),
+    ],
+)
+def test_replicas_that_a_file_does_not_state_are_noted(
+    extra: str,
+    options: tuple[str, ...],
+    is_assumed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DeepSpeed divides the batch of a step by the devices it is started on; without them 16 replicas are a guess."""
+    monkeypatch.chdir(tmp_path)
+    batch = f'{{{extra}"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "bf16": {{"enabled": true}}}}'
+    Path("ds.json").write_text(batch, encoding="utf-8")
+    question = ["predict", "gpt2", "--device", "h100-sxm-80gb", "--layout-from", "ds.json", *options, "--json"]
+    code, out, err = run(question, capsys)
+
+    assert code == 0
+    degree = 2 if options else 4 if extra else 16
+    assert json.loads(out)["layout"]["data_parallel"] == degree
+    assert (f"data_parallel={degree} is assumed" in out + err) == is_assumed
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("neox.yml", NEOX.replace('"bf16"', '"make_vocab_size_divisible_by": 64, "bf16"')),

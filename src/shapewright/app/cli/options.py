@@ -57,6 +57,7 @@ class _FileFields:
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
     passes: int = 0
+    guesses_replicas: bool = False
     vocab_multiple: int = 0
     without_model: str = ""  # CONFIG, where it describes no model
     run_path: str = ""
@@ -132,6 +133,7 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     found.workload |= reading.workload
     found.layout |= reading.layout
     found.passes = reading.passes or found.passes
+    found.guesses_replicas = reading.guesses_replicas
     if with_model and reading.fields:
         found.vocab_multiple = reading.vocab_multiple
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
@@ -334,6 +336,14 @@ def _completed(context: click.Context, groups: dict[str, dict[str, Any]]) -> dic
             "model",
         )
     chooses = context.info_name in _CHOOSE
+    is_given = context.get_parameter_source("layout__data_parallel") is click.core.ParameterSource.COMMANDLINE
+    if found.guesses_replicas and "data_parallel" in groups["layout"] and not is_given:
+        add_note(
+            f"data_parallel={groups['layout']['data_parallel']} is assumed: the file gives the batch of a step and "
+            f"of a device, and neither gradient_accumulation_steps nor the number of devices; give --data-parallel",
+            "assumed",
+            "data_parallel",
+        )
     workload = with_global_batch(groups["workload"], layout, 0 if chooses else found.passes)
     return {**groups, "model": model, "workload": workload}
 

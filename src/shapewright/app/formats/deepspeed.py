@@ -116,7 +116,8 @@ def read_deepspeed(text: str) -> Reading:
     file = {name: value for name, value in parse_yaml(text).items() if value != _AUTO}
     values = Values(file)
     micro_batch = values.number("train_micro_batch_size_per_gpu")
-    passes = values.number("gradient_accumulation_steps", default=1)
+    stated_passes = values.number("gradient_accumulation_steps")
+    passes = stated_passes or 1
     batch = values.number("train_batch_size")
     zero = values.get("zero_optimization") or {}
     places = {name: _offload_place(zero, name) for name in ("offload_optimizer", "offload_param")}
@@ -138,6 +139,7 @@ def read_deepspeed(text: str) -> Reading:
         workload=given(workload),
         layout=layout,
         passes=passes,
+        guesses_replicas=not stated_passes and "data_parallel" in layout,
         unread=(*values.unread(), *not_priced),
     )
 

@@ -241,7 +241,8 @@ def read_neox(text: str) -> Reading:
         layout["sequence_parallel"] = sequence_parallel
     values.skip("mlp_multiple_of")
     workload = _read_workload(values)
-    passes = values.number("gradient_accumulation_steps", default=1)
+    stated_passes = values.number("gradient_accumulation_steps")
+    passes = stated_passes or 1
     layout |= read_zero(values.get("zero_optimization")) | read_replicas(workload, passes)
     return Reading(
         format="neox-yaml",
@@ -249,6 +250,7 @@ def read_neox(text: str) -> Reading:
         workload=workload,
         layout=layout,
         passes=passes,
+        guesses_replicas=not stated_passes and "data_parallel" in layout,
         vocab_multiple=values.number("make_vocab_size_divisible_by", default=128),
         untimed=given({"rotary_base": values.number("rotary_emb_base"), "norm_epsilon": epsilon}),
         unread=values.unread(),

@@ -33,6 +33,8 @@ class Reading:
         workload: Fields of Workload.
         layout: Fields of ParallelLayout.
         passes: Micro-batches of each replica per step, where the file says them and not the global batch; 0 otherwise.
+        guesses_replicas: Whether ``data_parallel`` is that of one micro-batch per replica and step, which the file does
+            not say: its trainer computes their number from the batch and the devices.
         vocab_multiple: What the trainer pads the vocabulary to, per tensor-parallel device; 0 for none.
         untimed: ``rotary_base`` and ``norm_epsilon``, which no prediction depends on.
         unread: Keys of the file that were not read, by name.
@@ -44,6 +46,7 @@ class Reading:
     workload: Mapping[str, Any] = field(default_factory=dict)
     layout: Mapping[str, Any] = field(default_factory=dict)
     passes: int = 0
+    guesses_replicas: bool = False
     vocab_multiple: int = 0
     untimed: Mapping[str, float] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
