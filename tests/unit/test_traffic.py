@@ -15,7 +15,7 @@ from shapewright.optimize.serving.aggregated import AggregatedCandidate, Prefill
 from shapewright.optimize.serving.point import waiting_s
 from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.traffic.candidates import Scheduler, price_streams
-from shapewright.optimize.serving.traffic.figures import simulate_capacity_per_s, summarize_outcome
+from shapewright.optimize.serving.traffic.figures import find_largest_rate, simulate_capacity_per_s, summarize_outcome
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
 from shapewright.optimize.serving.traffic.state import Limits
@@ -375,3 +375,20 @@ def test_answers_that_leave_no_passes_to_decode_are_refused(output_len: int | st
             "llama-3.1-8b", device="h100-sxm-80gb", arrivals="2/s", prompt_len=2000, output_len=output_len,
             num_devices=num_devices,
         )  # fmt: skip
+
+
+def test_the_largest_load_of_a_limit_that_only_a_lone_request_keeps() -> None:
+    """Passes of 1 s: who arrives at a busy server waits for the end of a pass, and 5 tokens keep it busy for 5 s.
+
+    9 of 10 requests must find it idle, which is e^(-5 r) of the time: r = 0.021/s, below 1/64 of 6.4/s.
+    """
+    unit = SimulatedUnit(constant_streams(max_sequences=100, num_blocks=10**6))
+    arrival_s = np.random.default_rng(0).exponential(size=4000).cumsum()
+    traffic = make_traffic(arrival_s.tolist(), [10] * 4000, [5] * 4000)
+    found, none = (
+        find_largest_rate(unit, traffic, 6.4, ttft_p90_s=limit_s, tpot_p90_s=None, warm_up_fraction=0.0)
+        for limit_s in (1.0001, 0.9)
+    )
+
+    assert found == pytest.approx(-math.log(0.9) / 5, rel=0.15)
+    assert none == 0.0

@@ -26,6 +26,8 @@ _LEAST_SATURATED = 2000
 _SATURATED_BATCHES, _MOST_SATURATED = 4, 200_000
 """Requests per sequence that can run, and most requests, with which the capacity is simulated."""
 _BISECTIONS = 6
+_LONE_SHARE = 1e-6
+"""Share of the capacity at which every request runs alone."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ def find_largest_rate(
     warm_up_fraction: float,
     compiled: bool = False,
 ) -> float:
-    """Return the largest rate of arrival at which 90 % of the requests keep the limits, within 2 %; 0 if none. [1/s]
+    """Return the largest rate of arrival at which 90 % of the requests keep the limits; 0 if none. [1/s]
+
+    Within 2 % of the capacity, or of 1/64 of it if less is held, and so on: limits that one request keeps alone and two
+    together do not are held at a small share of what a large batch serves.
 
     Args:
         capacity_per_s: Capacity of the unit, the highest rate that is tried. [1/s]
@@ -203,9 +208,12 @@ def find_largest_rate(
     low, high = 0.0, capacity_per_s
     if keeps(high):
         return high
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if keeps(middle) else (low, middle)
+    while not low:
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        if high < _LONE_SHARE * capacity_per_s or not (low or keeps(_LONE_SHARE * capacity_per_s)):
+            break
     return low
 
 
