@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
+from shapewright.models.read import read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.loss.effect import net_speedup
 from shapewright.prediction.loss.law import LossLaw, TokensRatio, load_loss_law, loss_recipes
@@ -177,3 +178,9 @@ def test_unknown_recipes_are_refused() -> None:
     """The message lists the recipes."""
     with pytest.raises(CalibrationError, match=r"unknown loss recipe 'gemston'.*reference"):
         load_loss_law("gemston")
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("nemotron-h-8b", 26), ("mamba2-2.7b", 32), ("llama-3-8b", 32)])
+def test_a_layer_of_the_law_has_a_mixer_and_an_mlp(name: str, num_layers: int) -> None:
+    """Nemotron-H lists 24 Mamba mixers, 4 of attention and 24 MLPs as 52 layers; Mamba-2 has 64 mixers alone."""
+    assert ShapeForLoss.of(read_model(name).config).num_layers == num_layers

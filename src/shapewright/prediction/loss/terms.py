@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.records import dataclass
+from shapewright.models.layers import NO_MIXER
 from shapewright.models.parameters import count_parameters
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class ShapeForLoss:
         num_parameters: Parameters of the layers that one token uses: embedding and logit matrix are left out, of
             routed experts the selected ones are counted.
         hidden_size: Width of the residual stream.
-        num_layers: Layers.
+        num_layers: Layers of a mixer and an MLP.
         head_dim: Width of a query head.
         intermediate_size: Inner width of the MLP that one token uses, over all its experts.
         num_heads: Query heads.
@@ -59,7 +60,9 @@ class ShapeForLoss:
 
     @classmethod
     def of(cls, config: TransformerConfig) -> ShapeForLoss:
-        """Return the shape of a model; layers of an encoder count as layers.
+        """Return the shape of a model; layers of an encoder count, and half of those without mixer or MLP.
+
+        Fitted models have both in each layer; Nemotron-H lists them as layers of their own.
 
         >>> from shapewright.models.transformer import TransformerConfig
         >>> gpt2 = TransformerConfig(hidden_size=768, num_layers=12, num_heads=12, vocab_size=50257)
@@ -68,6 +71,10 @@ class ShapeForLoss:
         """
         counts = count_parameters(config)
         layers = counts.layers + counts.encoder_layers
+        num_layers: Any = config.num_layers + (config.num_encoder_layers if config.has_cross_attention else 0)
+        halves = [group.num_layers for group, _ in layers if group.layer_type == NO_MIXER or not group.has_mlp]
+        if halves:
+            num_layers = num_layers - sum(halves) / 2
         inner = config.intermediate_size
         if config.is_moe:
             inner = config.num_experts_per_token * config.moe_intermediate_size + config.shared_expert_intermediate_size
@@ -75,7 +82,7 @@ class ShapeForLoss:
             num_parameters=sum(group.num_layers * layer.active for group, layer in layers),
             total_parameters=sum(group.num_layers * layer.total for group, layer in layers),
             hidden_size=config.hidden_size,
-            num_layers=config.num_layers + (config.num_encoder_layers if config.has_cross_attention else 0),
+            num_layers=num_layers,
             head_dim=config.head_dim,
             intermediate_size=inner,
             num_heads=config.num_heads,
