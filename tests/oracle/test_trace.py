@@ -25,7 +25,7 @@ from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.torch_trace.fused_kernels import flex_attention as _replacement
-from shapewright.lowering.torch_trace.library_kernels import REPLACED
+from shapewright.lowering.torch_trace.library_kernels import REPLACED, replacements_of
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.prediction.traced import explain_traced_step
 from shapewright.prediction.utilization.kineto import read_trace
@@ -316,6 +316,39 @@ def test_windows_of_flash_attention_have_two_sides(
     found = attention_of(lambda q: flash(*(3 * [q.transpose(1, 2)]), causal=causal, window_size=sides))
 
     assert (found.causal, found.window_size) == expected
+
+
+def test_arguments_of_flash_attention_3_have_other_places() -> None:
+    """Without dropout the mask is the fifth argument, and four of scales stand before the window."""
+    functions = replacements_of("flash_attn_interface")
+    flash, packed = functions["flash_attn_func"], functions["flash_attn_qkvpacked_func"]
+    scales = (None, None, None)
+    for call, expected in (
+        (lambda q: flash(q, q, q, 0.125, True), (True, 0)),
+        (lambda q: flash(q, q, q, None, False, None, *scales, (63, 0)), (True, 64)),
+        (lambda q: packed(torch.stack(3 * [q], 2), None, True), (True, 0)),
+        (lambda q: packed(torch.cat(3 * [q], 2), None, True, *scales, (31, 0), num_heads_q=q.shape[2]), (True, 32)),
+    ):
+        found = attention_of(lambda q, call=call: call(q.transpose(1, 2)))
+        assert (found.causal, found.window_size) == expected
+    assert functions["chunk_kda"] is REPLACED["chunk_kda"]
+
+
+def test_operators_of_lists_write_each_tensor_of_the_first() -> None:
+    """Two tensors of 4 MiB are read and written; only the first counted as written."""
+
+    class Summed(torch.nn.Module):  # type: ignore[misc]
+        """Adds a number to two tensors in place."""
+
+        def forward(self, x: Any) -> Any:
+            """Add."""
+            halves = [x * 2, x * 3]
+            torch._foreach_add_(halves, 1.0)
+            return halves[0]
+
+    found = shapewright.trace(Summed(), "float32[1024,1024]", phase="prefill")
+    (added,) = (each for each in found.operations if "foreach" in each.name)
+    assert (added.read_bytes, added.written_bytes) == (2**23, 2**23)
 
 
 def test_unknown_operators_are_listed_and_priced() -> None:

@@ -19,6 +19,7 @@ from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.torch_trace.fused_kernels import FusedCall, scaled_dot_product_attention
 from shapewright.lowering.torch_trace.operators import dtype_of
 
+_DIMS_OF_THREE = 5
 PACKAGES = ("causal_conv1d", "fla", "flash_attn", "flash_attn_interface", "mamba_ssm")
 """Libraries whose functions are replaced."""
 
@@ -43,6 +44,34 @@ def _flash_attention(
 def _packed_flash_attention(qkv: Any, *args: Any, **options: Any) -> Any:
     """The same with queries, keys and values in one tensor [batch, tokens, 3, heads, head dim]."""
     return _flash_attention(*qkv.unbind(2), *args, **options)
+
+
+def _flash_attention_3(
+    q: Any, k: Any, v: Any, softmax_scale: float | None = None,
+    causal: bool = False,  # noqa: FBT001, FBT002  (the signature is the library's)
+    *descaled: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """The same of FlashAttention 3, which has no dropout, and returns the sums of exponentials beside the output.
+
+    Source: hopper/flash_attn_interface.py of flash-attention: qv and three scales stand before the window.
+    """
+    del softmax_scale
+    sides = descaled[4] if len(descaled) > 4 else options.get("window_size", (-1, -1))
+    output = _flash_attention(q, k, v, causal=causal, window_size=sides)
+    return (output, None) if options.get("return_attn_probs") else output
+
+
+def _packed_flash_attention_3(qkv: Any, softmax_scale: float | None = None, *args: Any, **options: Any) -> Any:
+    """The same with queries, keys and values in one tensor, of [..., 3, heads, head dim] or of all heads."""
+    queries = options.pop("num_heads_q", None)
+    if qkv.dim() == _DIMS_OF_THREE:
+        parts = qkv.unbind(2)
+    else:
+        keys = (qkv.shape[2] - queries) // 2
+        parts = qkv.split([queries, keys, keys], dim=2)
+    if len(args) > 1:  # the scales stand after the mask, without qv
+        args = (args[0], None, *args[1:])
+    return _flash_attention_3(*parts, softmax_scale, *args, **options)
 
 
 def _convolution(x: Any, weight: Any, bias: Any = None, *args: Any, **options: Any) -> Any:
@@ -146,6 +175,18 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "selective_scan_fn": _selective_scan,
 }
 """Functions by their name in the libraries."""
+_OF_PACKAGE: dict[str, dict[str, Callable[..., Any]]] = {
+    "flash_attn_interface": {
+        "flash_attn_func": _flash_attention_3,
+        "flash_attn_qkvpacked_func": _packed_flash_attention_3,
+    }
+}
+
+
+def replacements_of(package: str) -> dict[str, Callable[..., Any]]:
+    """Functions by their name in a library; those of FlashAttention 3 have the names of FlashAttention 2."""
+    return REPLACED | _OF_PACKAGE.get(package, {})
+
 
 # Names of the same functions in transformers.
 _NAMES_OF_TRANSFORMERS = {
@@ -165,8 +206,8 @@ def replaced_libraries(module: Any) -> Iterator[None]:
         for file in files & sys.modules.keys():
             names = vars(sys.modules[file])
             for name, function in [*names.items()]:
-                replacement = REPLACED.get(_NAMES_OF_TRANSFORMERS.get(name, name))
                 home = str(getattr(function, "__module__", "")).partition(".")[0]
+                replacement = replacements_of(home).get(_NAMES_OF_TRANSFORMERS.get(name, name))
                 if replacement is not None and callable(function) and home in (*PACKAGES, "transformers"):
                     changed.append((names, name, function))
                     names[name] = replacement
@@ -191,7 +232,7 @@ class _Finder:
     def create_module(self, spec: Any) -> ModuleType:
         """A module with the functions that are known."""
         module = ModuleType(spec.name)
-        vars(module).update(REPLACED)
+        vars(module).update(replacements_of(spec.name.partition(".")[0]))
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -211,7 +211,7 @@ class Recorder:
             if not is_alias or facts.is_mutable:
                 written.append(tensor)
         if facts.is_mutable and not written and sources:
-            written = sources[:1]
+            written = list(list_tensors(args[:1])) or sources[:1]  # those of lists write all of the first list
         if facts.is_free or not written or not any(tensor.numel() for tensor in written):
             return
         if facts.name in ("_to_copy", "clone") and self._weights & known and len(known) == 1:
