@@ -10,9 +10,12 @@ import pytest
 
 import shapewright
 from shapewright.core.errors import ConfigError
+from shapewright.lint.rules.shards import find_partial_blocks
 from shapewright.models.hf_config import has_block_scales
 from shapewright.models.read import read_model
+from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario
+from shapewright.workload.layout import ParallelLayout
 
 FP8 = {"num_bits": 8, "type": "float"}
 # As llm-compressor's scheme FP8_BLOCK writes it.
@@ -102,3 +105,23 @@ def test_split_blocks_are_errors_where_the_checkpoint_has_blocks(tmp_path: Path)
     assert "vLLM and SGLang do not load it" in found[0].message
     assert {"tensor_parallel": 2, "data_parallel": 2} in changes
     assert {"expert_tensor_parallel": 1, "expert_parallel": 4} in changes
+
+
+@pytest.mark.parametrize(
+    ("heads", "tensor_parallel", "refused"),
+    [
+        ({"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}, 1, {"num_heads", "num_kv_heads"}),
+        ({"num_heads": 8, "num_kv_heads": 2, "head_dim": 64}, 1, set()),
+        ({"num_heads": 8, "num_kv_heads": 2, "head_dim": 64}, 2, {"num_kv_heads"}),
+        ({"intermediate_size": 1000, "gated_mlp": True}, 1, {"intermediate_size"}),
+        ({"intermediate_size": 1000, "gated_mlp": False}, 1, set()),
+        ({"intermediate_size": 1000, "gated_mlp": False}, 2, {"intermediate_size"}),
+    ],
+)
+def test_whole_matrices_are_refused_where_they_are_merged(
+    heads: dict[str, Any], tensor_parallel: int, refused: set[str]
+) -> None:
+    """As validate_fp8_block_shape of vLLM has it: each part of a split matrix, and all but the last of a merged one."""
+    shape = {"hidden_size": 512, "num_layers": 2, "num_heads": 4, "head_dim": 128, "vocab_size": 1024, **heads}
+    config = TransformerConfig(**shape)
+    assert set(find_partial_blocks(config, ParallelLayout(tensor_parallel=tensor_parallel))) == refused

@@ -17,6 +17,7 @@ from shapewright.lint.shape_fixes import (
     width_fixes,
     with_hidden_size,
 )
+from shapewright.models.layers import ATTENTION, mixers_of
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -215,10 +216,11 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
 
     ## What it does
 
-    Fires in prefill and decode in fp8 when the part of a matrix on one device, or a gate or up projection as a whole,
-    is not a multiple of 128: f/t, the f/t of an expert, h/t (all heads of one device), or the key-value heads of one
-    device. An `error` where the checkpoint has one scale per block of 128 x 128 (DeepSeek-V3, Kimi K2, Qwen3 FP8),
-    otherwise `info`: a checkpoint with one scale per tensor or channel loads.
+    Fires in prefill and decode in fp8 when the part of a matrix on one device, or as a whole one that engines merge
+    with others (gate and up; queries, keys and values), is not a multiple of 128: f/t, the f/t of an expert, h/t (all
+    heads of one device), or the key-value heads of one device. An `error` where the checkpoint has one scale per block
+    of 128 x 128 (DeepSeek-V3, Kimi K2, Qwen3 FP8), otherwise `info`: a checkpoint with one scale per tensor or channel
+    loads.
 
     ## Why it is slow
 
@@ -249,7 +251,8 @@ def block_scale_split(scenario: Scenario) -> Iterator[Violation]:
 
     ## References
 
-    - vLLM 0.10.2, `model_executor/layers/quantization/fp8.py` (create_weights of linear layers and experts).
+    - vLLM 0.10.2, `model_executor/layers/quantization/fp8.py` (create_weights of linear layers and experts) and
+      `utils/fp8_utils.py` (validate_fp8_block_shape).
     - arXiv 2412.19437 (DeepSeek-V3), section 3.3.2: scales of 128 x 128 weights.
     """
     workload = scenario.workload
@@ -278,7 +281,11 @@ def find_partial_blocks(config: TransformerConfig, layout: ParallelLayout) -> di
     """
     t = layout.tensor_parallel
     sizes = {name: (getattr(config, name), count_width_shards(layout, name)) for name in list_mlp_width_fields(config)}
-    if t > 1:
+    if not config.gated_mlp:  # without a gate only those of experts are merged
+        sizes = {name: size for name, size in sizes.items() if size[1] > 1 or name == "moe_intermediate_size"}
+    # Whole matrices are refused too where they are merged, but the last of them.
+    has_attention = any(ATTENTION in mixers_of(group.layer_type) for group in config.layer_groups())
+    if t > 1 or (has_attention and not config.shares_keys):
         sizes["num_heads"] = (config.num_heads * config.v_head_dim, t)
         if not config.shares_keys:
             num_stored = max(config.num_kv_heads, t)  # heads are replicated where there are fewer than devices
