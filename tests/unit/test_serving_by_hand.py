@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from served import make_instance
@@ -142,3 +144,19 @@ def test_cache_capacity_by_hand() -> None:
 
     assert stage.weights_bytes == 2 * 8_030_261_248
     assert instance.most_sequences(2048) == int(free // (blocks * 16 * 131_072)) == 100
+
+
+@pytest.mark.parametrize("num_tokens", [512, 16000])
+def test_scores_of_unfused_attention_are_of_one_prompt(num_tokens: int) -> None:
+    """A chunk has the scores of the keys before it, several prompts in a pass have none of each other.
+
+    Scores and their softmax of 32 heads in bf16: 4,000 keys more are as many columns for each token of the pass.
+    """
+    found = []
+    for prompt_len in (4000, 8000):
+        served = make_instance(request=ServingRequest(prompt_len=prompt_len, output_len=101))
+        unfused = replace(served, scenario=served.scenario.replace(attention="unfused"))
+        (stage,) = unfused.stage_estimates(num_tokens)
+        found.append(stage.activations_bytes)
+
+    assert found[1] - found[0] == 2 * 2 * 32 * 4000 * num_tokens

@@ -318,7 +318,11 @@ class Instance:
         return known[num_tokens]
 
     def _estimate_stages(self, num_tokens: Count) -> tuple[MemoryEstimate, ...]:
-        return estimate_stages(self.config, self._prefill_workload.resized(seq_len=num_tokens), self.layout)
+        workload = self._prefill_workload.resized(seq_len=num_tokens)
+        if workload.attention == "unfused":
+            # Scores are of the keys of a prompt, with those before a chunk and without those of other prompts.
+            workload = workload.resized(context_len=self.request.prompt_len - num_tokens)
+        return estimate_stages(self.config, workload, self.layout)
 
     @cached_property
     def _prefill_workload(self) -> Workload:
