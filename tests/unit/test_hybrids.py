@@ -11,7 +11,7 @@ import pytest
 import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.lowering.flops import count_model_flops
-from shapewright.lowering.model import lower
+from shapewright.lowering.model import lower, lower_parts
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
@@ -369,3 +369,23 @@ def test_memory_of_the_last_layer_is_that_of_its_kind() -> None:
     mixer = 4096 * 16384 + 8192 * 5 + 8192 * 288 + 256 * 8192 + 8192 + 16 * 8192 + 8192 + 8192 * 4096 + 288
     found = estimate_memory(JAMBA, workload, ParallelLayout())
     assert found.gradients_bytes == 4 * (experts + mixer + 2 * 4096)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_tensor_axis_splits_the_projection_of_further_tokens(sequence_parallel: bool) -> None:
+    """Megatron's eh_proj is column-parallel: memory divided its weights, the optimizer step updated all of them."""
+    config = replace(read_model("llama-3-8b").config, num_layers=2, num_mtp_layers=1)
+    layout = ParallelLayout(tensor_parallel=4, sequence_parallel=sequence_parallel)
+    workload = Workload(micro_batch_size=1, seq_len=1024)
+    found = {each.name: each for each in lower(config, workload, layout)}
+    project = found["mtp.project"]
+    stored = count_stage_parameters(Stage(config, layout, 0), count_parameters(config), workload).dense
+    updated = sum(each.num_weights for each in lower_parts(config, workload, layout).groups)
+
+    assert isinstance(project, Gemm)
+    assert (project.m, project.n, project.k) == (1024, 1024, 8192)
+    assert updated == pytest.approx(stored, rel=1e-3)  # but for norms
+    sent = {name: each.message_bytes for name, each in found.items() if isinstance(each, Collective)}
+    assert sent["mtp.outputs.all_gather"] == 1024 * 4096 * 2
+    assert sent["mtp.outputs.backward.reduce_scatter"] == 1024 * 4096 * 2 * (1 if sequence_parallel else 4)
+    assert sent.get("mtp.inputs.all_gather", 0) == (1024 * 8192 * 2 if sequence_parallel else 0)

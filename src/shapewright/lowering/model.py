@@ -19,7 +19,7 @@ from shapewright.lowering.attention.projections import (
 )
 from shapewright.lowering.builders import lower_stream_mixing, norm, residual, weight_gemm
 from shapewright.lowering.checks import validate_layout
-from shapewright.lowering.collectives import send_to_next_stage
+from shapewright.lowering.collectives import collective, gather_tokens, send_to_next_stage
 from shapewright.lowering.counts import (
     LayerCounts,
     count_encoder_layers,
@@ -422,16 +422,37 @@ def _lower_cross_attention(shard: Shard, repeats: int) -> list[Operation]:
 def _lower_mtp(shard: Shard) -> list[Operation]:
     """Lower the layers that predict further tokens: norms, the projection of 2 h to h, and a layer like the last.
 
-    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2. They share embedding and logit matrix.
+    The tensor axis splits the columns of the projection and gathers its outputs. In the backward pass it gathers their
+    gradients where it splits tokens; otherwise it reduces the gradients of the inputs, which moves four times as much.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2: they share embedding and logit matrix;
+        NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (eh_proj).
     """
     config, count = shard.config, shard.config.num_mtp_layers
     if not count or not shard.workload.is_training:
         return []
-    repeats, h, tokens = shard.num_passes * count, config.hidden_size, shard.num_residual_tokens
+    repeats, h, tokens = shard.num_passes * count, config.hidden_size, shard.num_tokens
+    output_bytes = 1.0 * tokens * h * shard.width_bytes
+    outputs = collective(
+        shard,
+        "mtp",
+        "all_gather",
+        "all_gather",
+        "tensor",
+        repeats,
+        name="mtp.outputs.all_gather",
+        message_bytes=output_bytes,
+        stage="last",
+    )
+    backward_bytes = None if shard.splits_sequence else 4.0 * output_bytes
     layers = _lower_stack(shard, _count_mtp(config)).layers
     return [
-        norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=tokens, stage="last"),
-        weight_gemm(shard, "mtp", "project", repeats, m=tokens, n=h, k=2 * h, stage="last"),
+        norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=shard.num_residual_tokens, stage="last"),
+        *gather_tokens(shard, "mtp", repeats, tokens=tokens, width=2 * h, name="mtp.inputs", stage="last"),
+        weight_gemm(
+            shard, "mtp", "project", repeats, m=tokens, n=-(-h // shard.layout.tensor_parallel), k=2 * h, stage="last"
+        ),
+        *(each.changed(keeps_result=True, backward_bytes=backward_bytes) for each in outputs),
         *(operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in layers),
     ]
 
