@@ -93,7 +93,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "evidence": evidence,
     "odd-width": readme_claims.odd_width,
     "paper": readme_claims.paper,
-    "proxy-losses-1m": partial(proxy_table, "proxy_losses_1m_2026-11-29.csv", "proxy_runs_1m.csv"),
+    "proxy-losses-1m": partial(proxy_table, "proxy_losses_1m_2026-11-30.csv", "proxy_runs_1m.csv"),
     "proxy-losses": partial(proxy_table, "proxy_losses_xeon_2026-11-23.csv", "proxy_runs_250k.csv"),
 }
 """Content between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
