@@ -175,12 +175,19 @@ def pair_instances(
             key = (id(decoder.instance), count)
             if key not in chosen:
                 chosen[key] = _choose_prefillers(prefillers, decoder.instance, limit_s, count)
+            if count != counts[-1] and all(_least_devices(each, decoder) > count for each in chosen[key]):
+                continue  # every unit is larger
             points = [point for each in chosen[key] if (point := _best_unit(each, decoder)) is not None]
             best = max(points, key=lambda point: point.total_tokens_per_s(request.num_devices), default=None)
             if best is not None and best.num_devices <= count:
                 break
         if best is not None:
             yield best
+
+
+def _least_devices(choice: _Choice, decoder: Decoder) -> int:
+    """Count the devices of the smallest unit, of one prefill and one decode instance."""
+    return choice.prefiller.instance.layout.num_devices + decoder.instance.layout.num_devices
 
 
 def _choose_prefillers(
