@@ -24,6 +24,7 @@ from shapewright.models.parameters import count_parameters
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.projection import training_recipe
+from shapewright.workload.recompute import ALTERNATE, read_modules
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -106,6 +107,8 @@ class SplitMemoryEstimator:
         self._config, self._workload = job.scenario.config, job.scenario.workload
         self._policies, self._shardings = list_activation_policies(job.request), list_shardings(job.request)
         self._counts = count_parameters(job.scenario.config)
+        # Which GEMMs alternate depends on the exchanges of rows between them.
+        self._depends_on_exchange = ALTERNATE in read_modules(self._workload.recompute_modules)
         self._stages: dict[tuple[int, int], Stage] = {}
         self._states: dict[tuple[Any, ...], Float[np.ndarray, "stages shardings 2"]] = {}
         self._terms: dict[tuple[Any, ...], Float[np.ndarray, "5 stages policies"]] = {}
@@ -186,9 +189,10 @@ class SplitMemoryEstimator:
     def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
         """Return microbatch, host, in_transit, transient and fixed bytes, as in SplitMemory. [byte]
 
-        They depend on neither the number of replicas nor the expert degree, but on whether rows are exchanged.
+        They do not depend on the number of replicas, and of the expert degree at most on whether rows are exchanged.
         """
-        key = split._replace(data_parallel=1, expert_parallel=min(split.expert_parallel, 2), num_microbatches=1)
+        expert_parallel = min(split.expert_parallel, 2) if self._depends_on_exchange else 1
+        key = split._replace(data_parallel=1, expert_parallel=expert_parallel, num_microbatches=1)
         if key not in self._terms:
             rows = []
             for index in stages:
@@ -221,8 +225,7 @@ class SplitMemoryEstimator:
         key = (
             layout.tensor_parallel,
             layout.expert_tensor_degree,
-            layout.has_own_expert_degree,
-            layout.expert_parallel > 1,
+            self._depends_on_exchange and (layout.has_own_expert_degree, layout.expert_parallel > 1),
             layout.context_parallel,
             layout.sequence_parallel,
             workload.micro_batch_size,
