@@ -12,11 +12,11 @@ from shapewright.pricing.calibration.records import FP32_GEMM, FP32_POINTWISE, l
 
 @pytest.mark.parametrize("name", LIMITS["gemm_fp32"])
 def test_recorded_errors_of_gemms(name: str) -> None:
-    """The held-out error that a record states stays within the limit, and its interval covers nine in ten rows."""
+    """The held-out error stays within the limit; the interval of half of the shapes covers nine in ten of the rest."""
     report = load_record(FP32_GEMM, load_device(name)).provenance["sections"]["fp32"]
 
     assert report["held_out"]["mean_ape"] <= LIMITS["gemm_fp32"][name]
-    assert 0.88 <= report["covered_kernels"] <= 0.92
+    assert 0.85 <= report["covered_kernels"] <= 0.95
 
 
 def test_held_out_shapes_of_gemms() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shapewright.core.errors import CalibrationError
+from shapewright.measure.fit.shared import coverage_of, crossed_coverage, fold_of_rows, interval_of
 from shapewright.measure.refit.__main__ import OPTIONS, main, run_apart
 from shapewright.measure.refit.record_files import compare_folders
 from shapewright.measure.refit.steps import STEPS, Step, find_steps
@@ -109,3 +110,15 @@ def test_comparison_of_a_first_step_ignores_fields_of_later_steps(tmp_path: Path
     write_record(tmp_path / "new", "x", {"parameters": {"a": 1.0}, "provenance": {"rows": 4}})
 
     assert compare_folders(tmp_path / "old", tmp_path / "new", compares_reports=False) == []
+
+
+def test_intervals_are_judged_on_shapes_that_did_not_make_them() -> None:
+    """Where the halves of the shapes err in opposite directions, no row is inside the interval of the other half."""
+    shapes = np.repeat(np.arange(200), 5)
+    half = fold_of_rows(["half"] * shapes.size, shapes) % 2 == 0
+    predicted, measured = np.full(shapes.size, 1e-3), np.where(half, 2e-3, 0.5e-3)
+
+    assert 300 < half.sum() < 700
+    assert coverage_of(interval_of(predicted, measured), predicted, measured) == 1.0
+    assert crossed_coverage(predicted, measured, (shapes,)) == 0.0
+    assert crossed_coverage(predicted, np.full(shapes.size, 1.1e-3), (shapes,)) == 1.0

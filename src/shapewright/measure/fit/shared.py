@@ -225,6 +225,30 @@ def coverage_of(
     return _round(np.mean((measured >= predicted * low) & (measured <= predicted * high)))
 
 
+def crossed_coverage(
+    predicted: Float[np.ndarray, " rows"],
+    measured: Float[np.ndarray, " rows"],
+    shapes: Sequence[Sequence[object]],
+    coverage: float = COVERAGE,
+) -> float:
+    """Return the share of rows inside the interval of the other half of the shapes; of its own rows it is as aimed at.
+
+    Args:
+        predicted: Times of rows that were held out of the fit. [s]
+        measured: Their measured times. [s]
+        shapes: Columns that identify the shape of a row; each half has whole shapes.
+        coverage: As for interval_of.
+    """
+    half = fold_of_rows(["half"] * len(predicted), *shapes) % 2 == 0  # other folds than those held out
+    if half.all() or not half.any():
+        return coverage_of(interval_of(predicted, measured, coverage), predicted, measured)
+    shares = [
+        coverage_of(interval_of(predicted[~own], measured[~own], coverage), predicted[own], measured[own])
+        for own in (half, ~half)
+    ]
+    return _round(np.average(shares, weights=[half.sum(), (~half).sum()]))
+
+
 def round_numbers(value: Any, digits: int = 4) -> Any:
     """Convert to plain Python values with some significant digits, which exceed the accuracy of a fit."""
     if isinstance(value, Mapping):

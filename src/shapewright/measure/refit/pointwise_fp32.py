@@ -24,7 +24,7 @@ from shapewright.measure.fit.pointwise_record import Constant, predict_pointwise
 from shapewright.measure.fit.shared import (
     HELD_OUT_FOLD,
     Array,
-    coverage_of,
+    crossed_coverage,
     error_summary,
     fit_log_times,
     fold_of_rows,
@@ -124,7 +124,7 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
             "launch_spread": spread,
             "held_out": error_summary(predicted, measured),
             "held_out_kernels": error_summary(kernel_s[tells], bare_s),
-            "covered_kernels": coverage_of(interval, kernel_s[tells], bare_s),
+            "covered_kernels": crossed_coverage(kernel_s[tells], bare_s, (held["rows"][tells], held["columns"][tells])),
         }
         print(name, json.dumps({key: value for key, value in report.items() if key != "launch_s"}), flush=True)
         start_s = kernel_start_of(device)

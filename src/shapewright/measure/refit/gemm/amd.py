@@ -34,7 +34,7 @@ from shapewright.measure.fit.gemm_section import (
     percentage_errors,
     predict_rows,
 )
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, fold_of_rows, interval_of
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, crossed_coverage, fold_of_rows, interval_of
 from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.record_files import command, read_record, record_path, write_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
@@ -121,7 +121,7 @@ def fit_section(rows: pd.DataFrame, device: Device, dtype: str) -> Section:
         "shapes": len(rows.groupby(["n", "k"])),
         "held_out": errors[1] if helps else errors[0],
         "held_out_physics": errors[0],
-        "covered": coverage_of(learned_interval if helps else interval, best, measured),
+        "covered": crossed_coverage(best, measured, (rows.n, rows.k), AIMED_COVERAGE),
     }
     return Section(content, learned(rows, content) if helps else None, interval, learned_interval, report)
 
@@ -154,7 +154,7 @@ def scale_section(donor: Section, rows: pd.DataFrame, device: Device, dtype: str
         "from": "mi308x fp8",
         "time_factor": factor,
         "held_out": percentage_errors(predicted, measured),
-        "covered": coverage_of(interval, predicted, measured),
+        "covered": crossed_coverage(predicted, measured, (rows.n, rows.k)),
     }
     return Section(content, None, interval, interval, report)
 
@@ -184,7 +184,7 @@ def faster_section(donor: Section, gain: float, rows: pd.DataFrame, device: Devi
         "from": "its block scales; error and interval are those of mi308x",
         "rate_factor": gain,
         "held_out": percentage_errors(predicted, measured),
-        "covered": coverage_of(interval, predicted, measured),
+        "covered": crossed_coverage(predicted, measured, (rows.n, rows.k), AIMED_COVERAGE),
     }
     return Section(content, None, interval, interval, report)
 

@@ -35,7 +35,7 @@ from shapewright.measure.fit.gemm_section import (
     price_blocks,
     transform,
 )
-from shapewright.measure.fit.shared import Array, coverage_of, interval_of, split_by_shape
+from shapewright.measure.fit.shared import Array, crossed_coverage, interval_of, split_by_shape
 from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.intervals.interval_files import write_groups
 from shapewright.measure.refit.intervals.left_out import transfer_groups
@@ -206,7 +206,7 @@ def learn_device(rows: pd.DataFrame, device: Device, starts: Mapping[str, Array]
         "held_out": percentage_errors(learned + launch, measured),
         "held_out_physics": percentage_errors(physics + launch, measured),
         "held_out_kernels": percentage_errors(learned[tells], kernel_s[tells]),
-        "covered_kernels": coverage_of(intervals["learned"], learned[tells], kernel_s[tells]),
+        "covered_kernels": crossed_coverage(learned[tells], kernel_s[tells], (n[tells], k[tells])),
     }
     for operation in OPERATIONS:
         one = (held.operation == operation).to_numpy()
