@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.app.formats.registry import FORMATS, RUN_FORMATS, write_format
+from shapewright.app.formats.output_format import keep_expressible
+from shapewright.app.formats.registry import FORMATS, RUN_FORMATS, find_format, write_format
 from shapewright.core.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
 from shapewright.models.read import list_presets, read_model
 from shapewright.models.transformer import TransformerConfig
@@ -418,3 +419,14 @@ def test_layouts_that_a_framework_does_not_have(name: str, fields: dict[str, Any
     """An axis or a schedule that cannot be expressed is an error that names it."""
     with pytest.raises(LayoutError, match=message):
         write_format(name, read_model("llama-3-8b").config, workload=Workload(), layout=ParallelLayout(**fields))
+
+
+def test_plans_for_torchtitan_recompute_as_it_can() -> None:
+    """Its selective mode repeats every second GEMM: plans with the attention core alone are not tried."""
+    titan, megatron = find_format("torchtitan-toml"), find_format("megatron-args")
+
+    assert keep_expressible(titan, {})["recompute"] == ("none", "full")
+    assert "recompute" not in keep_expressible(titan, {}, recompute_modules="alternate_gemms")
+    assert "recompute" not in keep_expressible(megatron, {})
+    with pytest.raises(ConfigError, match="keep=recompute: torchtitan-toml can express only none, full"):
+        keep_expressible(titan, {"recompute": ("selective",)})

@@ -130,7 +130,7 @@ def test_presets_parse(form: str) -> None:
     [
         ("llama", 10**9, 8, {}),
         ("llama", 30 * 10**9, 64, {"pp": 4, "tp": 2, "zero": (0,), "schedule": "1f1b"}),
-        ("qwen3", 4 * 10**9, 16, {"recompute": "selective"}),
+        ("qwen3", 4 * 10**9, 16, {"recompute": "full"}),
     ],
 )
 def test_designs_parse(family: str, size: int, devices: int, keep: dict[str, Any], tmp_path: Path) -> None:

@@ -87,10 +87,11 @@ def design(
     """
     from shapewright.optimize.design.design import design_model
     from shapewright.optimize.design.request import DesignRequest, budget_device_hours
+    from shapewright.workload.recompute import CORE
 
     given, layout = given_fields(parts.get("workload")), given_fields(parts.pop("layout", None))
     keep_shape, keep_plan = _split_kept(keep or {}, given, layout)
-    expressible, limits = _keep_expressible(keep_plan, formats)
+    expressible, limits = _keep_expressible(keep_plan, formats, given.get("recompute_modules") or CORE)
     request = DesignRequest(
         num_devices=num_devices,
         num_parameters=num_parameters,
@@ -152,7 +153,7 @@ def _split_kept(
 
 
 def _keep_expressible(
-    keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str]
+    keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str], recompute_modules: str
 ) -> tuple[dict[str, tuple[Any, ...]], tuple[Note, ...]]:
     """Restrict the fields of plans to the values that all formats can express, with a note on it."""
     from shapewright.app.formats.output_format import keep_expressible, note_on_limits
@@ -160,7 +161,7 @@ def _keep_expressible(
 
     kept = dict(keep)
     for name in formats:
-        kept = keep_expressible(find_format(name), kept)
+        kept = keep_expressible(find_format(name), kept, recompute_modules=recompute_modules)
     return kept, note_on_limits(formats, keep, kept)
 
 

@@ -11,7 +11,8 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
-from shapewright.workload.workload import Workload
+from shapewright.workload.recompute import CORE
+from shapewright.workload.workload import RECOMPUTE_MODES, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
 _IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")
@@ -60,6 +61,7 @@ class OutputFormat:
         fused: Which GEMMs the framework fuses, by field of TransformerConfig; empty where the training script decides.
         supports_end_layers: Whether embedding and loss can count as layers when layers are assigned to stages.
         unwritten: Fields of Workload that the format does not write, so that they must have their defaults.
+        selective_modules: Modules that its selective recomputation repeats, if it has no choice of them.
     """
 
     name: str
@@ -73,6 +75,7 @@ class OutputFormat:
     fused: Mapping[str, bool] = field(default_factory=dict)
     supports_end_layers: bool = False
     unwritten: tuple[str, ...] = ("optimizer", "loss_chunks", "packed", "kernels", "recompute_layers")
+    selective_modules: str = ""
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
@@ -80,14 +83,23 @@ class OutputFormat:
         return {**{name: (False,) for name in _OFFLOAD_FIELDS if name not in self.offloads}, **self.run_values}
 
 
-def keep_expressible(target: OutputFormat, kept: Mapping[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+def keep_expressible(
+    target: OutputFormat, kept: Mapping[str, tuple[object, ...]], *, recompute_modules: str = CORE
+) -> dict[str, tuple[object, ...]]:
     """Restrict the values that fields of a plan may take to those that a format can express.
+
+    Args:
+        target: The format.
+        kept: Values by field that the user keeps.
+        recompute_modules: Modules that selective recomputation repeats.
 
     Raises:
         ConfigError: none of the kept values of a field is among them.
     """
-    restricted = dict(kept)
-    for name, expressible in target.choices.items():
+    restricted, choices = dict(kept), target.choices
+    if target.selective_modules not in ("", recompute_modules):
+        choices["recompute"] = tuple(mode for mode in RECOMPUTE_MODES if mode != "selective")
+    for name, expressible in choices.items():
         both = tuple(value for value in kept.get(name, expressible) if value in expressible)
         if not both:
             words = ", ".join(map(str, expressible))

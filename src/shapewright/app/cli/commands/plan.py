@@ -128,9 +128,11 @@ def command(
     if form is not None:
         from shapewright.app.formats.output_format import fused_as_trained, keep_expressible, note_on_limits
         from shapewright.app.formats.registry import FORMATS, write_format
+        from shapewright.workload.recompute import CORE
 
         model = read_model(config, keywords["overrides"]).config
-        expressible = keep_expressible(form, kept)
+        modules = keywords["workload"].get("recompute_modules", CORE)
+        expressible = keep_expressible(form, kept, recompute_modules=modules)
         limits, kept = note_on_limits([form.name], kept, expressible), expressible
         fused, as_trained = fused_as_trained(form, model)
         if form.name in FORMATS:  # a model that the format cannot express is refused before the search
