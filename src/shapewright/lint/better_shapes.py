@@ -21,10 +21,10 @@ from shapewright.lint.shape_fixes import (
     keeps_divisibility,
     nearest_multiples,
     round_up,
-    wide_dtype,
     with_head_dim,
     with_hidden_size,
 )
+from shapewright.lowering.shard import wide_gemm_dtype
 from shapewright.models.parameters import count_parameters
 from shapewright.prediction.loss.effect import estimate_loss_effect, has_loss_law
 from shapewright.prediction.speedup import compare_times
@@ -216,7 +216,8 @@ def _mlp_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
 
 
 def _vocabulary_candidates(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
-    multiple = full_width_multiple(scenario.device, wide_dtype(scenario)) * scenario.layout.tensor_parallel
+    dtype = wide_gemm_dtype(scenario.workload.dtype)
+    multiple = full_width_multiple(scenario.device, dtype) * scenario.layout.tensor_parallel
     padded = round_up(scenario.config.vocab_size, multiple)
     if padded != scenario.config.vocab_size:
         yield {"vocab_size": padded}

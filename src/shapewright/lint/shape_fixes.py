@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix
+from shapewright.lowering.shard import wide_gemm_dtype
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
@@ -35,11 +36,6 @@ def full_width_multiple(device: Device, dtype: str) -> int:
     [64, 8]
     """
     return device.architecture_facts.full_width_bytes * 8 // get_dtype(dtype).bits
-
-
-def wide_dtype(scenario: Scenario) -> str:
-    """Return the element format of attention and logits, which stay in 16 bits where other GEMMs have fewer."""
-    return scenario.workload.dtype if scenario.workload.dtype in ("fp32", "tf32", "fp16", "bf16") else "bf16"
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -237,11 +233,12 @@ def head_dim_problem(scenario: Scenario, head_dim: int = 0) -> HeadDimProblem | 
     if scenario.config.shares_keys:
         return None
     if scenario.workload.attention == "unfused":
-        multiple = full_width_multiple(scenario.device, wide_dtype(scenario))
+        dtype = wide_gemm_dtype(scenario.workload.dtype)
+        multiple = full_width_multiple(scenario.device, dtype)
         if head_dim % multiple == 0:
             return None
         return HeadDimProblem(
-            text=f"is not a multiple of {multiple} (unfused, {wide_dtype(scenario)} on {scenario.device.name})",
+            text=f"is not a multiple of {multiple} (unfused, {dtype} on {scenario.device.name})",
             wanted=f"a multiple of {multiple}",
         )
     wanted = "one of " + ", ".join(map(str, FUSED_HEAD_DIMS))

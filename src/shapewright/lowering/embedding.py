@@ -1,4 +1,4 @@
-"""Lowering of the two ends of a model: embedding before the layers, and final norm, logits and loss after them.
+"""Lowering of the ends of a model: embedding; multi-token prediction, final norm, logits and loss.
 
 Legend: T tokens of this device, e embedding width, h hidden size, v vocabulary rows of this device.
 
@@ -22,6 +22,7 @@ from shapewright.lowering.builders import (
     weight_gemm,
 )
 from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
+from shapewright.lowering.counts import LayerCounts
 from shapewright.lowering.gradients import gemm_gradients, lower_backward
 from shapewright.lowering.images import lower_final, lower_final_backward, lower_start, lower_start_backward
 from shapewright.lowering.operations.gemm import Gemm
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shapewright.core.numeric import Count
     from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
+    from shapewright.models.transformer import TransformerConfig
 
 
 _FP32_BYTES = get_dtype("fp32").num_bytes
@@ -301,3 +303,57 @@ def _cross_entropy(shard: Shard) -> Pointwise:
         written_bytes=elements * (shard.width_bytes if is_fused else 2.0 * _FP32_BYTES),
         num_kernels=1 if is_fused else 2,
     )
+
+
+def predicts_more(shard: Shard) -> bool:
+    """Whether a step predicts further tokens, as training does with models that have layers for it."""
+    return shard.config.num_mtp_layers > 0 and shard.workload.is_training
+
+
+def lower_mtp(shard: Shard, layers: list[Operation]) -> list[Operation]:
+    """Lower the layers that predict further tokens: norms, the projection of 2 h to h, and a layer like the last.
+
+    Args:
+        layers: Operations of layers like the last, one for each further token.
+
+    The tensor axis splits the columns of the projection and gathers its outputs. In the backward pass it gathers their
+    gradients where it splits tokens; otherwise it reduces the gradients of the inputs, which moves four times as much.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2: they share embedding and logit matrix;
+        NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (eh_proj).
+    """
+    repeats, h, tokens = shard.num_passes * shard.config.num_mtp_layers, shard.config.hidden_size, shard.num_tokens
+    output_bytes = 1.0 * tokens * h * shard.width_bytes
+    outputs = collective(
+        shard,
+        "mtp",
+        "all_gather",
+        "all_gather",
+        "tensor",
+        repeats,
+        name="mtp.outputs.all_gather",
+        message_bytes=output_bytes,
+        stage="last",
+    )
+    backward_bytes = None if shard.splits_sequence else 4.0 * output_bytes
+    return [
+        norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=shard.num_residual_tokens, stage="last"),
+        *gather_tokens(shard, "mtp", repeats, tokens=tokens, width=2 * h, name="mtp.inputs", stage="last"),
+        weight_gemm(
+            shard, "mtp", "project", repeats, m=tokens, n=-(-h // shard.layout.tensor_parallel), k=2 * h, stage="last"
+        ),
+        *(each.changed(keeps_result=True, backward_bytes=backward_bytes) for each in outputs),
+        *(operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in layers),
+    ]
+
+
+def count_mtp(config: TransformerConfig) -> LayerCounts:
+    """Count the layers of multi-token prediction, which are like the last one."""
+    return LayerCounts({config.kind_of_layer(config.num_layers - 1): config.num_mtp_layers})
+
+
+def with_mtp_heads(shard: Shard, head: list[Operation]) -> list[Operation]:
+    """Run the operations after the layers once more for each layer of multi-token prediction."""
+    if not predicts_more(shard):
+        return head
+    return [operation.changed(repeats=operation.repeats * (1 + shard.config.num_mtp_layers)) for operation in head]

@@ -17,9 +17,9 @@ from shapewright.lowering.attention.projections import (
     lower_inputs,
     lower_output,
 )
-from shapewright.lowering.builders import lower_stream_mixing, norm, residual, weight_gemm
+from shapewright.lowering.builders import lower_stream_mixing, norm, residual
 from shapewright.lowering.checks import validate_layout
-from shapewright.lowering.collectives import collective, gather_tokens, send_to_next_stage
+from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import (
     LayerCounts,
     count_encoder_layers,
@@ -28,11 +28,15 @@ from shapewright.lowering.counts import (
     count_trained_layers,
 )
 from shapewright.lowering.embedding import (
+    count_mtp,
     lower_embedding,
     lower_embedding_backward,
     lower_final_norm,
     lower_head,
     lower_head_backward,
+    lower_mtp,
+    predicts_more,
+    with_mtp_heads,
 )
 from shapewright.lowering.gradients import lower_backward
 from shapewright.lowering.images import lower_scalings, of_tower
@@ -160,8 +164,8 @@ def lower_parts(
         trained=tuple(stacks) if trained is own else _lower_some(shard, trained),
         inputs=[operation for stack in stacks for operation in lower_embedding(stack.shard)],
         body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
-        head=_with_mtp_heads(shard, lower_head(shard)),
-        mtp=_lower_mtp(shard),
+        head=with_mtp_heads(shard, lower_head(shard)),
+        mtp=_lower_mtp_layers(shard),
         tower=tower,
     )
 
@@ -216,7 +220,7 @@ class StepParts:
 
         Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (_checkpointed_forward).
         """
-        return self._repeated(self.mtp, mode, self.shard, _count_mtp(self.shard.config))
+        return self._repeated(self.mtp, mode, self.shard, count_mtp(self.shard.config))
 
     def _repeated(self, operations: list[Operation], mode: str, shard: Shard, counts: LayerCounts) -> list[int]:
         if mode == "none" or not operations:
@@ -278,7 +282,7 @@ class StepParts:
                 again = _limit_encoder(stack.counts, repeated) if stack.shard.prefix else repeated
             copies += lower_activation_copies(stack.shard, stack.counts, mode, again)
         if self.mtp:
-            counts = _count_mtp(shard.config)
+            counts = count_mtp(shard.config)
             has_again = repeated is None or repeated.num_layers >= self.trained[-1].counts.num_layers
             of_mtp = lower_activation_copies(shard, counts, mode, counts if has_again else LayerCounts({}))
             copies += [operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in of_mtp]
@@ -300,7 +304,7 @@ class StepParts:
 
     def backward_of_head(self) -> list[Operation]:
         """List the operations of the backward pass from the loss to the last layer."""
-        return _with_mtp_heads(self.shard, lower_head_backward(self.shard)) + self.backward_of_mtp()
+        return with_mtp_heads(self.shard, lower_head_backward(self.shard)) + self.backward_of_mtp()
 
     def backward_of_mtp(self) -> list[Operation]:
         """List the operations of the backward pass of the layers of multi-token prediction."""
@@ -419,55 +423,8 @@ def _lower_cross_attention(shard: Shard, repeats: int) -> list[Operation]:
     return inputs + lower_cross_core(shard, repeats) + lower_output(shard, "cross_attention", repeats)
 
 
-def _lower_mtp(shard: Shard) -> list[Operation]:
-    """Lower the layers that predict further tokens: norms, the projection of 2 h to h, and a layer like the last.
-
-    The tensor axis splits the columns of the projection and gathers its outputs. In the backward pass it gathers their
-    gradients where it splits tokens; otherwise it reduces the gradients of the inputs, which moves four times as much.
-
-    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2: they share embedding and logit matrix;
-        NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (eh_proj).
-    """
-    config, count = shard.config, shard.config.num_mtp_layers
-    if not count or not shard.workload.is_training:
-        return []
-    repeats, h, tokens = shard.num_passes * count, config.hidden_size, shard.num_tokens
-    output_bytes = 1.0 * tokens * h * shard.width_bytes
-    outputs = collective(
-        shard,
-        "mtp",
-        "all_gather",
-        "all_gather",
-        "tensor",
-        repeats,
-        name="mtp.outputs.all_gather",
-        message_bytes=output_bytes,
-        stage="last",
-    )
-    backward_bytes = None if shard.splits_sequence else 4.0 * output_bytes
-    layers = _lower_stack(shard, _count_mtp(config)).layers
-    return [
-        norm(shard, "mtp", "norm", 2 * repeats, width=h, tokens=shard.num_residual_tokens, stage="last"),
-        *gather_tokens(shard, "mtp", repeats, tokens=tokens, width=2 * h, name="mtp.inputs", stage="last"),
-        weight_gemm(
-            shard, "mtp", "project", repeats, m=tokens, n=-(-h // shard.layout.tensor_parallel), k=2 * h, stage="last"
-        ),
-        *(each.changed(keeps_result=True, backward_bytes=backward_bytes) for each in outputs),
-        *(operation.changed(name=f"mtp.{operation.name}", stage="last") for operation in layers),
-    ]
-
-
-def _count_mtp(config: TransformerConfig) -> LayerCounts:
-    """Count the layers of multi-token prediction, which are like the last one."""
-    return LayerCounts({config.kind_of_layer(config.num_layers - 1): config.num_mtp_layers})
-
-
-def _with_mtp_heads(shard: Shard, head: list[Operation]) -> list[Operation]:
-    """Run the operations after the layers once more for each layer of multi-token prediction."""
-    count = shard.config.num_mtp_layers
-    if not count or not shard.workload.is_training:
-        return head
-    return [operation.changed(repeats=operation.repeats * (1 + count)) for operation in head]
+def _lower_mtp_layers(shard: Shard) -> list[Operation]:
+    return lower_mtp(shard, _lower_stack(shard, count_mtp(shard.config)).layers) if predicts_more(shard) else []
 
 
 def _lower_bias_gradients(stack: _Stack) -> list[Operation]:

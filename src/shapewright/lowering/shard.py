@@ -69,11 +69,8 @@ class Shard:
 
     @property
     def wide_dtype(self) -> str:
-        """Element format of GEMMs that stay wide where others run in 8 bits or less: logits, router, scores, adapters.
-
-        It is that of activations. PyTorch's switch for tf32 holds for every GEMM of fp32 activations.
-        """
-        return self.gemm_dtype if self.gemm_dtype == "tf32" else self.dtype
+        """Element format of the GEMMs that wide_gemm_dtype names."""
+        return wide_gemm_dtype(self.gemm_dtype)
 
     @property
     def splits_keys(self) -> bool:
@@ -117,6 +114,17 @@ def activation_dtype(dtype: str) -> str:
     if dtype == "tf32":
         return "fp32"
     return dtype if get_dtype(dtype).bits >= 16 else "bf16"
+
+
+def wide_gemm_dtype(dtype: str) -> str:
+    """Element format of GEMMs that stay wide where others run in 8 bits or less: logits, router, scores, adapters.
+
+    It is that of activations. PyTorch's switch for tf32 holds for every GEMM of fp32 activations.
+
+    >>> wide_gemm_dtype("fp8"), wide_gemm_dtype("tf32")
+    ('bf16', 'tf32')
+    """
+    return dtype if dtype == "tf32" else activation_dtype(dtype)
 
 
 def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLayout, node_size: int) -> Shard:

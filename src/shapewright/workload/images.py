@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.workload.linears import find_missing_targets
 
 if TYPE_CHECKING:
     from shapewright.models.images import Patches
@@ -48,7 +49,7 @@ def tower_job(
     assert tower.patches is not None
     images, num_tokens = workload.micro_batch_size * workload.images, tower.patches.count_tokens(workload.image_pixels)
     is_narrow = get_dtype(workload.dtype).bits <= _MAX_NARROW_BITS
-    frozen = _frozen_fields(tower, workload)
+    trained = _weight_fields(tower, workload)
     own = replace(
         workload,
         phase="prefill" if workload.phase == "decode" else workload.phase,
@@ -63,9 +64,9 @@ def tower_job(
         packed=None,
         loss_chunks=1,
         recompute_layers=None,
-        **{"weight_dtype": workload.weight_dtype if workload.is_training else None, **frozen},
+        **trained,
     )
-    if "last_layers" in frozen:
+    if "last_layers" in trained:
         own = own.resized(last_layers=0)
     single = replace(
         layout,
@@ -83,20 +84,19 @@ def tower_job(
     return tower, own, single
 
 
-def _frozen_fields(tower: TransformerConfig, workload: Workload) -> dict[str, Any]:
-    """Return what fine-tuning of a model changes in its tower: adapters of the modules that the tower has, if any.
+def _weight_fields(tower: TransformerConfig, workload: Workload) -> dict[str, Any]:
+    """Return how the tower's weights are stored and trained: with adapters of the modules that it has, if any.
 
     The last layers of the model are not those of the tower, which comes before them.
     """
+    stored = {"weight_dtype": workload.weight_dtype if workload.is_training else None}
     targets = workload.lora_targets
     if workload.has_adapters and targets is not None:
-        from shapewright.workload.linears import find_missing_targets
-
         missing = find_missing_targets(tower, targets)
         found = [name for name in targets.split(",") if name not in missing]
         if found:
-            return {"lora_targets": ",".join(found)}
+            return {**stored, "lora_targets": ",".join(found)}
     elif workload.last_layers is None:
-        return {}
+        return stored
     unadapted = {"lora_rank": None, "lora_targets": None, "lora_dropout": 0.0, "optimizer": "adamw"}
     return unadapted | {"finetune": "last-layers", "last_layers": 1, "weight_dtype": None}

@@ -12,10 +12,10 @@ from shapewright.lint.shape_fixes import (
     list_mlp_width_fields,
     nearest_multiples,
     round_up,
-    wide_dtype,
     width_fixes,
     with_hidden_size,
 )
+from shapewright.lowering.shard import wide_gemm_dtype
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -67,7 +67,7 @@ def vocab_not_aligned(scenario: Scenario) -> Iterator[Violation]:
     - arXiv 2401.14489, rule 1 and the vocabulary figures.
     - NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use tensor cores".
     """
-    dtype = wide_dtype(scenario)
+    dtype = wide_gemm_dtype(scenario.workload.dtype)
     multiple = full_width_multiple(scenario.device, dtype) * scenario.layout.tensor_parallel
     vocab_size = scenario.config.vocab_size
     if vocab_size % multiple == 0:
