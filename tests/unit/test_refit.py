@@ -122,3 +122,4 @@ def test_intervals_are_judged_on_shapes_that_did_not_make_them() -> None:
     assert coverage_of(interval_of(predicted, measured), predicted, measured) == 1.0
     assert crossed_coverage(predicted, measured, (shapes,)) == 0.0
     assert crossed_coverage(predicted, np.full(shapes.size, 1.1e-3), (shapes,)) == 1.0
+    assert crossed_coverage(predicted, measured, (np.zeros(shapes.size),)) is None

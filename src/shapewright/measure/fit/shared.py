@@ -230,8 +230,10 @@ def crossed_coverage(
     measured: Float[np.ndarray, " rows"],
     shapes: Sequence[Sequence[object]],
     coverage: float = COVERAGE,
-) -> float:
+) -> float | None:
     """Return the share of rows inside the interval of the other half of the shapes; of its own rows it is as aimed at.
+
+    None if all shapes are in one half.
 
     Args:
         predicted: Times of rows that were held out of the fit. [s]
@@ -241,7 +243,7 @@ def crossed_coverage(
     """
     half = fold_of_rows(["half"] * len(predicted), *shapes) % 2 == 0  # other folds than those held out
     if half.all() or not half.any():
-        return coverage_of(interval_of(predicted, measured, coverage), predicted, measured)
+        return None
     shares = [
         coverage_of(interval_of(predicted[~own], measured[~own], coverage), predicted[own], measured[own])
         for own in (half, ~half)
