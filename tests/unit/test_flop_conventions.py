@@ -75,7 +75,16 @@ def test_conventions_of_llama_3_8b() -> None:
     assert per_token["megatron-causal"] == pytest.approx(6 * weights + square / 2, rel=1e-12)
     assert per_token["torchtitan"] == per_token["llm-foundry"] == 6 * 8_030_261_248 + square
     assert per_token["torchtitan"] / 1e9 == pytest.approx(61.06, abs=0.01)  # the figure torchtitan divides by
+    assert per_token["torchtitan-no-embedding"] == 6 * (8_030_261_248 - 128256 * 4096) + square
     assert per_token["6n"] == 6 * 8_030_261_248
+
+
+def test_tied_embedding_counts_as_logits() -> None:
+    """An embedding is left out as a look-up, but for Llama-3.2-1B, whose matrix is that of the logits too."""
+    config = read_model("llama-3.2-1b").config
+    counted = count_convention_flops(config, Workload(seq_len=4096), 1, "torchtitan-no-embedding").model_flops / 4096
+
+    assert counted == 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096
 
 
 @pytest.mark.parametrize(("model", "attending"), [("kimi-linear-48b-a3b", 7), ("falcon-mamba-7b", 0)])

@@ -195,6 +195,8 @@ def count_convention_flops(
     parameters = counts.active - counts.vision
     if config.patches is not None:  # what conditions the layers runs once for an image
         parameters -= counts.by_component["norms"]
+    if convention == "torchtitan-no-embedding" and not config.tied_embeddings:
+        parameters -= counts.token_embedding
     # Conventions count 6 FLOPs per weight; frozen weights have no gradient, and adapters are computed in addition.
     change = 0.0
     if not workload.trains_all:
@@ -213,7 +215,7 @@ def count_convention_flops(
     core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * attending * config.num_heads * config.head_dim
     whole = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     model_flops = change + whole
-    if convention == "torchtitan":
+    if convention.startswith("torchtitan"):
         return StepFlops(model_flops, None)
     return StepFlops(model_flops, model_flops + again * _FORWARD_SHARE * whole)
 

@@ -1,7 +1,7 @@
 """Conventions of published FLOP rates: FLOPs per token of a training step, as a formula in a model's sizes.
 
-Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, L layers with attention, h
-width of all query heads, s tokens of a sequence.
+Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, N' those without the token
+embedding, L layers with attention, h width of all query heads, s tokens of a sequence.
 
 Conventions differ in attention (all query-key pairs, the causal half, or none) and in embeddings (counted as arithmetic
 or not), so a FLOP rate is meaningful only with its convention.
@@ -50,6 +50,12 @@ CONVENTIONS = {
             formula="6 N + 12 L h s",
             used_by="torchtitan to April 2024",
             source="pytorch/torchtitan, train.py before pull request 280; N without the token embedding since then",
+        ),
+        FlopConvention(
+            name="torchtitan-no-embedding",
+            formula="6 N' + 12 L h s",
+            used_by="torchtitan since April 2024, nanochat",
+            source="pytorch/torchtitan, get_nparams_and_flops; a tied embedding is counted, as logits",
         ),
         FlopConvention(
             name="llm-foundry",
