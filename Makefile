@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: study demo test lint types drift grid pytest fuzz mutation docs site figure release sbom image space bench clean
+.PHONY: study demo test lint types grid pytest fuzz mutation docs site figure release sbom image space bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -29,11 +29,7 @@ lint: .venv-test/installed
 types: .venv-test/installed
 	$(TEST) -m mypy --strict
 
-# How far predictions moved since the last release, or since the grid was last renewed on purpose.
-drift: .venv-test/installed
-	$(TEST) scripts/write_drift_grid.py --check
-
-# Which answers to a fixed list of questions moved since they were last renewed on purpose.
+# Which answers to a fixed list of questions moved, and by how much, since they were last renewed on purpose.
 grid: .venv-test/installed
 	$(TEST) scripts/write_regression_grid.py --check
 

@@ -56,7 +56,6 @@ GRID = "tests/regression"
 # Doctests and tests of parts, of whole steps by hand, of properties, and against other implementations,
 TESTS = (
     GRID, "src/shapewright", "tests/unit", "tests/property", "tests/vectors", "tests/oracle",
-    "tests/accuracy/test_drift.py",
 )  # fmt: skip
 # without those of fits, searches, measurements, files and processes, which are slow and see little of the core.
 UNRELATED_UNITS = (

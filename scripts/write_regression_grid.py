@@ -21,8 +21,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isclose
+from math import inf, isclose, isfinite
 from pathlib import Path
+from statistics import median
 
 from regression_answers import NEAR_ZERO, Answer, Cell, answer_command
 from regression_calibrations import answer_changes, list_kinds
@@ -170,12 +171,15 @@ def read_cell(text: str) -> Cell:
 
 
 def describe(moves: Sequence[Move]) -> str:
-    """Say which cells moved: a count, and the largest moves, one for each question first."""
+    """Say which cells moved and how far, with the largest move of each question."""
     questions = dict.fromkeys(move.question for move in moves)
     ordered = sorted(moves, key=lambda move: -move.size)
     first = {move.question: move for move in reversed(ordered)}
     shown = sorted(first.values(), key=lambda move: -move.size)[:_MOST_SHOWN]
-    lines = [f"{len(moves)} cells of {len(questions)} answers moved; the largest move of each:", *map(str, shown)]
+    sizes = [move.size for move in moves if isfinite(move.size)]
+    extent = f", numbers by {100.0 * median(sizes):.2g} % in the median" if sizes else ""
+    head = f"{len(moves)} cells of {len(questions)} answers moved{extent}; the largest move of each:"
+    lines = [head, *map(str, shown)]
     lines += ["..."] * (len(first) > len(shown))
     return "\n".join((*lines, "renew them if this is meant: python scripts/write_regression_grid.py"))
 

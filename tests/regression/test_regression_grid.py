@@ -32,7 +32,7 @@ def test_a_move_is_named_with_its_size() -> None:
     assert [move.cell for move in moves] == ["bytes", "rows", "kind", "gone"]
     assert moves[0].size == pytest.approx(0.04)
     assert moves[1].size == pytest.approx(0.01)
-    assert "4 cells of 1 answers moved" in grid.describe(moves)
+    assert "4 cells of 1 answers moved, numbers by 2.5 % in the median" in grid.describe(moves)
     assert "bytes: 100 -> 104 (+4 %)" in str(moves[0])
     assert "gone: 1 -> nothing" in str(moves[3])
 
