@@ -9,11 +9,7 @@ from shapewright.core.units import GIB
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
-from shapewright.prediction.calculators.flops import (
-    bus_fraction,
-    count_gradient_traffic_bytes,
-    count_tensor_parallel_elements,
-)
+from shapewright.prediction.calculators.flops import bus_fraction
 from shapewright.prediction.calculators.training import estimate_budget
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -58,10 +54,9 @@ def test_bus_identities(op_name: str) -> None:
     assert bus_fraction(op_name, 2**20) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 40), (1, 40), (2, 40), (3, 60)])
-def test_gradient_traffic_of_ten_billion(zero_stage: int, gigabytes: float) -> None:
-    """10 B parameters in bf16: DDP and ZeRO-1 and 2 move 40 GB, ZeRO-3 60 GB, and the lowered collectives as much."""
-    assert count_gradient_traffic_bytes(10e9, 2, zero_stage) / 1e9 == gigabytes
+@pytest.mark.parametrize(("zero_stage", "passes"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_traffic_between_replicas(zero_stage: int, passes: int) -> None:
+    """Collectives move 2 P elements over replicas, in ZeRO stage 3 of 3 P (arXiv 1910.02054, section 7)."""
     config = gpt(4, 1024, 16)
     layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
     step = Workload(micro_batch_size=1, global_batch_size=8, seq_len=128)
@@ -72,12 +67,12 @@ def test_gradient_traffic_of_ten_billion(zero_stage: int, gigabytes: float) -> N
         for one in operations
         if isinstance(one, Collective) and one.axis == "data"
     )
-    assert sent == pytest.approx(count_gradient_traffic_bytes(weights, 2, zero_stage) * 7 / 8)
+    assert sent == pytest.approx(passes * weights * 2 * 7 / 8)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_traffic(sequence_parallel: bool) -> None:
-    """8 b s h (t - 1) / t elements a layer and micro-batch, also as gathers and scatters.
+    """8 b s h (t - 1) / t elements a layer and micro-batch (arXiv 2104.04473), also as gathers and scatters.
 
     Sequence parallelism gathers the two inputs of column-parallel products again for their weight gradients.
     """
@@ -92,7 +87,7 @@ def test_tensor_parallel_traffic(sequence_parallel: bool) -> None:
         and one.stage == "every"
         and not one.name.endswith("gather_again")
     )
-    assert sent / 6 == pytest.approx(count_tensor_parallel_elements(2, 512, 1024, 8))
+    assert sent / 6 == pytest.approx(8 * 2 * 512 * 1024 * 7 / 8)
 
 
 def test_interleaving_multiplies_stage_traffic() -> None:
@@ -113,8 +108,7 @@ def test_interleaving_multiplies_stage_traffic() -> None:
 
 
 def test_idefics_80b() -> None:
-    """512 A100, 3584 x 1024 tokens: 11.29 s of ZeRO-3 traffic at 42.5 GB/s; 18.35 s at 250 TFLOP/s, 50.97 s at 90."""
-    assert count_gradient_traffic_bytes(80e9, 2, 3) / 42.5e9 == pytest.approx(11.29, abs=0.01)
+    """512 A100, 3584 x 1024 tokens: 18.35 s at 250 TFLOP/s, 50.97 s at 90."""
     for tflops, seconds in ((250, 18.35), (90, 50.97)):
         budget = estimate_budget(
             80e9, 3584 * 1024, num_devices=512, flops_per_s_per_device=tflops * 1e12, recompute="full"

@@ -1,8 +1,7 @@
-"""FLOPs of a token, by part and by FLOP convention; and communication volumes of a training step.
+"""FLOPs of a token, by part and by FLOP convention; and bus bandwidths of collectives.
 
 Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, S those of
-scans and short convolutions, V weights of the logit matrix; n ranks, P parameters, t tensor degree, b s h elements of a
-micro-batch's hidden states.
+scans and short convolutions, V weights of the logit matrix; n ranks.
 
     forward            2 W + A + S + 2 V         one multiplication and one addition per weight
     training           3 (2 W + A + S + 2 V)     the backward pass has twice the FLOPs of the forward pass
@@ -16,8 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.core.ranges import check_integer
+from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.flops import StepFlops, count_convention_flops
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 
 # Passes of the data around a ring: an all_reduce is a reduce_scatter and an all_gather.
 _RING_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
-# Parameters' worth of traffic per step: gradients reduced, weights gathered (arXiv 1910.02054, section 7).
-_TRAFFIC_BY_STAGE = (2.0, 2.0, 2.0, 3.0)
 
 
 def bus_fraction(op_name: str, num_ranks: int) -> float:
@@ -54,36 +50,6 @@ def bus_fraction(op_name: str, num_ranks: int) -> float:
     if op_name not in _RING_PASSES:
         raise WorkloadError(f"unknown collective {op_name!r}; choose one of {', '.join((*_RING_PASSES, 'send_recv'))}")
     return _RING_PASSES[op_name] * (num_ranks - 1) / num_ranks
-
-
-def count_gradient_traffic_bytes(num_parameters: float, element_bytes: float, zero_stage: int) -> float:
-    """Count the bytes that replicas exchange in a step, without the factor (n - 1) / n. [byte]
-
-    They are those of 2 P elements, in ZeRO stage 3 of 3 P.
-
-    >>> count_gradient_traffic_bytes(10e9, 2, 0), count_gradient_traffic_bytes(10e9, 2, 3)
-    (40000000000.0, 60000000000.0)
-
-    Raises:
-        LayoutError: there is no such stage.
-
-    Source: arXiv 1910.02054, section 7.
-    """
-    check_integer("zero_stage", zero_stage, 0, len(_TRAFFIC_BY_STAGE) - 1, error=LayoutError)
-    return _TRAFFIC_BY_STAGE[zero_stage] * num_parameters * element_bytes
-
-
-def count_tensor_parallel_elements(
-    micro_batch_size: int, seq_len: int, hidden_size: int, tensor_parallel: int
-) -> float:
-    """Count the elements that a device sends per layer and micro-batch: four all_reduces of b s h, 8 b s h (t - 1) / t.
-
-    >>> count_tensor_parallel_elements(1, 2048, 12288, 8) == 8 * 2048 * 12288 * 7 / 8
-    True
-
-    Source: arXiv 2104.04473, section 3.2.
-    """
-    return 4.0 * bus_fraction("all_reduce", tensor_parallel) * micro_batch_size * seq_len * hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
