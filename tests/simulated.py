@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shapewright.optimize.serving.traffic.pass_table import constant_table
 from shapewright.optimize.serving.traffic.requests import Traffic
-from shapewright.optimize.serving.traffic.state import Limits
+from shapewright.optimize.serving.traffic.state import Limits, PassTable
 from shapewright.optimize.serving.traffic.unit import Outcome, SimulatedUnit, Streams, simulate_unit
 
 
@@ -46,7 +45,22 @@ def constant_streams(
     num_replicas: int = 1,
 ) -> Streams:
     """Streams whose passes all take the same time."""
-    table = constant_table(pass_time_s, max_sequences=max_sequences, max_tokens=max_tokens, longest_len=longest_len)
+    each_s = np.full(max_tokens + max_sequences + 1, pass_time_s)
+    no_fractions = np.zeros(longest_len + max_tokens + max_sequences)
+    first_cells = no_fractions.astype(np.int64)
+    table = PassTable(
+        decode_s=each_s,
+        decode_core_s=np.zeros(4),
+        tokens_s=each_s,
+        prompt_core_s=np.zeros(4),
+        num_contexts=2,
+        batch_cell=first_cells,
+        batch_fraction=no_fractions,
+        context_cell=first_cells,
+        context_fraction=no_fractions,
+        token_cell=first_cells,
+        token_fraction=no_fractions,
+    )
     return Streams(
         table,
         Limits(

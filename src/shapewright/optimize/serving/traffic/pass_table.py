@@ -102,30 +102,6 @@ def price_table(instance: Instance, *, max_sequences: int, max_tokens: int, long
     )
 
 
-def constant_table(pass_time_s: float, *, max_sequences: int, max_tokens: int, longest_len: int) -> PassTable:
-    """Return a table in which all passes take the same time, for comparisons with queueing formulas. [s]
-
-    Args:
-        pass_time_s: The time. [s]
-    """
-    ones = np.array([1])
-    cells = [_cells(ones, most) for most in (max_sequences, longest_len, max_tokens)]
-    each_s = np.full(max_tokens + max_sequences + 1, pass_time_s)
-    return PassTable(
-        decode_s=each_s,
-        decode_core_s=np.zeros(4),
-        tokens_s=each_s,
-        prompt_core_s=np.zeros(4),
-        num_contexts=2,
-        batch_cell=cells[0][0],
-        batch_fraction=cells[0][1],
-        context_cell=cells[1][0],
-        context_fraction=cells[1][1],
-        token_cell=cells[2][0],
-        token_fraction=cells[2][1],
-    )
-
-
 def scaled_table(table: PassTable, factor: float) -> PassTable:
     """Return the table with all times multiplied by a factor."""
     return table._replace(
