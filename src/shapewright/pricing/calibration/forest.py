@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
-from shapewright.pricing.calibration.residual import FADE_DOUBLINGS
+from shapewright.pricing.calibration.residual import fade, reading_residuals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,8 +87,8 @@ def forest_correction(
     )
     places = features[: len(SIZES)]
     beyond = np.maximum(forest.least_log2[:, None] - places, 0.0) + np.maximum(places - forest.most_log2[:, None], 0.0)
-    fade: PerShape = np.maximum(1.0 - beyond.sum(axis=0) / FADE_DOUBLINGS, 0.0)
-    return fade * logs, fade
+    weight = fade(beyond.sum(axis=0))
+    return weight * logs, weight
 
 
 def _sum_leaves(forest: ResidualForest, features: Float[np.ndarray, "features shapes"]) -> PerShape:
@@ -124,12 +122,8 @@ def load_forests(file_name: str, kind: str) -> Mapping[str, ResidualForest]:
     Raises:
         CalibrationError: the file is missing or malformed.
     """
-    path = resources.files("shapewright.pricing") / "data" / kind / file_name
-    try:
-        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-            return {str(section): _read(stored, place) for place, section in enumerate(stored["sections"])}
-    except (OSError, KeyError, ValueError) as error:
-        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
+    with reading_residuals(file_name, kind) as stored:
+        return {str(section): _read(stored, place) for place, section in enumerate(stored["sections"])}
 
 
 def _read(stored: Mapping[str, Any], place: int) -> ResidualForest:

@@ -12,7 +12,8 @@ GEMMs and records of other architectures get no correction: on held-out data it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from numpy.lib.npyio import NpzFile
 
     Knots = Float[np.ndarray, "_"]  # each axis has its own number of knots
     LogSteps = Int[np.ndarray, "..."]
@@ -67,32 +69,31 @@ class ResidualTable:
         return self.log_steps.ndim > len(self.knots_log2)
 
 
-def log_correction(table: ResidualTable, *sizes: PerShape, layer: Layers | None = None) -> tuple[PerShape, PerShape]:
+def log_correction(
+    table: ResidualTable, *sizes: PerShape, layer: Layers | None = None, away: PerShape | float = 0.0
+) -> tuple[PerShape, PerShape]:
     """Look up the correction of each shape and its weight.
 
     Args:
         *sizes: One 1-d array for each axis of the table; m, n and k for GEMMs.
         layer: Index of each shape's table where several share the knots; None otherwise.
+        away: Distance of each shape from what was measured, beside that of its sizes. [doubling]
 
     Returns:
         w r, to be added to the logarithm of a time, and w, which is 1 inside the table and 0 far from it.
     """
     places = np.log2(np.stack(sizes))
-    num_shapes = places.shape[1]
-    if num_shapes <= _ROWS_PER_BLOCK:
-        return _log_correction(table, places, layer)
-    parts = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, num_shapes, _ROWS_PER_BLOCK)]
-    found = [_log_correction(table, places[:, part], None if layer is None else layer[part]) for part in parts]
-    logs, weights = zip(*found, strict=True)
-    return np.concatenate(logs), np.concatenate(weights)
+    parts = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, max(places.shape[1], 1), _ROWS_PER_BLOCK)]
+    found = [interpolate(table, places[:, part], None if layer is None else layer[part]) for part in parts]
+    logs, beyond = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+    weight = fade(away + beyond)
+    return weight * logs, weight
 
 
-def _log_correction(
-    table: ResidualTable, places: Float[np.ndarray, "axes shapes"], layer: Layers | None
-) -> tuple[PerShape, PerShape]:
-    logs, beyond = interpolate(table, places, layer)
-    fade = np.maximum(1.0 - beyond / FADE_DOUBLINGS, 0.0)
-    return fade * logs, fade
+def fade(away: PerShape) -> PerShape:
+    """Return the weight of a correction at a distance from what was measured, in doublings."""
+    weight: PerShape = np.maximum(1.0 - away / FADE_DOUBLINGS, 0.0)
+    return weight
 
 
 def interpolate(
@@ -132,6 +133,25 @@ def _corners(num_axes: int) -> Int[np.ndarray, "corners axes"]:
     return np.array([[corner >> axis & 1 for axis in reversed(range(num_axes))] for corner in range(2**num_axes)])
 
 
+@contextmanager
+def reading_residuals(file_name: str, kind: str) -> Iterator[NpzFile]:
+    """Open a file of the package with the residuals of a record.
+
+    Args:
+        file_name: Name of the file next to the record.
+        kind: Kind of the record.
+
+    Raises:
+        CalibrationError: the file is missing or malformed.
+    """
+    path = resources.files("shapewright.pricing") / "data" / kind / file_name
+    try:
+        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
+            yield stored
+    except (OSError, KeyError, ValueError) as error:
+        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
+
+
 @cache
 def load_residuals(
     file_name: str, kind: str = "gemm", *, without_own_shapes: bool = False
@@ -146,21 +166,17 @@ def load_residuals(
     Raises:
         CalibrationError: the file is missing or malformed.
     """
-    path = resources.files("shapewright.pricing") / "data" / kind / file_name
-    try:
-        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-            knots = tuple(np.log2(stored[axis].astype(float)) for axis in AXES[kind])
+    with reading_residuals(file_name, kind) as stored:
+        knots = tuple(np.log2(stored[axis].astype(float)) for axis in AXES[kind])
+        tables = {
+            name.removeprefix(TABLE_PREFIX): stored[name] for name in stored.files if name.startswith(TABLE_PREFIX)
+        }
+        if without_own_shapes:
             tables = {
-                name.removeprefix(TABLE_PREFIX): stored[name] for name in stored.files if name.startswith(TABLE_PREFIX)
+                name: steps + stored[LEFT_OUT_PREFIX + name] if LEFT_OUT_PREFIX + name in stored else steps
+                for name, steps in tables.items()
             }
-            if without_own_shapes:
-                tables = {
-                    name: steps + stored[LEFT_OUT_PREFIX + name] if LEFT_OUT_PREFIX + name in stored else steps
-                    for name, steps in tables.items()
-                }
-            return {name: ResidualTable(knots_log2=knots, log_steps=steps) for name, steps in tables.items()}
-    except (OSError, KeyError, ValueError) as error:
-        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
+        return {name: ResidualTable(knots_log2=knots, log_steps=steps) for name, steps in tables.items()}
 
 
 def section_name(dtype: str, library: str) -> str:

@@ -6,7 +6,6 @@ A record of these kinds holds kernels by name: the labels that distinguish them,
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from shapewright.core.records import dataclass
 from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.intervals import OTHER_LIBRARY_WIDENING, interval_factors, widen_by_error
 from shapewright.pricing.calibration.libraries import nearest_library, split_version
-from shapewright.pricing.calibration.residual import FADE_DOUBLINGS, ResidualTable, interpolate
+from shapewright.pricing.calibration.residual import ResidualTable, fade, interpolate, reading_residuals
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.calibration.transfer import (
     clock_hz_of,
@@ -173,7 +172,7 @@ def _transfer_weights(
 def correct_kernel(table: ResidualTable, work: KernelWork, axes: Sequence[str]) -> np.ndarray:
     """Logarithm of the correction of each call; it fades with the distance from the table."""
     logs, beyond = interpolate(table, _places(work, axes))
-    corrected: np.ndarray = logs * np.maximum(1.0 - beyond / FADE_DOUBLINGS, 0.0)
+    corrected: np.ndarray = logs * fade(beyond)
     return corrected
 
 
@@ -203,19 +202,15 @@ def load_tables(file_name: str, kind: str) -> Mapping[str, ResidualTable]:
     Raises:
         CalibrationError: the file is missing or malformed.
     """
-    path = resources.files("shapewright.pricing") / "data" / kind / file_name
-    try:
-        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-            names = [name.removesuffix("@steps") for name in stored.files if name.endswith("@steps")]
-            return {
-                name: ResidualTable(
-                    knots_log2=tuple(
-                        stored[f"{name}@{axis}"].astype(float) for axis in range(stored[f"{name}@steps"].ndim)
-                    ),
-                    log_steps=stored[f"{name}@steps"],
-                    log_step=LOG_STEP,
-                )
-                for name in names
-            }
-    except (OSError, KeyError, ValueError) as error:
-        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
+    with reading_residuals(file_name, kind) as stored:
+        names = [name.removesuffix("@steps") for name in stored.files if name.endswith("@steps")]
+        return {
+            name: ResidualTable(
+                knots_log2=tuple(
+                    stored[f"{name}@{axis}"].astype(float) for axis in range(stored[f"{name}@steps"].ndim)
+                ),
+                log_steps=stored[f"{name}@steps"],
+                log_step=LOG_STEP,
+            )
+            for name in names
+        }
