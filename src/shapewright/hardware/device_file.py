@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from shapewright.core.dtypes import DTYPE_NAMES
@@ -11,45 +12,11 @@ from shapewright.core.errors import DeviceError, close_names, short_repr
 from shapewright.core.files import parse_toml
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.hardware.architectures import ARCHITECTURE_NAMES
-from shapewright.hardware.device import RATE_TABLES, SCOPES, Device
+from shapewright.hardware.device import PRICING_FIELDS, RATE_TABLES, SCOPES, Device
 
-REQUIRED_KEYS = (
-    "name",
-    "title",
-    "vendor",
-    "architecture",
-    "memory_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "dense_flops_per_s",
-)
-COUNT_KEYS = ("num_sms", "node_size", "link_group_size", "num_dies")
-AMOUNT_KEYS = (
-    "memory_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "boost_clock_hz",
-    "tensor_fma_per_sm_per_clock",
-    "l2_bytes",
-    "shared_memory_per_sm_bytes",
-    "tdp_watts",
-    "intra_node_bandwidth_bytes_per_s",
-    "inter_node_bandwidth_bytes_per_s",
-    "pcie_bandwidth_bytes_per_s",
-    "host_bandwidth_bytes_per_s",
-)
-TEXT_KEYS = (
-    "name",
-    "title",
-    "vendor",
-    "architecture",
-    "memory_kind",
-    "intra_node_link",
-    "compute_capability",
-    "scope",
-    "peak_mismatch",
-    "notes",
-)
-TABLE_KEYS = (*RATE_TABLES, "provenance", "sources")
-KEYS = (*TEXT_KEYS, *AMOUNT_KEYS, *COUNT_KEYS, "roofline_only", "aliases", *TABLE_KEYS)
+_FIELDS = tuple(spec for spec in fields(Device) if spec.name not in PRICING_FIELDS)
+KEYS = tuple(spec.name for spec in _FIELDS)
+REQUIRED_KEYS = tuple(spec.name for spec in _FIELDS if spec.default is MISSING and spec.default_factory is MISSING)
 
 # Kinds of sources. ``datasheet`` is any specification by the vendor, ``secondary`` a third party's table that repeats
 # the vendor's numbers, ``recalled`` a number written from memory of the named source without checking it.
@@ -213,15 +180,22 @@ def _read_provenance(value: object, key: str, where: str) -> dict[str, Mapping[s
     return flat
 
 
+_READERS_BY_TYPE: Mapping[str, Callable[[object, str, str], Any]] = {
+    "str": _read_text,
+    "float": _read_amount,
+    "int": _read_count,
+    "bool": _read_flag,
+    "tuple[str, ...]": _read_names,
+    "Mapping[str, float]": _read_rates,
+}
 _READERS: Mapping[str, Callable[[object, str, str], Any]] = {
-    **dict.fromkeys(TEXT_KEYS, _read_text),
-    **dict.fromkeys(AMOUNT_KEYS, _read_amount),
-    **dict.fromkeys(COUNT_KEYS, _read_count),
-    "roofline_only": _read_flag,
-    "aliases": _read_names,
-    **dict.fromkeys(RATE_TABLES, _read_rates),
     "provenance": _read_provenance,
     "sources": _read_sources,
+    **{
+        spec.name: _READERS_BY_TYPE[found]
+        for spec in _FIELDS
+        if (found := str(spec.type).removesuffix(" | None")) in _READERS_BY_TYPE
+    },
 }
 
 
