@@ -1,6 +1,7 @@
 """Files that users name: only regular ones are opened, since pipes and files of the kernel can block for ever.
 
-Their TOML is parsed in a time that does not grow with the square of its size.
+Written ones are replaced once they are complete. Their TOML is parsed in a time that does not grow with the square of
+its size.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
+from pathlib import Path
 from typing import Any
 
 _MOST_DOTS = 200
@@ -55,3 +59,23 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def draft_of(target: Path) -> Path:
+    """Return the temporary file of this process that replaces a target once it is complete."""
+    return target.parent / f".{target.name}.{os.getpid()}.tmp"
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a temporary file beside the target, to be made anew, which replaces the target once it is complete.
+
+    What has its name before is removed: a link that someone else put there is not followed.
+    """
+    draft = draft_of(target)
+    draft.unlink(missing_ok=True)
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from errno import EISDIR
 from os import strerror
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from shapewright.core.errors import ShapewrightError, plain_text
+from shapewright.core.files import draft_of, replacing
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -125,7 +126,7 @@ def refuse_unwritable(*paths: str | None) -> None:
                 raise IsADirectoryError(EISDIR, strerror(EISDIR))
             if target.exists() and not target.is_file():
                 continue  # a pipe waits for its reader
-            draft = _draft_of(target)
+            draft = draft_of(target)
             draft.unlink(missing_ok=True)
             draft.touch(exist_ok=False)
             draft.unlink()
@@ -153,25 +154,14 @@ def write_text_file(path: str, text: str) -> None:
 
 def _write_file(path: str, content: bytes) -> None:
     target = Path(path)
-    draft = _draft_of(target)
     try:
         if target.exists() and not target.is_file():
             target.write_bytes(content)  # replacing it would turn it into a plain file
             return
-        # Made anew: a link that someone else put there is not followed.
-        draft.unlink(missing_ok=True)
-        with draft.open("xb") as file:
+        with replacing(target) as draft, draft.open("xb") as file:
             file.write(content)
-        draft.replace(target)
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            draft.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
-
-
-def _draft_of(target: Path) -> Path:
-    """Temporary file that replaces the target once it is complete."""
-    return target.parent / f".{target.name}.{os.getpid()}.tmp"
 
 
 def _unwritable(path: str, error: Exception) -> ShapewrightError:

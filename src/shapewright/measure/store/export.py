@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import MissingExtraError, StoreError
+from shapewright.core.files import replacing
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Row
 from shapewright.prediction.model_runs import ProxyRun
@@ -203,21 +202,6 @@ def _run_facts(run: Any) -> Record:
     }
 
 
-@contextmanager
-def _drafted(path: Path) -> Iterator[Path]:
-    """Temporary file beside the target, of this process alone, which replaces the target once it is complete.
-
-    What has its name before, such as a link, is removed.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    draft.unlink(missing_ok=True)
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _write_parquet(path: Path, records: Sequence[Record]) -> None:
     try:
         import pyarrow as pa
@@ -226,12 +210,12 @@ def _write_parquet(path: Path, records: Sequence[Record]) -> None:
         raise MissingExtraError(
             "writing parquet needs pyarrow, which is not installed; run: pip install 'shapewright[fit]', or write csv"
         ) from error
-    with _drafted(path) as draft:
+    with replacing(path) as draft:
         pq.write_table(pa.Table.from_pylist(list(records)), draft, compression="zstd")
 
 
 def _write_csv(path: Path, records: Sequence[Record]) -> None:
-    with _drafted(path) as draft, draft.open("x", newline="", encoding="utf-8") as file:
+    with replacing(path) as draft, draft.open("x", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
         writer.writerows({name: _plain_cell(value) for name, value in record.items()} for record in records)
