@@ -6,8 +6,9 @@ of the variants that a lint or a search prices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,10 +33,19 @@ if TYPE_CHECKING:
     from shapewright.lowering.operations.operation import Operation
     from shapewright.pricing.price import Price
 
-_key_fields = {
-    cls: tuple(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS)
-    for cls in (Gemm, GroupedGemm, Attention, SparseAttention, Scan, CausalConv, Pointwise, Collective)
+# Kind of record, module of this package and its function that prices many operations, by kind of operation. Modules are
+# imported when they are needed, to load only what a command uses.
+PRICED_BY: dict[type, tuple[str, str, str]] = {
+    Gemm: ("gemm", "gemm.price", "price_gemms"),
+    GroupedGemm: ("moe", "experts.price", "price_grouped_gemms"),
+    Attention: ("attention", "attention.price", "price_attentions"),
+    SparseAttention: ("sparse_attention", "kernels.sparse", "price_sparse_attentions"),
+    Scan: ("linear_attention", "kernels.scans", "price_scans"),
+    CausalConv: ("linear_attention", "kernels.scans", "price_scans"),
+    Pointwise: ("pointwise", "pointwise", "price_pointwises"),
+    Collective: ("collectives", "collectives", "price_collectives"),
 }
+_key_fields = {cls: tuple(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS) for cls in PRICED_BY}
 _read_key = {cls: attrgetter(*names) for cls, names in _key_fields.items()}
 
 # Prices by device and by price_key. A device is keyed by identity, since a user's file may have any name; the reference
@@ -135,40 +145,8 @@ def _price_fresh(operations: Iterable[Operation], device: Device) -> list[Price]
     for index, operation in enumerate(listed):
         by_kind.setdefault(type(operation), {})[index] = operation
     for kind, own in by_kind.items():
-        record_kind, price_all = _pricing_of(kind)
+        record_kind, module, function = PRICED_BY[kind]
+        price_all = getattr(import_module(f"shapewright.pricing.{module}"), function)
         record = load_record(record_kind, device)
         prices.update(zip(own, price_all(list(own.values()), device, record), strict=True))
     return [prices[index] for index in range(len(listed))]
-
-
-def _pricing_of(kind: type) -> tuple[str, Callable[..., Sequence[Price]]]:
-    """Record kind and pricing function of a kind of operation; imported on demand to load only what a command needs."""
-    if kind is Gemm:
-        from shapewright.pricing.gemm.price import price_gemms
-
-        return "gemm", price_gemms
-    if kind is GroupedGemm:
-        from shapewright.pricing.experts.price import price_grouped_gemms
-
-        return "moe", price_grouped_gemms
-    if kind is Attention:
-        from shapewright.pricing.attention.price import price_attentions
-
-        return "attention", price_attentions
-    if kind is SparseAttention:
-        from shapewright.pricing.kernels.sparse import price_sparse_attentions
-
-        return "sparse_attention", price_sparse_attentions
-    if kind in (Scan, CausalConv):
-        from shapewright.pricing.kernels.scans import price_scans
-
-        return "linear_attention", price_scans
-    if kind is Pointwise:
-        from shapewright.pricing.pointwise import price_pointwises
-
-        return "pointwise", price_pointwises
-    if kind is Collective:
-        from shapewright.pricing.collectives import price_collectives
-
-        return "collectives", price_collectives
-    raise TypeError(f"no price for {kind.__name__}")

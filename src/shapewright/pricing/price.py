@@ -141,6 +141,12 @@ def split_rows(
     return prices
 
 
+def single_price(price: Price) -> Price:
+    """Return the price of one operation whose numbers are arrays of one entry, with plain numbers."""
+    columns = {name: np.atleast_1d(value) for name, value in vars(price).items() if name != "calibration"}
+    return split_rows(Price, columns, price.calibration)[0]
+
+
 # Upper end of the interval of an unmeasured device, over its roofline: the worst measured device's mean over GEMMs is
 # 2.3 (A100, all shapes: roofline is 55 % below measurement, docs/decisions/0003).
 ROOFLINE_HIGH_FACTOR = 2.5

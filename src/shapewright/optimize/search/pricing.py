@@ -24,6 +24,7 @@ from shapewright.pricing.experts.price import estimate_grouped_gemm_s
 from shapewright.pricing.gemm.price import estimate_gemm_s
 from shapewright.pricing.kernels.scans import price_scan
 from shapewright.pricing.kernels.sparse import price_sparse_attention
+from shapewright.pricing.operations import PRICED_BY
 from shapewright.pricing.pointwise import estimate_pointwise_s
 from shapewright.pricing.price import Price
 
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.pricing.software import Software
 
-# Record kind and pricing function, which returns a time or a price, by kind of operation.
-_PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
-    Gemm: ("gemm", estimate_gemm_s),
-    GroupedGemm: ("moe", estimate_grouped_gemm_s),
-    Attention: ("attention", price_attention),
-    SparseAttention: ("sparse_attention", price_sparse_attention),
-    Scan: ("linear_attention", price_scan),
-    CausalConv: ("linear_attention", price_scan),
-    Pointwise: ("pointwise", estimate_pointwise_s),
-    Collective: ("collectives", price_collective),
+# Pricing function of operations with arrays for sizes, which returns a time or a price, by kind of operation.
+_PRICES: dict[type, Callable[..., Any]] = {
+    Gemm: estimate_gemm_s,
+    GroupedGemm: estimate_grouped_gemm_s,
+    Attention: price_attention,
+    SparseAttention: price_sparse_attention,
+    Scan: price_scan,
+    CausalConv: price_scan,
+    Pointwise: estimate_pointwise_s,
+    Collective: price_collective,
 }
 
 
@@ -116,13 +117,10 @@ def price_on_grid(operation: Operation, grid: Grid, device: Device, *, software:
 
 def _price(operation: Operation, device: Device, software: Software) -> Any:
     """Return the time of operations whose sizes are numbers or arrays of one length. [s]"""
-    for kind, (record_kind, price) in _PRICES.items():
-        if isinstance(operation, kind):
-            record = load_record(record_kind, device)
-            found = price(operation, device, record)
-            time_s = found.time_s if isinstance(found, Price) else found
-            return software.adjusted_s(operation, time_s, device)
-    raise TypeError(f"no price for {type(operation).__name__}")
+    kind = type(operation)
+    found = _PRICES[kind](operation, device, load_record(PRICED_BY[kind][0], device))
+    time_s = found.time_s if isinstance(found, Price) else found
+    return software.adjusted_s(operation, time_s, device)
 
 
 def _distinct(

@@ -18,7 +18,7 @@ from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.hybrids import convolution_work, scan_work
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, price_kernel
 from shapewright.pricing.pointwise import price_pointwise
-from shapewright.pricing.price import Price, split_rows
+from shapewright.pricing.price import Price, single_price
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,12 +58,7 @@ _CONV_SIZES = ("batch_size", "seq_len", "channels", "width")
 
 def price_scans(operations: Sequence[Scan | CausalConv], device: Device, record: CalibrationRecord) -> list[Price]:
     """Price many scalar scans or convolutions, in their order."""
-    prices: list[Price] = []
-    for operation in operations:
-        price = price_scan(operation, device, record)
-        columns = {name: np.atleast_1d(value) for name, value in vars(price).items() if name != "calibration"}
-        prices += split_rows(Price, columns, price.calibration)
-    return prices
+    return [single_price(price_scan(operation, device, record)) for operation in operations]
 
 
 def price_scan(operation: Scan | CausalConv, device: Device, record: CalibrationRecord) -> Price:

@@ -16,7 +16,7 @@ import numpy as np
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.hybrids import sparse_work
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, price_kernel
-from shapewright.pricing.price import Price, split_rows
+from shapewright.pricing.price import Price, single_price
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +44,7 @@ def price_sparse_attentions(
     operations: Sequence[SparseAttention], device: Device, record: CalibrationRecord
 ) -> list[Price]:
     """Price many scalar calls, in their order."""
-    prices: list[Price] = []
-    for operation in operations:
-        price = price_sparse_attention(operation, device, record)
-        columns = {name: np.atleast_1d(value) for name, value in vars(price).items() if name != "calibration"}
-        prices += split_rows(Price, columns, price.calibration)
-    return prices
+    return [single_price(price_sparse_attention(operation, device, record)) for operation in operations]
 
 
 def price_sparse_attention(operation: SparseAttention, device: Device, record: CalibrationRecord) -> Price:
