@@ -17,7 +17,6 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accuracy_bars import bars
 from coverage_facts import coverage_facts, is_inside
 from markdown_parts import DOCS
@@ -35,6 +34,7 @@ from shapewright import __version__
 from shapewright.app.figures.chart import PALETTE, Line, Mark, XYChart
 from shapewright.app.figures.matplotlib_files import save_chart
 from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.fit.shared import round_numbers
 
 RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"
@@ -148,22 +148,13 @@ def main() -> None:
         "coverage": coverage,
         "attention": attention,
     }
-    RESULTS.write_text(json.dumps(_short(content), indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(round_numbers(content), indent=1) + "\n", encoding="utf-8")
     draw_residuals(data)
     for line in content["bars"]:
         print(" | ".join(line.values()))
     print(
         f"{sum(is_inside(facts['covered']) for facts in coverage)} of {len(coverage)} tables in the range of 85 to 95 %"
     )
-
-
-def _short(value: Any) -> Any:
-    """Round all numbers to four significant digits."""
-    if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_short(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float | np.floating) else value
 
 
 if __name__ == "__main__":
