@@ -123,3 +123,17 @@ def test_intervals_are_judged_on_shapes_that_did_not_make_them() -> None:
     assert crossed_coverage(predicted, measured, (shapes,)) == 0.0
     assert crossed_coverage(predicted, np.full(shapes.size, 1.1e-3), (shapes,)) == 1.0
     assert crossed_coverage(predicted, measured, (np.zeros(shapes.size),)) is None
+
+
+def test_scatter_of_a_model_is_that_of_the_others() -> None:
+    """A model far off is judged by the scatter of those near the law, not by one that it widened itself."""
+    pytest.importorskip("scipy", reason="refits need the fit extra")
+    from shapewright.measure.refit.loss import scatter_of_others
+    from shapewright.prediction.loss.law import Z_90
+
+    model = np.repeat(["near", "far"], 10)
+    errors = np.where(model == "far", 0.5, 0.01)
+
+    scatter_nats = scatter_of_others(errors, np.zeros(20), model)
+
+    assert Z_90 * scatter_nats == pytest.approx(np.where(model == "far", 0.01, 0.5))

@@ -22,7 +22,7 @@ import shapewright.prediction.loss
 from shapewright.core.records import dataclass
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
-from shapewright.measure.fit.shared import Array, round_numbers
+from shapewright.measure.fit.shared import Array, predict_in_turn, round_numbers
 from shapewright.measure.refit.record_files import command
 from shapewright.prediction.loss.law import REFERENCE, Z_90
 from shapewright.prediction.loss.terms import COEFFICIENTS, derivatives, evaluate_terms
@@ -283,6 +283,21 @@ def scatter_about_law(errors: Float[np.ndarray, " rows"], deviation: Float[np.nd
     return float(np.sqrt(np.quantile(np.maximum((errors / Z_90) ** 2 - deviation**2, 0.0), 0.9)))
 
 
+def scatter_of_others(
+    errors: Float[np.ndarray, " rows"], deviation: Float[np.ndarray, " rows"], model: np.ndarray[Any, Any]
+) -> Float[np.ndarray, " rows"]:
+    """Return for each row the scatter about the law that the rows of the other models give. [nats]
+
+    Args:
+        errors: Predicted minus measured losses. [nats]
+        deviation: Standard deviations of the predictions by the coefficients alone. [nats]
+        model: Model of each row. [rows]
+    """
+    return predict_in_turn(
+        model, lambda others, left: np.full(left.sum(), scatter_about_law(errors[others], deviation[others]))
+    )
+
+
 def refit(data: Path) -> None:
     """Fit all sources and write the law."""
     skipped: Counter[str] = Counter()
@@ -320,20 +335,22 @@ def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: 
     slopes = np.stack(np.broadcast_arrays(*derivatives(fit.coefficients[recipe], terms)), axis=-1)
     sizes = own.shape.num_parameters
     silent = _of_silent_fields(slopes)
-    scatter_nats = scatter_about_law(errors[inside], deviation[inside])
-    variance = deviation[inside] ** 2 + np.einsum("ri,ij,rj->r", slopes, silent, slopes) + scatter_nats**2
+    errors, deviation = errors[inside], deviation[inside]
+    # With the scatter of all models the intervals would cover 90 % of their losses by construction.
+    scatter_nats = scatter_of_others(errors, deviation, own.model)
+    variance = deviation**2 + np.einsum("ri,ij,rj->r", slopes, silent, slopes) + scatter_nats**2
     return {
         "coefficients": fit.coefficients[recipe],
         "covariance": (fit.covariance[recipe] + silent).tolist(),
-        "scatter_nats": scatter_nats,
+        "scatter_nats": scatter_about_law(errors, deviation),
         "scatter_length": SCATTER_LENGTH,
         "parameters_range": [float(np.min(sizes)), float(np.max(sizes))],
         "tokens_range": [float(np.min(own.tokens)), float(np.max(own.tokens))],
         "provenance": {
             "rows": len(own),
             "models": len(set(own.model)),
-            "held_out_mean_error_nats": float(np.abs(errors[inside]).mean()),
-            "held_out_coverage_90": float((np.abs(errors[inside]) <= Z_90 * np.sqrt(variance)).mean()),
+            "held_out_mean_error_nats": float(np.abs(errors).mean()),
+            "held_out_coverage_90": float((np.abs(errors) <= Z_90 * np.sqrt(variance)).mean()),
         },
     }
 
