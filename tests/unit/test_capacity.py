@@ -11,7 +11,7 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.cli.console import make_console
-from shapewright.app.report.memory import print_memory_report
+from shapewright.app.report.memory import print_memory_report, verdict_words
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering.checks import max_sequence_length
@@ -171,6 +171,16 @@ def test_verdict_is_tight_within_the_allocator_overhead() -> None:
     ):
         device = replace(found.device, memory_bytes=memory_bytes)
         assert shapewright.fits("gpt2", device=device, workload=found.workload).verdict == verdict
+
+
+def test_verdict_states_the_overhead_of_what_is_needed() -> None:
+    """A tenth of what the job needs may go to the allocator, not a tenth of what it leaves."""
+    found = memory_output(shapewright.fits("gpt2", device="a100-sxm-80gb"))
+    one_gib = replace(found, total_bytes=2.0**30, headroom_bytes=9 * 2.0**30, total_high_bytes=1.1 * 2**30)
+
+    assert verdict_words(replace(one_gib, capacity_bytes=10 * 2.0**30)) == (
+        "fits: needs 1 GiB of 10 GiB, 9 GiB left; allocator and communication buffers may take up to 102 MiB"
+    )
 
 
 def test_layout_that_does_not_divide_is_an_error() -> None:

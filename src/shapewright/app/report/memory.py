@@ -124,13 +124,11 @@ def verdict_words(output: MemoryOutput) -> str:
     rest = format_bytes(abs(output.headroom_bytes))
     if not output.fits:
         return f"does not fit: needs {needed} of {capacity}{where}, {rest} over capacity"
-    band = format_percent(output.allocator_band_fraction)
-    if output.verdict == "tight":
-        return (
-            f"tight: needs {needed} of {capacity}{where}, {rest} left; allocator and communication buffers may take "
-            f"up to {band} on top"
-        )
-    return f"fits: needs {needed} of {capacity}{where}, {rest} left, up to {band} of it may go to the allocator"
+    band = format_bytes(output.total_high_bytes - output.total_bytes)
+    return (
+        f"{output.verdict}: needs {needed} of {capacity}{where}, {rest} left; allocator and communication buffers may "
+        f"take up to {band}"
+    )
 
 
 def _print_components(output: MemoryOutput, console: Console) -> None:
