@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 
 from command_line import run as run_command
 from shapewright.app.api.searches import search as api_search
+from shapewright.app.figures.chart import Points
+from shapewright.app.figures.shapes import speedup_chart
+from shapewright.app.report.outputs.search import search_output
 from shapewright.models.read import read_model
 from shapewright.optimize.search import engine as search_engine
 from shapewright.optimize.search.request import SearchRequest
@@ -70,6 +74,18 @@ def test_padded_vocabulary_is_listed_with_its_gain(paper_result: SearchResult) -
     assert padded.layer_speedup == pytest.approx(1.0)
     assert padded.gains[0].module == "logits"
     assert "aligned to 128 bytes, were 2" in padded.gains[0].reason
+
+
+def test_points_of_the_front_have_the_intervals_of_their_factors(paper_result: SearchResult) -> None:
+    """In a label, each factor is followed by its own interval: that of the speed-up is not that to the same loss."""
+    found = search_output(paper_result)
+    labels = next(part.labels for part in speedup_chart(found).series if isinstance(part, Points))
+
+    assert any(shape.effect.net_speedup is not None and not shape.effect.is_free for shape in found.pareto)
+    for shape, label in zip(found.pareto, labels, strict=True):
+        factors = re.findall(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\)", label)
+        assert len(factors) == label.count("x ") == (1 if shape.effect.is_free else 2)
+        assert all(float(low) <= float(middle) <= float(high) for middle, low, high in factors)
 
 
 def test_candidates_are_predictions_inside_the_limits(paper_result: SearchResult) -> None:

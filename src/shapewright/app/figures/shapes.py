@@ -6,7 +6,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import PALETTE, Line, Mark, Points, XYChart
-from shapewright.app.report.outputs.search import describe_changes, describe_gain
+from shapewright.app.report.outputs.check import describe_net
+from shapewright.app.report.outputs.search import describe_changes
 from shapewright.core.units import GIGA, format_count
 
 if TYPE_CHECKING:
@@ -110,11 +111,8 @@ def time_per_token_chart(found: SearchOutput) -> XYChart:
 
 
 def speedup_chart(found: SearchOutput) -> XYChart:
-    """Speed-up of the Pareto front: to the same loss over the loss difference, or over parameters without losses."""
-    labels = [
-        f"{describe_changes(shape)}: {describe_gain(shape)} ({shape.speedup_low:.3f} to {shape.speedup_high:.3f})"
-        for shape in found.pareto
-    ]
+    """Speed-up of the Pareto front over the loss difference, or over parameters where losses are not known."""
+    labels = [f"{describe_changes(shape)}: {_gain_words(shape)}" for shape in found.pareto]
     by_loss = found.baseline.effect.loss_difference_nats is not None
     across = [
         (shape.effect.loss_difference_nats or 0.0) if by_loss else shape.parameters / GIGA
@@ -131,3 +129,12 @@ def speedup_chart(found: SearchOutput) -> XYChart:
         alt="Pareto-optimal shapes: faster ones are further up, "
         + ("those of lower loss further left." if by_loss else "larger ones further right."),
     )
+
+
+def _gain_words(shape: CandidateOutput) -> str:
+    """Speed-up per step and to the same loss, each with its interval."""
+    speed = f"{shape.speedup:.3f}x ({shape.speedup_low:.3f} to {shape.speedup_high:.3f})"
+    if shape.effect.is_free:
+        return f"{speed}, free"
+    net = describe_net(shape.effect)
+    return f"{speed}, {net} to the same loss" if net else speed
