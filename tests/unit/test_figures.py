@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import shapewright
 from shapewright.app.cli.main import main
@@ -19,7 +21,9 @@ from shapewright.app.figures.operation_sweep import find_operation_sweeps, opera
 from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
 from shapewright.app.figures.step import step_roofline_chart
 from shapewright.app.figures.sweep_values import sweep_field
+from shapewright.app.report.measured import print_rows
 from shapewright.app.report.outputs.compare import compare_output
+from shapewright.app.report.outputs.measure import BenchRow
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
@@ -326,6 +330,20 @@ def test_roofline_counts_the_work_of_a_mask() -> None:
     rates = [rate for name, rate in drawn.items() if name.startswith("attention.fused (forward)")]
     assert rates == pytest.approx([float(fused.operation.executed_flops) / float(fused.price.time_s) / 1e12])
     assert rates[0] < 0.6 * prediction.device.peak_flops_per_s("bf16") / 1e12
+
+
+def test_numbers_of_four_digits_have_no_exponent() -> None:
+    """A GEMM of 2560 x 10240 x 8192 in 16 bits does 1638.4 FLOPs per byte; one of 8192^3 has 10,995 GFLOP."""
+    chart = step_roofline_chart(shapewright.predict("gpt3-2.7b", device="a100-sxm-80gb"))
+    labels = [label for series in chart.series if isinstance(series, Points) for label in series.labels]
+    (down,) = (label for label in labels if label.startswith("mlp.down.wgrad "))
+    row = make_row(Case(operation=Gemm(name="x", dtype="fp16", m=8192, n=8192, k=8192)), 1e-4)
+    text = io.StringIO()
+    print_rows([BenchRow(row=row, predicted_s=None, predicted_figures={})], Console(file=text, width=300))
+
+    assert ", 1,638 FLOPs per byte, " in down
+    assert text.getvalue().split()[-2:] == ["10,995", "4,027"]
+    assert not any("e+" in words for words in (*labels, text.getvalue()))
 
 
 def test_colors_of_cliffs_have_one_meaning_each() -> None:

@@ -58,7 +58,7 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
             "this design",
             [_rounded(best.run.hours.mean)],
             [own.loss_nats + best.loss_difference_nats.mean],
-            [f"{format_count(best.run.train_tokens)} tokens, {best.run.hours.mean:,.0f} hours"],
+            [f"{format_count(best.run.train_tokens)} tokens"],
             color="#333333",
         ),
     ]

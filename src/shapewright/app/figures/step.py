@@ -12,7 +12,16 @@ import numpy as np
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart, fold_small_parts
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
 from shapewright.app.report.outputs.predict import operation_output
-from shapewright.core.units import GIB, GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
+from shapewright.core.units import (
+    GIB,
+    GIGA,
+    TERA,
+    format_amount,
+    format_bytes,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 
@@ -229,7 +238,7 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
         # As in the table of operations: a mask leaves attention less to compute than the whole square.
         intensity, rate = facts.executed_flops / facts.bytes, facts.executed_flops / facts.time_s
         words = (
-            f"{facts.name} ({facts.pass_name}): {format_rate(rate)}, {intensity:.3g} FLOPs per byte, "
+            f"{facts.name} ({facts.pass_name}): {format_rate(rate)}, {format_amount(intensity)} FLOPs per byte, "
             f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"
         )
         # The slowest pass of a module carries its name; the others are near it.
@@ -269,7 +278,8 @@ def describe_ceiling(prediction: Prediction) -> str:
     """Text with both ceilings and their intersection."""
     device = prediction.device
     peak, bandwidth = device.peak_flops_per_s(prediction.workload.dtype), device.memory_bandwidth_bytes_per_s
-    return f"{format_rate(peak)} above {peak / bandwidth:.3g} FLOPs per byte, {bandwidth / GIGA:,.0f} GB/s below"
+    ridge = format_amount(peak / bandwidth)
+    return f"{format_rate(peak)} above {ridge} FLOPs per byte, {bandwidth / GIGA:,.0f} GB/s below"
 
 
 def _flops(entry: PricedSample) -> float:

@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("MFU", "{mfu}", rank=1),
     Column("memory", lambda row: fill("{total_bytes} of {capacity_bytes}", row) + _fit_words(row), rank=1),
     Column("tokens/$", "{tokens_per_usd:count}", rank=2),
-    Column("tokens/J", "{tokens_per_joule:.3g}", rank=2),
+    Column("tokens/J", "{tokens_per_joule:amount}", rank=2),
     Column("bound by", lambda row: _bound_words(row.bound_fractions), rank=3, is_text=True),
 )
 

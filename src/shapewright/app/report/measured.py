@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
 from shapewright.app.report.outputs.measure import BenchOutput, BenchRow
-from shapewright.core.units import GIGA, TERA, format_bytes, format_number_of, format_percent, format_seconds
+from shapewright.core.units import (
+    GIGA,
+    MEGA,
+    TERA,
+    format_amount,
+    format_bytes,
+    format_number_of,
+    format_percent,
+    format_seconds,
+)
 from shapewright.prediction.model_runs import LayerRun, StepRun
 
 if TYPE_CHECKING:
@@ -135,7 +144,7 @@ def step_line(rows: Sequence[BenchRow]) -> str:
 
 def _rate_words(entry: BenchRow, amount: float, unit: float) -> str:
     """A rate over the measured time, in three digits."""
-    return f"{amount / entry.row.median_s / unit:.3g}" if entry.row.median_s and amount else ""
+    return format_amount(amount / entry.row.median_s / unit) if entry.row.median_s and amount else ""
 
 
 def _spread_words(row: Row) -> str:
@@ -170,7 +179,7 @@ def _sizes(row: Row) -> str:
             continue
         words.append(f"{_LETTERS.get(name, name)}={value}".lstrip("="))
     if row.kind in ("pointwise", "collective"):
-        words.append(f"{sizes.get('message_bytes', row.num_bytes) / 1e6:.3g} MB")
+        words.append(f"{format_amount(sizes.get('message_bytes', row.num_bytes) / MEGA)} MB")
     if row.kind in ("layer", "step", "proxy"):
         fields = {**sizes["config"], **sizes["workload"]}
         shown = {name: letter for name, letter in _SHAPE_LETTERS.items() if name in fields and fields[name] != 1}
@@ -228,8 +237,8 @@ _CONTENTS_COLUMNS = (
     Column("failed", lambda group: f"{group.failed:,}" if group.failed else "", rank=1),
     Column("median from", "{least_s}", rank=1),
     Column("to", "{most_s}", rank=1),
-    Column("GFLOP from", lambda group: f"{group.least_flops / GIGA:.3g}" if group.most_flops else "", rank=3),
-    Column("to", lambda group: f"{group.most_flops / GIGA:.3g}" if group.most_flops else "", rank=3),
+    Column("GFLOP from", lambda group: format_amount(group.least_flops / GIGA) if group.most_flops else "", rank=3),
+    Column("to", lambda group: format_amount(group.most_flops / GIGA) if group.most_flops else "", rank=3),
     Column("last measured", lambda group: group.last_utc[:16].replace("T", " "), rank=2, is_text=True),
     Column("library", "{library}", rank=4, is_text=True),
 )

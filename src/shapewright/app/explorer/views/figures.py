@@ -49,7 +49,7 @@ from shapewright.app.report.outputs.model import take
 from shapewright.app.report.outputs.predict import operation_output
 from shapewright.app.report.review import explain_prediction
 from shapewright.core.errors import ShapewrightError
-from shapewright.core.units import format_bytes, format_percent, format_rate, format_seconds
+from shapewright.core.units import format_amount, format_bytes, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
 
@@ -75,7 +75,7 @@ def design_figure(found: DesignOutput) -> FigureOutput:
         assert not isinstance(series, Band)
         labels = series.labels if isinstance(series, Points) else [series.name] * len(series.x)
         texts[series.name] = [
-            f"{label}, {hours:,.3g} hours, {loss:.3f} nats"
+            f"{label}, {format_amount(hours)} hours, {loss:.3f} nats"
             for label, hours, loss in zip(labels, series.x, series.y, strict=True)
         ]
     return figure(chart, texts)

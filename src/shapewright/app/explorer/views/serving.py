@@ -23,7 +23,7 @@ from shapewright.app.report.optimize.serving import (
 from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.serving import serve_plan_output
 from shapewright.core.errors import ShapewrightError
-from shapewright.core.units import format_percent, format_seconds
+from shapewright.core.units import format_amount, format_percent, format_seconds
 from shapewright.lowering.checks import max_sequence_length
 from shapewright.optimize.serving.recommend import PASS_LIMITS
 from shapewright.optimize.serving.traffic.sweep import simulate_loads
@@ -178,12 +178,15 @@ def _percentile_figure(
             for label, each in times.items()
         ],
         marks=(Mark("y", 1e3 * limit_s, f"limit {format_seconds(limit_s)}"),) if limit_s else (),
-        alt=f"{title} at {len(rates)} loads up to {rates[-1]:.3g} requests/s: the median rises from "
+        alt=f"{title} at {len(rates)} loads up to {format_amount(rates[-1])} requests/s: the median rises from "
         f"{format_seconds(times['median'][0])} to {format_seconds(times['median'][-1])}.",
         y_log=True,
     )
     texts = {
-        label: [f"{rate:.3g} requests/s: {label} {format_seconds(one)}" for rate, one in zip(rates, each, strict=True)]
+        label: [
+            f"{format_amount(rate)} requests/s: {label} {format_seconds(one)}"
+            for rate, one in zip(rates, each, strict=True)
+        ]
         for label, each in times.items()
     }
     return figure(chart, texts)

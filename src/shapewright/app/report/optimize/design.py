@@ -49,7 +49,7 @@ _DESIGN_COLUMNS = (
 _FRONT_COLUMNS = (
     Column("parameters", "{num_parameters:count}"),
     Column("tokens", "{train_tokens:count}"),
-    Column("tokens/parameter", lambda point: f"{point.train_tokens / point.num_parameters:.3g}"),
+    Column("tokens/parameter", lambda point: format_amount(point.train_tokens / point.num_parameters)),
     Column("hours", "{hours:amount}"),
     Column("loss", "{loss_nats:.3f}"),
     Column("90 % interval", "{loss_low_nats:.3f} to {loss_high_nats:.3f}"),

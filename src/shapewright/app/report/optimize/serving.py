@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table, spread
-from shapewright.core.units import format_number_of, format_percent, format_seconds
+from shapewright.core.units import format_amount, format_number_of, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +143,7 @@ def recommendation_facts(output: ServePlanOutput) -> dict[str, str]:
             f"{point.usd_per_million_output_tokens:.3g} out"
         )
     if fleet is not None:
-        price = "" if fleet.usd_per_hour is None else f", {fleet.usd_per_hour:.4g} USD/h"
+        price = "" if fleet.usd_per_hour is None else f", {format_amount(fleet.usd_per_hour)} USD/h"
         facts["load"] = (
             f"{fleet.requests_per_s:g} requests/s: {fleet.num_instances} + {fleet.num_spare_instances} spare x "
             f"({point.instances}), {fleet.num_devices} GPUs, {format_percent(fleet.load_fraction)} used{price}"
