@@ -8,14 +8,15 @@ const cards = [];
 /**
  * Add a card to a page.
  * refresh(context) fetches and draws, and returns a message if there is nothing to draw; context = {job, answer}.
- * A card outside the viewport is refreshed when it becomes visible, an eager one at once.
+ * A card outside the viewport is refreshed when it becomes visible, an eager one at once. The form of a card stays
+ * beside a message, so that what it refuses can be corrected.
  */
-export function card({ page, id, title, lead, wide, eager, tools, content, refresh }) {
+export function card({ page, id, title, lead, wide, eager, tools, form, content, refresh }) {
   const problem = h("p", { class: "empty", hidden: true });
   const inside = h("div", { class: "card-content" }, content);
   const element = h("section", { class: `card ${wide ? "wide" : ""}`, id, "data-page": page, "aria-labelledby": `${id}-title`, tabindex: "-1" },
     h("div", { class: "card-head" }, h("h2", { id: `${id}-title` }, title), h("div", { class: "card-tools" }, tools)),
-    lead ? h("p", { class: "lead" }, lead) : null, problem, inside);
+    lead ? h("p", { class: "lead" }, lead) : null, form, problem, inside);
   const entry = { id, page, element, visible: false, pending: null };
   const showMessage = (text) => {
     problem.hidden = !text;

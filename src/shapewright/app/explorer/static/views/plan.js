@@ -20,9 +20,9 @@ export function makePlan() {
   let last = null;
   const entry = card({ page: "plan", id: "plan", title: "Plan", wide: true, tools: savers(steps, "plan"),
     lead: "Ways to distribute the training job over devices, all of them priced. The layout, micro-batch and recomputation are chosen here; apply one to use it.",
-    content: [h("div", { class: "search-form" }, h("div", { class: "row" },
+    form: h("div", { class: "search-form" }, h("div", { class: "row" },
       h("label", { class: "inline" }, h("span", {}, "Devices"), devices), h("label", { class: "inline" }, h("span", {}, "Global batch"), batch), h("label", { class: "inline" }, h("span", {}, "Find the"), objective))),
-    verdict, below, h("div", { class: "pair" }, h("div", {}, h("h3", {}, "Where the steps go"), steps), h("div", {}, h("h3", {}, "Memory against time"), front)), status],
+    content: [verdict, below, h("div", { class: "pair" }, h("div", {}, h("h3", {}, "Where the steps go"), steps), h("div", {}, h("h3", {}, "Memory against time"), front)), status],
     refresh: async (context) => {
       last = context;
       if (context.answer.workload.phase !== "train") return "Plans are for training; Serving plans inference.";

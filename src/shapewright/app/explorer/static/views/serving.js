@@ -79,10 +79,10 @@ export function makeServing() {
   const entry = card({ page: "serving", id: "serving", title: "Serving", wide: true,
     lead: "Ways to serve this model on the device above: tokens/s of a user against tokens/s of a GPU, latency under load, what limits, and how to launch it. The layout is chosen here.",
     tools: [savers(places.front, "serving")],
-    content: [h("div", { class: "search-form" }, h("div", { class: "row serving-fields" },
+    form: h("div", { class: "search-form" }, h("div", { class: "row serving-fields" },
       Object.entries(inputs).map(([name, input]) => h("label", { class: "field wide" }, h("span", {}, FIELDS[name][0]), input)),
       h("label", { class: "field wide" }, h("span", {}, "Engine"), engine))),
-    verdict, status, about, drawn("front"), h("div", { class: "pair" }, drawn("ttft"), drawn("tpot")), drawn("limits"), limits,
+    content: [verdict, status, about, drawn("front"), h("div", { class: "pair" }, drawn("ttft"), drawn("tpot")), drawn("limits"), limits,
     h("div", { class: "card-head" }, h("h3", {}, "Launch"), h("div", { class: "card-tools" }, copy)), launchProblem, lines, warnings, below],
     refresh: async (context) => {
       last = context;

@@ -1,0 +1,28 @@
+"""What stays on the page and what goes when a question changes, and that an applied row is the row that was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from page_tools import ONCE_MORE, expect, see
+
+pytestmark = ONCE_MORE
+
+
+@pytest.mark.parametrize(
+    ("card", "field", "verdict"),
+    [("plan", "#plan-batch", "#plan-verdict"), ("serving", "#serving-prompt_len", "#serving-verdict")],
+)
+def test_a_refused_value_can_be_corrected(card: str, field: str, verdict: str, open_page: Callable[..., Any]) -> None:
+    """The form of a card stays beside the reason why its question has no answer."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb", errors=["422"])
+    found = see(page, card)
+    page.fill(field, "1000000000000000")
+    page.locator(field).blur()
+    expect(found.locator(".empty").first).to_contain_text("less than or equal to")
+    expect(page.locator(verdict)).to_be_hidden()
+    page.fill(field, "512")
+    page.locator(field).blur()
+    expect(page.locator(verdict)).to_be_visible()
