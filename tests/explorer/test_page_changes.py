@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from page_tools import ONCE_MORE, expect, see
 
+import shapewright
+from shapewright.core.units import format_seconds
+
 pytestmark = ONCE_MORE
 
 
@@ -26,3 +29,17 @@ def test_a_refused_value_can_be_corrected(card: str, field: str, verdict: str, o
     page.fill(field, "512")
     page.locator(field).blur()
     expect(page.locator(verdict)).to_be_visible()
+
+
+def test_an_explanation_follows_the_job(open_page: Callable[..., Any]) -> None:
+    """The explained operation keeps its place on another device, with that device's time."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb")
+    card = see(page, "operations")
+    card.locator("[data-operation='mlp.up:forward'] button").focus()
+    for device in ("h100-sxm-80gb", "l40s"):
+        page.select_option("#device", device)
+        operations = shapewright.predict("gpt2", device=device).operations
+        (up,) = (one for one in operations if (one.operation.name, one.operation.pass_name) == ("mlp.up", "forward"))
+        expect(page.locator("#reason")).to_contain_text(f"{format_seconds(float(up.price.time_s))}, 90 % between")
+    page.select_option("#preset", "mamba-2.8b")
+    expect(page.locator("#reason")).to_contain_text("Point at an operation")

@@ -7,29 +7,48 @@ import { showTiles } from "./tiles.js";
 // Units in formatted values, to sort cells by value.
 const SCALE = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 
+const HINT = "Point at an operation, or move to it with Tab, to see how its time is computed.";
+
 let sorted = { column: -1, down: true };
 let current = null;
 
 export function makeOperations() {
-  const reason = h("div", { class: "reason", id: "reason", "aria-live": "polite" }, h("p", { class: "hint" }, "Point at an operation, or move to it with Tab, to see how its time is computed."));
+  const reason = h("div", { class: "reason", id: "reason", "aria-live": "polite" }, h("p", { class: "hint" }, HINT));
   const body = h("tbody");
   const head = h("tr");
   const view = h("div", { class: "operations" }, scroller(h("table", { class: "operation-table" }, h("caption", { class: "spoken" }, "Operations of one step"), h("thead", {}, head), body), "Operations", "tall"), reason);
-  let shown = "";
+  let shown = ""; // operation whose explanation is shown or requested
+  let asked = null; // its key, until the job has no such operation
   let timer = 0;
-  const explain = ({ name, pass, explained }) => {
+  const explain = (wanted) => {
     clearTimeout(timer);
+    asked = wanted;
     timer = setTimeout(async () => {
-      const key = `${name}:${explained}`;
-      if (shown === key || !current) return;
+      const { name, pass, explained } = wanted;
+      const [context, key] = [current, `${name}:${explained}`];
+      if (shown === key) return;
       shown = key;
+      const isWanted = () => shown === key && current === context;
       try {
-        const answer = await post("/explain", { job: current.job, operation: name });
-        if (shown === key) fill(reason, h("h3", {}, `${name} (${pass})`), facts(answer.text[explained]));
+        const answer = await post("/explain", { job: context.job, operation: name });
+        if (isWanted()) fill(reason, h("h3", {}, `${name} (${pass})`), facts(answer.text[explained]));
       } catch (error) {
-        if (shown === key) fill(reason, h("p", { class: "empty" }, error.message));
+        if (isWanted()) fill(reason, h("p", { class: "empty" }, error.message));
       }
     }, 80);
+  };
+  /** Explain the operation again for another job, whose step may not have it. */
+  const explainAgain = () => {
+    clearTimeout(timer);
+    shown = "";
+    if (!asked) return;
+    const same = current.answer.text.operations.keys.find((key) => key.name === asked.name && key.explained === asked.explained && key.pass === asked.pass);
+    if (same) {
+      explain(same);
+    } else {
+      asked = null;
+      fill(reason, h("p", { class: "hint" }, HINT));
+    }
   };
   const paint = () => {
     const { columns, rows, keys } = byRank(current.answer.text.operations);
@@ -59,8 +78,8 @@ export function makeOperations() {
     lead: "Operations of one device in a step, slowest first. Click a name to see its tiles.",
     refresh: async (context) => {
       current = context;
-      shown = "";
       paint();
+      explainAgain();
     } });
 }
 
