@@ -43,3 +43,13 @@ def test_an_explanation_follows_the_job(open_page: Callable[..., Any]) -> None:
         expect(page.locator("#reason")).to_contain_text(f"{format_seconds(float(up.price.time_s))}, 90 % between")
     page.select_option("#preset", "mamba-2.8b")
     expect(page.locator("#reason")).to_contain_text("Point at an operation")
+
+
+def test_fixes_of_a_tower_are_no_buttons(open_page: Callable[..., Any]) -> None:
+    """The form has no fields of ``vision_config``: what is to be changed there is text."""
+    page = open_page("preset=qwen2.5-vl-7b&device=h100-sxm-80gb&w.images=2")
+    card = see(page, "findings")
+    finding = card.locator("[data-code=TC105]")
+    expect(finding.locator(".advice").first).to_contain_text("use 3392")
+    expect(finding.locator(".apply")).to_have_count(0)
+    expect(page.locator("#advice")).not_to_contain_text("vision")

@@ -212,6 +212,9 @@ export function groupOf(name) {
   return found ? GROUPS[found.group] : "overrides";
 }
 
+/** Whether the form has all fields of some changes: those of a tower are in its own config alone. */
+export const canApply = (changes) => Object.keys(changes).every((name) => controls.some((one) => one.field.name === name));
+
 /** Set fields by name. */
 export function applyChanges(changes) {
   change((next) => {

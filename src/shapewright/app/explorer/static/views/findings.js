@@ -2,7 +2,7 @@
 import { get, post } from "../core/api.js";
 import { card, fill, h } from "../core/cards.js";
 import { byId, table } from "../core/dom.js";
-import { applyChanges, describeChanges } from "../form/controls.js";
+import { applyChanges, canApply, describeChanges } from "../form/controls.js";
 import { canUndo, undo } from "../core/state.js";
 
 const MOST_ADVICE = 4;
@@ -10,6 +10,7 @@ const MOST_ADVICE = 4;
 const apply = (changes, ...words) => h("button", { type: "button", class: "apply", onclick: () => applyChanges(changes) }, words);
 // The way back from a job that cannot run.
 const back = () => (canUndo() ? [h("button", { type: "button", class: "apply", onclick: undo }, "Undo")] : []);
+const isButton = ({ changes }) => Object.keys(changes).length > 0 && canApply(changes);
 const saving = (fraction) => (fraction > 0 ? ` saves ${Number((100 * fraction).toPrecision(2))} %` : "");
 
 export function makeFindings(rules) {
@@ -23,8 +24,8 @@ export function makeFindings(rules) {
       showAdvice([...back(), ...triesOf(error.message)]);
       return "No findings for a shape that cannot run.";
     }
-    const fixed = answer.combined_fix && answer.combined_fix.codes.length > 1 ? answer.combined_fix : null;
-    const single = answer.findings.flatMap((finding) => finding.suggestions.slice(0, 1)).filter((one) => Object.keys(one.changes).length);
+    const fixed = answer.combined_fix && answer.combined_fix.codes.length > 1 && canApply(answer.combined_fix.changes) ? answer.combined_fix : null;
+    const single = answer.findings.flatMap((finding) => finding.suggestions.slice(0, 1)).filter(isButton);
     const advice = [...(fixed ? [apply(fixed.changes, "All fixes: ", describeChanges(fixed.changes), h("small", {}, saving(fixed.gain_fraction)))] : []),
       ...single.map((one) => apply(one.changes, describeChanges(one.changes), h("small", {}, saving(one.predicted_gain_fraction))))];
     showAdvice([...(prediction ? [] : back()), ...advice.slice(0, MOST_ADVICE)]);
@@ -54,7 +55,7 @@ function findingItem(finding, words, rule) {
     h("div", { class: "finding-head" }, h("span", { class: "severity" }, finding.severity), h("b", {}, `${finding.code} ${finding.name}`), words.cost ? h("span", { class: "cost" }, words.cost) : null),
     h("p", {}, words.message),
     h("div", { class: "row" }, finding.suggestions.map((suggestion, index) =>
-      Object.keys(suggestion.changes).length ? apply(suggestion.changes, `Apply: ${words.suggestions[index]}`) : h("span", { class: "advice" }, words.suggestions[index]))),
+      isButton(suggestion) ? apply(suggestion.changes, `Apply: ${words.suggestions[index]}`) : h("span", { class: "advice" }, words.suggestions[index]))),
     rule ? explanationOf(rule) : null);
 }
 
