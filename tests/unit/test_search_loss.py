@@ -24,7 +24,7 @@ from shapewright.prediction.build import build_scenario
 from shapewright.prediction.loss.effect import estimate_loss_effect, keeps_loss, scale_to_baseline
 from shapewright.prediction.loss.law import load_loss_law
 from shapewright.prediction.loss.terms import ShapeForLoss
-from shapewright.prediction.speedup import Speedup
+from shapewright.prediction.speedup import Speedup, compare_times
 
 TOKENS = 3e11
 
@@ -280,6 +280,25 @@ def test_serving_moves_the_cost() -> None:
     training = train_s * best.effect.tokens_ratio / best.speedup.factor
     expected = (training + 1e13 / 64 * best_s) / best.effect.size_ratio / (train_s + 1e13 / 64 * own_s)
     assert best.cost_ratio == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("served_tokens", "is_training"), [(1e5, True), (1e16, False)])
+def test_lifetime_gain_is_as_sure_as_what_costs_most(served_tokens: float, *, is_training: bool) -> None:
+    """The interval of the dollars is that of the time to the loss with few served tokens, of decoding with many."""
+    given: dict[str, Any] = {"device": "a100-sxm-80gb", "train_tokens": TOKENS, "usd_per_hour": 2.0}
+    result = search("gpt3-2.7b", objective="cost", serve_tokens=served_tokens, **given)
+    shape = max(result.candidates, key=lambda each: len(each.changed_fields))
+    assert shape.lifetime is not None
+    assert shape.effect is not None
+    net = shape.effect.net_speedup
+    assert net is not None
+    workload = {"phase": "decode", "micro_batch_size": 64, "context_len": 1024}
+    decode = [build_scenario(one.config, "a100-sxm-80gb", workload=workload) for one in (result.baseline, shape)]
+    decoding = compare_times(*(one.predict() for one in decode))
+    expected, other = (net, decoding) if is_training else (decoding, net)
+
+    assert shape.lifetime.high / shape.lifetime.low == pytest.approx(expected.high / expected.low, rel=1e-3)
+    assert other.high / other.low != pytest.approx(expected.high / expected.low, rel=0.01)
 
 
 def test_heads_for_serving_stay_few() -> None:

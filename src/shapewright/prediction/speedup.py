@@ -48,20 +48,19 @@ class Speedup:
         """Standard deviation of the logarithm of the factor."""
         return log(self.high / self.low) / (2.0 * _HALF_WIDTH_DEVIATIONS)
 
-    def with_factor(self, factor: float) -> Speedup:
-        """Return another factor with the same relative interval.
+    @classmethod
+    def of(cls, factor: float, log_standard_deviation: float) -> Speedup:
+        """Return a factor whose logarithm has a normal distribution.
 
-        >>> Speedup(factor=1.2, low=1.0, high=1.44, probability_faster=0.95).with_factor(1.0)
-        Speedup(factor=1.0, low=0.8333333333333334, high=1.2, probability_faster=0.5)
+        >>> Speedup.of(1.0, 0.0)
+        Speedup(factor=1.0, low=1.0, high=1.0, probability_faster=0.5)
         """
-        if self.factor == 0.0:
-            return self
-        deviation = self.log_standard_deviation
-        return Speedup(
+        spread = exp(_HALF_WIDTH_DEVIATIONS * log_standard_deviation)
+        return cls(
             factor=factor,
-            low=factor * self.low / self.factor,
-            high=factor * self.high / self.factor,
-            probability_faster=_probability_above_1(factor, deviation),
+            low=factor / spread,
+            high=factor * spread,
+            probability_faster=_probability_above_1(factor, log_standard_deviation),
         )
 
 
@@ -84,9 +83,4 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
     common = (sum(own.values()) - sum(other.values())) ** 2
     correlation = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
     half_width = sqrt((1.0 - correlation) * independent + correlation * common)
-    return Speedup(
-        factor=factor,
-        low=factor * exp(-half_width),
-        high=factor * exp(half_width),
-        probability_faster=_probability_above_1(factor, half_width / _HALF_WIDTH_DEVIATIONS),
-    )
+    return Speedup.of(factor, half_width / _HALF_WIDTH_DEVIATIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from shapewright.prediction.loss.effect import (
     is_far_outside,
 )
 from shapewright.prediction.loss.terms import ShapeForLoss
-from shapewright.prediction.speedup import compare_times
+from shapewright.prediction.speedup import Speedup, compare_times
 from shapewright.workload.layout import ParallelLayout
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from shapewright.prediction.loss.effect import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
-    from shapewright.prediction.speedup import Speedup
 
 # Fraction by which shapes must cost less than the baseline; smaller differences are within the error of a prediction.
 SMALLEST_GAIN_FRACTION = 0.002
@@ -97,6 +97,7 @@ class DeviceSearch:
         self._branches, self._serving = branches, serving
         self.spaces: list[Space] = []
         self._varied: list[VariedScenario] = []
+        self._served_predictions: dict[TransformerConfig, Prediction] = {}
         self._served: list[VariedScenario] = []
         for branch in branches:
             changed = scenario.replace(**branch.changes)
@@ -157,9 +158,35 @@ class DeviceSearch:
         ranked = self.ranking.columns(ShapeForLoss.of(prediction.config), size)
         columns = {name: np.atleast_1d(column) for name, column in ranked.items()}
         if self._serving is not None:
-            served = self._serving.replace(model=replace(self._serving.model, config=prediction.config)).predict()
+            served = self._predict_served(self._serving, prediction.config)
             columns["served_s"] = np.array([served.step_time_s / served.tokens_per_step])
         return float(self.ranking.costs(np.array([token_s]), columns)[0])
+
+    def _predict_served(self, serving: Scenario, config: TransformerConfig) -> Prediction:
+        """Predict a decode step of a shape as the model is served; each shape is predicted once."""
+        if config not in self._served_predictions:
+            self._served_predictions[config] = serving.replace(model=replace(serving.model, config=config)).predict()
+        return self._served_predictions[config]
+
+    def _lifetime_gain(self, prediction: Prediction, effect: LossEffect | None, cost_ratio: float) -> Speedup | None:
+        """Return the dollars of the baseline over those of a shape, to train and to serve; None without serving.
+
+        Errors of the time to the loss and of the time to serve a token count by their shares of the dollars.
+        """
+        if self._serving is None or self.ranking is None or effect is None or effect.net_speedup is None:
+            return None
+        if effect.net_speedup.factor == 0.0:  # the loss is out of reach
+            return effect.net_speedup
+        own, served = (
+            self._predict_served(self._serving, each.config) for each in (self.baseline_prediction, prediction)
+        )
+        served_s = self.ranking.served_tokens_ratio * served.step_time_s / served.tokens_per_step
+        serving_share = served_s / effect.size_ratio / (cost_ratio * self.baseline_cost)
+        deviation = hypot(
+            (1.0 - serving_share) * effect.net_speedup.log_standard_deviation,
+            serving_share * compare_times(own, served).log_standard_deviation,
+        )
+        return Speedup.of(1.0 / cost_ratio, deviation)
 
     def limits(self, request: SearchRequest) -> tuple[Limits, tuple[str, ...]]:
         """Return the limits of shapes on this device, and notes about them."""
@@ -302,10 +329,6 @@ class DeviceSearch:
         speedup = compare_times(baseline, prediction, per_step=self.objective.measures_step)
         size = prediction.parameters.active / baseline.parameters.active
         effect, cost_ratio = self._loss_effect(prediction, speedup), self.cost_of(prediction) / self.baseline_cost
-        lifetime = None
-        if self._serving is not None and effect is not None and effect.net_speedup is not None:
-            # Its relative interval is that of the time to the loss, which includes the error of the loss.
-            lifetime = effect.net_speedup.with_factor(1.0 / cost_ratio)
         return Candidate(
             rank=rank,
             prediction=prediction,
@@ -315,7 +338,7 @@ class DeviceSearch:
             equal_size_speedup=speedup.factor * size,
             effect=effect,
             cost_ratio=cost_ratio,
-            lifetime=lifetime,
+            lifetime=self._lifetime_gain(prediction, effect, cost_ratio),
             layer_speedup=baseline.layer_forward_time_s / prediction.layer_forward_time_s,
             parameters_change_fraction=prediction.parameters.total / baseline.parameters.total - 1.0,
             kv_bytes_per_token=kv_bytes_per_token(config, prediction.workload),
