@@ -82,7 +82,7 @@ def test_unreachable_losses_need_infinite_tokens() -> None:
 def test_derivatives_are_those_of_the_law() -> None:
     """Each derivative agrees with a small step of its coefficient."""
     law = load_loss_law()
-    shape = replace(GPT, num_kv_heads=8, total_parameters=3.0 * GPT.num_parameters)
+    shape = replace(GPT, num_kv_heads=8, total_parameters=3.0 * GPT.num_parameters, expert_width=2560)
     exact = derivatives(law.coefficients, evaluate_terms(law.coefficients, shape, TOKENS))
 
     for name, slope in zip(COEFFICIENTS, exact, strict=True):
@@ -93,6 +93,19 @@ def test_derivatives_are_those_of_the_law() -> None:
             for step in (-1e-5, 1e-5)
         ]
         assert slope == pytest.approx((ends[1] - ends[0]) / 2e-5, rel=1e-4, abs=1e-8)
+
+
+def test_fewer_larger_experts_are_worse_by_a_prior_that_is_unsure() -> None:
+    """A quarter of the experts for a token, four times as wide, leave 4^-0.2 of the parameters, give or take that."""
+    law = load_loss_law()
+    own = replace(GPT, total_parameters=8.0 * GPT.num_parameters, intermediate_size=6144, expert_width=768)
+    difference = law.difference(replace(own, expert_width=3072), own, TOKENS)
+    exponent = law.coefficients["capacity_exponent"]
+    capacity_nats = float(evaluate_terms(law.coefficients, own, TOKENS).capacity_nats)
+
+    assert difference.mean_nats == pytest.approx(capacity_nats * (4.0 ** (0.2 * exponent) - 1.0))
+    assert difference.standard_deviation_nats >= capacity_nats * exponent * 0.2 * np.log(4.0)
+    assert difference.low_nats < 0.0 < difference.high_nats
 
 
 def test_arrays_equal_scalars() -> None:

@@ -148,6 +148,27 @@ def test_experts_keep_total_and_active_parameters() -> None:
         assert counts.active == pytest.approx(own.active, rel=0.02)
 
 
+def test_no_number_of_experts_is_surely_better() -> None:
+    """Fewer, larger experts are faster, and no loss varies their number: they are at most worth a trial."""
+    result = search(
+        "qwen3-30b-a3b",
+        device="h100-sxm-80gb",
+        vary=("experts",),
+        train_tokens=3e11,
+        workload={"seq_len": 4096, "micro_batch_size": 1, "global_batch_size": 32},
+        layout={"data_parallel": 8, "expert_parallel": 8, "zero_stage": 3},
+    )
+
+    assert result.verdict is not None
+    assert result.verdict.code in ("keep", "trial")
+    for shape in result.candidates:
+        assert shape.effect is not None
+        assert shape.effect.net_speedup is not None
+        assert (
+            shape.effect.net_speedup.high / shape.effect.net_speedup.low > 2.0 * shape.speedup.high / shape.speedup.low
+        )
+
+
 def test_layout_and_batch_are_printed_as_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Layout and batch of the written shape are printed as flags, and are columns of --csv."""
     target = tmp_path / "best.json"

@@ -109,6 +109,7 @@ def read_loss_rows(columns: Columns, skipped: Counter[str]) -> LossRows:
         num_kv_heads=kv_heads,
         gated_mlp=gated,
         total_parameters=np.zeros(columns.num_rows),
+        expert_width=np.zeros(columns.num_rows),
     )
     rows = LossRows(
         shape=shape,

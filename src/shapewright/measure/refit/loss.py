@@ -80,6 +80,8 @@ PRIORS = {
     "log_best_mlp_ratio": Prior(mean=1.0, standard_deviation=0.0),
     "shared_kv": Prior(mean=0.01, standard_deviation=0.0),
     "expert_share": Prior(mean=0.5, standard_deviation=0.0),
+    # More, narrower experts learn more (arXiv 2402.07871); by how much at a number of tokens is chosen.
+    "expert_granularity": Prior(mean=0.2, standard_deviation=0.0),
 }
 # How far the shape terms of one source may depart from the common ones.
 BETWEEN_SOURCES = {
@@ -90,7 +92,13 @@ BETWEEN_SOURCES = {
     "log_best_head_dim": 0.1,
 }
 # Fields that no loss varies alone: uncertainty in ln N_eff.
-SILENT = {"mlp_curvature": 0.03, "log_best_mlp_ratio": 0.6, "shared_kv": 0.02, "expert_share": 0.25}
+SILENT = {
+    "mlp_curvature": 0.03,
+    "log_best_mlp_ratio": 0.6,
+    "shared_kv": 0.02,
+    "expert_share": 0.25,
+    "expert_granularity": 0.2,
+}
 # Distance in (ln width, ln depth) at which errors of two models are hardly alike: differences of fitted residuals of
 # Gemstones have a standard deviation of 0.0035 nats up to 0.2, 0.007 at 0.3 and 0.010 from 0.5 on.
 SCATTER_LENGTH = 0.3

@@ -45,8 +45,8 @@ _HEAD_NOTE = (
 )
 # Source: arXiv 2402.07871 (Scaling laws for fine-grained mixture of experts).
 _EXPERTS_NOTE = (
-    "total and active parameters are held, but no guard limits the number of experts or how many a token uses: "
-    "fewer, larger experts lose more in published fits (arXiv 2402.07871)"
+    "total and active parameters are held, but no guard limits the number of experts or how many a token uses; what "
+    "fewer, larger experts lose is a wide prior (arXiv 2402.07871)"
 )
 _FINETUNING_NOTE = (
     "speed is that of fine-tuning; losses are those of training the shape from scratch, which a base model needs first"

@@ -283,7 +283,7 @@ def _read_range(raw: Any) -> tuple[float, float]:
 
 
 FILE_KIND = "shapewright loss law"
-FILE_SCHEMA_VERSION = 1
+FILE_SCHEMA_VERSION = 2
 _LARGEST_FILE_BYTES = 2**20
 # Limits far outside of all fits, whose exponents are 0.1 to 0.7, curvatures up to 0.5, logarithms and variances up to
 # 5 and 3.

@@ -7,6 +7,7 @@
                     - m bowl(ln r - r0)                                             MLP over attention parameters
                     - g ln(num_heads / num_kv_heads)                                shared keys and values
                     + e ln(all parameters / used ones)                              experts
+                    + q ln(MLP width of a token / that of an expert / 8)             number of experts
     bowl(x) = 2 (sqrt(1 + x^2) - 1), twice the pseudo-Huber function: x^2 near 0, 2 |x| far from it
 
 N are the parameters of the layers that a token uses, D the training tokens. A shape that is not the best of its size
@@ -46,6 +47,7 @@ class ShapeForLoss:
         num_kv_heads: Key-value heads.
         gated_mlp: Whether the MLP has three matrices instead of two.
         total_parameters: Parameters of the layers with all routed experts; 0 for ``num_parameters``.
+        expert_width: Inner width of one routed expert; 0 without experts.
     """
 
     num_parameters: Count
@@ -57,6 +59,7 @@ class ShapeForLoss:
     num_kv_heads: Count
     gated_mlp: bool | Count = True
     total_parameters: Count = 0
+    expert_width: Count = 0
 
     @classmethod
     def of(cls, config: TransformerConfig) -> ShapeForLoss:
@@ -88,6 +91,7 @@ class ShapeForLoss:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             gated_mlp=config.gated_mlp,
+            expert_width=config.moe_intermediate_size if config.is_moe else 0,
         )
 
 
@@ -95,6 +99,8 @@ REFERENCE_PARAMETERS = 1e8
 """N0, the size that coefficients refer to."""
 REFERENCE_TOKENS = 1e10
 """D0, the tokens that coefficients refer to."""
+_REFERENCE_EXPERTS = 8.0
+"""Experts of a token that the loss refers to, as most public models have them."""
 COEFFICIENTS = (
     "floor_nats",
     "log_capacity_nats",
@@ -111,8 +117,9 @@ COEFFICIENTS = (
     "log_best_mlp_ratio",
     "shared_kv",
     "expert_share",
+    "expert_granularity",
 )
-"""E, ln A, a, ln B, b, c, k, w0, w1, u, d0, m, r0, g, e of the law, in the order of the covariance."""
+"""E, ln A, a, ln B, b, c, k, w0, w1, u, d0, m, r0, g, e, q of the law, in the order of the covariance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +134,7 @@ class LawTerms:
         mlp_offset: ln(MLP over attention parameters) minus its best value.
         log_shared: ln(num_heads / num_kv_heads).
         log_experts: ln(all parameters / used ones).
+        log_granularity: ln(MLP width of a token over that of an expert), minus its reference; 0 without experts.
         log_effective: ln(N_eff / N0).
         capacity_nats: Second term of the loss, A (N_eff / N0)^-a. [nats]
         token_nats: Third term of the loss, B (N / N0)^c (D / D0)^-b. [nats]
@@ -139,6 +147,7 @@ class LawTerms:
     mlp_offset: Any
     log_shared: Any
     log_experts: Any
+    log_granularity: Any
     log_effective: Any
     capacity_nats: Any
     token_nats: Any
@@ -159,11 +168,12 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
     shared = np.log(shape.num_heads / shape.num_kv_heads)
     is_dense = np.isscalar(shape.total_parameters) and shape.total_parameters == 0
     experts = 0.0 if is_dense else np.log(np.maximum(shape.total_parameters, active) / active)
+    granularity = _log_granularity(shape)
     # Terms of few fields are added first: in a grid of shapes their arrays are much smaller than that of the sizes.
     heads = value["head_curvature"] * _bowl(head_offset) + value["shared_kv"] * shared
     effective = size - (value["curvature"] * _bowl(width_offset) + heads) - value["mlp_curvature"] * _bowl(mlp_offset)
     if not is_dense:
-        effective = effective + value["expert_share"] * experts
+        effective = effective + value["expert_share"] * experts + value["expert_granularity"] * granularity
     return LawTerms(
         log_parameters=size,
         log_tokens=tokens,
@@ -172,6 +182,7 @@ def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_t
         mlp_offset=mlp_offset,
         log_shared=shared,
         log_experts=experts,
+        log_granularity=granularity,
         log_effective=effective,
         capacity_nats=np.exp(value["log_capacity_nats"] - value["capacity_exponent"] * effective),
         token_nats=np.exp(
@@ -201,7 +212,17 @@ def derivatives(coefficients: Mapping[str, Any], terms: LawTerms) -> list[Any]:
         by_size * value["mlp_curvature"] * _bowl_slope(terms.mlp_offset),
         -by_size * terms.log_shared,
         by_size * terms.log_experts,
+        by_size * terms.log_granularity,
     ]
+
+
+def _log_granularity(shape: ShapeForLoss) -> Any:
+    """Return ln(MLP width of a token over that of an expert), minus its reference; 0 without experts."""
+    if np.isscalar(shape.expert_width) and shape.expert_width == 0:
+        return 0.0
+    has_experts = np.greater(shape.expert_width, 0)
+    width = np.where(has_experts, shape.expert_width, 1)
+    return np.where(has_experts, np.log(shape.intermediate_size / width / _REFERENCE_EXPERTS), 0.0)
 
 
 def _bowl(offset: Any) -> Any:

@@ -105,7 +105,7 @@ class FittedCoefficient:
 class LossCalibrationOutput(Output):
     """The law of loss by shape, fitted to own losses.
 
-    The file has `schema_version` 1, `kind`, `recipe`, `law` and `provenance`.
+    The file has `schema_version` 2, `kind`, `recipe`, `law` and `provenance`.
     """
 
     output: str = described("the file")
