@@ -11,7 +11,7 @@ from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.pointwise import Pointwise
-from shapewright.pricing.calibration.records import CalibrationRecord, load_record
+from shapewright.pricing.calibration.records import FP32_POINTWISE, CalibrationRecord, load_record
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.pointwise import price_pointwise, price_pointwises
 from shapewright.pricing.price import Price
@@ -242,3 +242,17 @@ def test_sums_in_fp32_have_rates_of_their_own() -> None:
     assert 2e8 / a100.memory_bandwidth_bytes_per_s / times["add", "fp32"] > 0.8
     assert times["add", "bf16"] > 2 * times["add", "fp32"]
     assert times["optimizer", "bf16"] == times["optimizer", "fp32"]
+
+
+@pytest.mark.parametrize("name", ["a100-pcie-40gb", "mi100", "p100-pcie-16gb", "t4", "v100-pcie-16gb"])
+def test_a_measured_fp32_kernel_lies_in_the_interval_of_a_borrowed_record(name: str) -> None:
+    """Priced as unmeasured, a device has the interval of devices left out, in which its measured addition lies."""
+    device = load_device(name)
+    addition = Pointwise(name="x", operation="add", read_bytes=2e9, written_bytes=1e9, dtype="fp32")
+    measured, borrowed = (
+        price_pointwise(addition, device, load_record(FP32_POINTWISE, own))
+        for own in (device, device.with_pricing(uncalibrated=True))
+    )
+
+    assert borrowed.low_s <= measured.time_s <= borrowed.high_s
+    assert borrowed.shared_error > 0.0

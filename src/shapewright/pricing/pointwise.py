@@ -18,7 +18,7 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
-from shapewright.pricing.calibration.intervals import interval_factors, read_residual_groups
+from shapewright.pricing.calibration.intervals import choose_interval, read_residual_groups
 from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, list_records, load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
 from shapewright.pricing.calibration.transfer import fixed_cost_scale, sm_rate_scale
@@ -141,9 +141,9 @@ def _kernel_numbers(operations: Sequence[Pointwise], device: Device, record: Cal
 def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecord) -> Float[np.ndarray, "8 kinds"]:
     """Constants of each kind; shape [8, kinds].
 
-    Fraction and start of the plain and of the gated kernel, whether these belong to the record's own device, widening
-    of the record's interval, and two factors on the interval's ends. On another vendor's chip, and on an architecture
-    with kernels of its own in the record, a kind uses the kernel measured there, if any.
+    Fraction and start of the plain and of the gated kernel, whether these belong to the record's own device, further
+    widening of the record's interval, and two factors on the interval's ends. On another vendor's chip, and on an
+    architecture with kernels of its own in the record, a kind uses the kernel measured there, if any.
     """
     try:
         table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
@@ -154,7 +154,7 @@ def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecor
             plain = foreign or local or table.get(kind) or _unmeasured(kind, table)
             gated = table.get(f"gated_{kind}", plain)
             measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
-            widening = record.interval_widening * (1.0 if plain.get("in_table", False) else _ASSUMED_WIDENING)
+            widening = 1.0 if plain.get("in_table", False) else _ASSUMED_WIDENING
             numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
             ends = measured or (1.0, _UNKNOWN_HIGH_FACTOR if kind == "unknown" else 1.0)
             rows.append([*numbers, float(not (foreign or local)), 0.0 if measured else widening, *ends])
@@ -206,18 +206,19 @@ def _price_arrays(
     times = _time_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     time_s, floor_s = times["time_s"], times["roofline_s"]
     if device.roofline_only:
-        source = ROOFLINE_BOUND
+        source, shared = ROOFLINE_BOUND, np.zeros_like(floor_s)
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
         *_, widening, least, most, _ = kernels
-        source = record.source
-        low, high = interval_factors(record.interval, time_s, widening)
+        interval = choose_interval(record, record.interval, "pointwise")
+        source, shared = record.source, interval.shared_error(time_s)
+        low, high = interval.factors(time_s, widening)
         low, high = low * least, high * most
     fields = {
         **times,
         "low_s": np.maximum(time_s * low, floor_s),
         "high_s": time_s * high,
-        "shared_error": np.zeros_like(floor_s),
+        "shared_error": shared,
         "compute_s": np.zeros_like(floor_s),
     }
     return fields, source
