@@ -25,11 +25,12 @@ from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.evaluate import summarize
 from shapewright.measure.accuracy.stores import price
-from shapewright.measure.fit.attention_record import _predictor
+from shapewright.measure.fit.attention_record import _Call, _predictor
 from shapewright.measure.fit.calibrate import CalibrationResult, calibrate_rows
 from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.calibration.file import calibrated_device, device_table, read_calibration
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.operations import price_operations
@@ -346,12 +347,34 @@ def test_calls_of_another_cache_do_not_change_each_other(differs: dict[str, Any]
     constants = section["kernels"][section["usual_kernel"]]["decode"]
 
     def times_s(calls: Sequence[Attention]) -> list[float]:
-        found: list[float] = _predictor("decode", calls, constants, H100)({}).tolist()
+        cold = [_Call(call, is_cold=True) for call in calls]
+        found: list[float] = _predictor("decode", cold, constants, H100)({}).tolist()
         return found
 
     together = times_s([plain, other])
     assert together == pytest.approx([*times_s([plain]), *times_s([other])])
     assert together[1] < 0.7 * together[0]  # half of the cache is read
+
+
+def test_decode_outside_of_the_cache_is_fitted_as_such() -> None:
+    """Rows that read their keys and values from memory, as the package's record prices them, leave its constants."""
+    record = load_record("attention", H100.with_pricing(physics_only=True))
+    gemms = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    calls = [
+        Attention(
+            name="a", dtype="bf16", query_len=1, kv_len=keys, batch_size=batch, num_heads=32, num_kv_heads=heads,
+            head_dim=128, v_head_dim=128,
+        )
+        for keys in (1024, 4096) for batch in (1, 4, 16) for heads in (4, 8)
+    ]  # fmt: skip
+    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in gemms]
+    for call in calls:
+        time_s = float(price_attention(call, H100, record, hot_cache=False).time_s)
+        rows.append(replace(make_row(Case(operation=call), H100.name, time_s), is_cold=True))
+    report = fit_rows(rows).content["records"]["attention"]["provenance"]["sections"]["decode"]
+
+    assert report["held_out"]["mean_absolute_error"] < 1e-3
+    assert report["factors"] == pytest.approx(dict.fromkeys(report["factors"], 1.0), rel=0.01)
 
 
 @pytest.mark.parametrize(

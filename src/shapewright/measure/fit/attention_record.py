@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def fit_attention_record(
     any_fitted = False
     for phase, measured_rows in by_phase.items():
         kernel, used = _of_one_kernel(measured_rows)
-        chosen = [call for row in used if isinstance(call := _operation(row), Attention)]
+        chosen = [_Call(call, row.is_cold) for row in used if isinstance(call := _operation(row), Attention)]
         path = f"{_SECTION}/{kernel_name}/{phase}"
         if len(chosen) < FEWEST_ROWS:
             ends = sibling.interval[path]
@@ -138,11 +138,18 @@ def _operation(row: Row) -> object:
     return row.operation() if row.kind == "attention" else None
 
 
+class _Call(NamedTuple):
+    """A measured call, and whether its inputs were outside the last-level cache."""
+
+    operation: Attention
+    is_cold: bool
+
+
 def _fit_phase(
-    phase: str, calls: Sequence[Attention], measured: Array, start: Mapping[str, Any], device: Device
+    phase: str, calls: Sequence[_Call], measured: Array, start: Mapping[str, Any], device: Device
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return constants, interval and report of one phase, in the form that errs least on layouts left out."""
-    layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
+    layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call, _ in calls]
     is_split = len(set(layouts)) > 1
     forms = {"": start}
     if phase == "prefill" and is_split and not device.architecture_facts.gemm_tiles:
@@ -165,7 +172,7 @@ def _fit_phase(
 
 def _fit_form(
     phase: str,
-    calls: Sequence[Attention],
+    calls: Sequence[_Call],
     measured: Array,
     start: Mapping[str, Any],
     device: Device,
@@ -203,28 +210,33 @@ def _scaled(start: Mapping[str, Any], free: Mapping[str, float]) -> dict[str, An
 
 
 def _predictor(
-    phase: str, calls: Sequence[Attention], start: Mapping[str, Any], device: Device
+    phase: str, calls: Sequence[_Call], start: Mapping[str, Any], device: Device
 ) -> Callable[[Mapping[str, float]], Array]:
     """Return a function from the factors to the times of calls; calls with the same flags are evaluated together."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, call in enumerate(calls):
+    for index, (call, is_cold) in enumerate(calls):
         of_shape = call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys
-        groups.setdefault((*of_shape, call.is_backward, call.writes_cache), []).append(index)
+        groups.setdefault((*of_shape, call.is_backward, call.writes_cache, is_cold), []).append(index)
     prepared = [
-        (_shape([calls[index] for index in places]), attention_rates(device, flags[0]), flags[-2:], np.array(places))
+        (
+            _shape([calls[index].operation for index in places]),
+            attention_rates(device, flags[0]),
+            flags[-3:],
+            np.array(places),
+        )
         for flags, places in groups.items()
     ]
 
     def predict(free: Mapping[str, float]) -> Array:
         constants = _scaled(start, free)
         found = np.empty(len(calls))
-        for shape, rates, (is_backward, writes), places in prepared:
+        for shape, rates, (is_backward, writes, is_cold), places in prepared:
             if phase == "prefill":
                 prefill = read_parameters(PrefillParameters, constants, "that is being fitted")
                 times = estimate_prefill(shape, rates, prefill, writes_cache=writes, is_backward=is_backward)
             else:
                 decode = read_parameters(DecodeParameters, constants, "that is being fitted")
-                times = estimate_decode(shape, rates, decode, writes_cache=writes, hot_cache=True)
+                times = estimate_decode(shape, rates, decode, writes_cache=writes, hot_cache=not is_cold)
             found[places] = times.total_s
         return found
 
