@@ -356,6 +356,24 @@ def test_calls_of_another_cache_do_not_change_each_other(differs: dict[str, Any]
     assert together[1] < 0.7 * together[0]  # half of the cache is read
 
 
+def test_calls_of_two_runs_are_all_fitted() -> None:
+    """A call that two runs measured counts twice, as GEMMs do; neither row is one of another kernel."""
+    gemms = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in gemms]
+    sizes = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "v_head_dim": 128, "batch_size": 4}
+    calls = [Attention(name="a", dtype="bf16", query_len=s, kv_len=s, **sizes) for s in (512, 1024, 2048, 4096, 8192)]
+    rows += [
+        make_row(Case(operation=call), H100.name, factor * (1e-5 + float(call.executed_flops) / 4e14))
+        for factor in (1.0, 1.1)
+        for call in calls
+    ]
+    found = fit_rows(rows)
+    report = found.content["records"]["attention"]["provenance"]["sections"]["prefill"]
+
+    assert (report["rows"], report["rows_of_other_kernels"]) == (10, 0)
+    assert not any("other kernels" in remark for remark in found.remarks)
+
+
 def test_decode_outside_of_the_cache_is_fitted_as_such() -> None:
     """Rows that read their keys and values from memory, as the package's record prices them, leave its constants."""
     record = load_record("attention", H100.with_pricing(physics_only=True))

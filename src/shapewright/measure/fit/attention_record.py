@@ -123,7 +123,7 @@ def _of_one_kernel(rows: Sequence[Row]) -> tuple[str, list[Row]]:
         call = json.dumps([row.dtype, row.sizes], sort_keys=True)
         by_kernel.setdefault(row.variant, {})[call] = row
     if len(by_kernel.get("", ())) >= FEWEST_ROWS or not by_kernel:
-        return "", list(by_kernel.get("", {}).values())
+        return "", [row for row in rows if not row.variant]
     # Number of calls on which each kernel was the fastest; ties go to the kernel with more rows.
     wins = Counter(
         min((found[call].median_s or np.inf, name) for name, found in by_kernel.items() if call in found)[1]
@@ -131,7 +131,7 @@ def _of_one_kernel(rows: Sequence[Row]) -> tuple[str, list[Row]]:
         if sum(call in found for found in by_kernel.values()) > 1
     )
     best = max(by_kernel, key=lambda name: (wins[name], len(by_kernel[name])))
-    return best, list(by_kernel[best].values())
+    return best, [row for row in rows if row.variant == best]
 
 
 def _operation(row: Row) -> object:
