@@ -15,6 +15,7 @@ def test_recorded_errors_of_gemms(name: str) -> None:
     """The held-out error stays within the limit; the interval of half of the shapes covers nine in ten of the rest."""
     report = load_record(FP32_GEMM, load_device(name)).provenance["sections"]["fp32"]
 
+    assert report["rows_fitted"] <= 2 * 4000  # of linear layers and of batches
     assert report["held_out"]["mean_ape"] <= LIMITS["gemm_fp32"][name]
     assert 0.85 <= report["covered_kernels"] <= 0.95
 

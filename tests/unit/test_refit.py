@@ -137,3 +137,18 @@ def test_scatter_of_a_model_is_that_of_the_others() -> None:
     scatter_nats = scatter_of_others(errors, np.zeros(20), model)
 
     assert Z_90 * scatter_nats == pytest.approx(np.where(model == "far", 0.01, 0.5))
+
+
+def test_records_of_software_state_how_many_rows_were_fitted() -> None:
+    """Sixty rows at most are fitted, and none where a generation has no free parameter."""
+    for package in ("pandas", "pyarrow", "scipy", "lightgbm"):
+        pytest.importorskip(package, reason="refits need the fit extra")
+    from shapewright.measure.refit.record_files import read_record
+    from shapewright.measure.refit.software import GENERATIONS, select_evenly
+
+    facts = {one.software.name: read_record("software", one.software.name)["provenance"] for one in GENERATIONS}
+
+    assert (facts["fsdp-2023"]["rows"], facts["fsdp-2023"]["rows_fitted"]) == (158, 60)
+    assert (facts["nemo-2024"]["rows"], facts["nemo-2024"]["rows_fitted"]) == (75, 0)
+    assert (facts["fsdp-2024"]["rows"], facts["fsdp-2024"]["rows_fitted"]) == (7, 7)
+    assert [len(select_evenly(range(rows))) for rows in (7, 60, 61, 158)] == [7, 60, 60, 60]  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from shapewright.core.errors import CalibrationError
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.lowering.operations.gemm import contiguous_dims
 from shapewright.measure.fit.gemm_section import (
+    FIT_ROWS,
     Entries,
     FitParameters,
     alignment_entries,
@@ -163,7 +164,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
         interval_of(predicted[chosen], measured),
         {
             "rows": len(rows),
-            "rows_fitted": len(train),
+            "rows_fitted": min(len(train), FIT_ROWS),
             "split": split,
             "form": chosen,
             "forms": errors,

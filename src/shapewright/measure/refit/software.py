@@ -267,11 +267,16 @@ def predict_steps(software: Software, runs: Sequence[PublishedRun]) -> Array:
     return np.array([predict_step(software, run).step_time_s for run in runs])
 
 
+def select_evenly(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Return all runs, or MOST_ROWS of them, evenly selected."""
+    return [runs[index] for index in np.unique(np.linspace(0, len(runs) - 1, MOST_ROWS).astype(int))]
+
+
 def fit(generation: Generation, runs: Sequence[PublishedRun]) -> dict[Parameter, float]:
     """Fit the free parameters to some rows, evenly selected if there are many."""
     if not generation.free:
         return {}
-    chosen = [runs[index] for index in np.unique(np.linspace(0, len(runs) - 1, MOST_ROWS).astype(int))]
+    chosen = select_evenly(runs)
     measured = np.array([run.step_s for run in chosen])
     fits = [
         fit_log_times(
@@ -321,7 +326,8 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
         rows_of=(generation.source, generation.table),
         fitted=sorted(name if isinstance(name, str) else f"attention:{name[1]}" for name in values),
         why=generation.why,
-        split="every group held out in turn; the numbers themselves are fitted on all rows",
+        rows_fitted=len(select_evenly(runs)) if values else 0,
+        split="every group held out in turn; the numbers themselves are fitted on rows_fitted of all, evenly selected",
     )
 
 
@@ -356,6 +362,7 @@ def average_generation(runs: list[PublishedRun]) -> dict[str, Any]:
         reports,
         rows_of=(SOURCE, TABLE),
         fitted=["time_factor"],
+        rows_fitted=len(runs),
         why="one factor, the geometric mean of the generations above",
         split="every generation held out in turn",
     )

@@ -200,7 +200,7 @@ def learn_device(rows: pd.DataFrame, device: Device, starts: Mapping[str, Array]
     }
     report: dict[str, Any] = {
         "source": SOURCE,
-        "rows_fitted": len(train),
+        "rows_fitted": sum(min(int((train.operation == operation).sum()), FIT_ROWS) for operation in OPERATIONS),
         "collector_launch_s": {operation: one.launch_s for operation, one in fitted.items()},
         "collector_launch_spread": {},
         "held_out": percentage_errors(learned + launch, measured),
