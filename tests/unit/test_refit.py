@@ -48,6 +48,17 @@ def test_kernels_names_all_tables_that_it_reads() -> None:
     assert {name.partition(".")[0] for name in step.tables} == {table.name for table in TABLES}
 
 
+def test_software_names_all_tables_that_it_reads() -> None:
+    """Without the table of the Gemstones models, their generation would keep its record from before, silently."""
+    for package in ("pandas", "pyarrow", "scipy", "lightgbm"):
+        pytest.importorskip(package, reason="refits need the fit extra")
+    from shapewright.measure.refit.software import GENERATIONS
+
+    (step,) = find_steps(["software"])
+
+    assert set(step.tables) == {generation.table for generation in GENERATIONS}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

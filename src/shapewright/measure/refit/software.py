@@ -420,12 +420,9 @@ def refit(data: Path) -> None:
         for generation in GENERATIONS
         if generation.table == TABLE
     }
-    if (data / GEMSTONES_TABLE).exists():
-        rows_of[GEMSTONES_SOFTWARE] = list(read_measured_steps(data).values())
+    rows_of[GEMSTONES_SOFTWARE] = list(read_measured_steps(data).values())
     records = {
-        generation.software.name: calibrate(generation, rows_of[generation.software.name])
-        for generation in GENERATIONS
-        if generation.software.name in rows_of
+        generation.software.name: calibrate(generation, rows_of[generation.software.name]) for generation in GENERATIONS
     }
     records[UNNAMED] = average_generation([run for run in runs if run.software in records])
     for name, record in records.items():

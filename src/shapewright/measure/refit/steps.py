@@ -100,7 +100,7 @@ STEPS: tuple[Step, ...] = (
          reason="learns the residual of the expert formulas", options=("device",)),
     Step("servers", "servers:refit", ("serving_throughput.csv", "serving_static.csv"), "servers/*.json",
          reason="prices passes with all other records"),
-    Step("software", "software:refit", ("published_training_throughput.csv",), "software/*.json",
+    Step("software", "software:refit", ("published_training_throughput.csv", "loss_by_shape.csv"), "software/*.json",
          reason="predicts whole steps with all records above"),
     Step("loss", "loss:refit", ("loss_by_shape.csv",), "prediction/loss/data/loss_law.json"),
     Step("intervals", "intervals.interval_files:refit",
