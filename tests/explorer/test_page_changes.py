@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from page_tools import ONCE_MORE, expect, see
+from page_tools import ONCE_MORE, SEARCH_MS, expect, see, settle, turn_to, words_of
 
 import shapewright
 from shapewright.core.units import format_seconds
@@ -53,3 +53,50 @@ def test_fixes_of_a_tower_are_no_buttons(open_page: Callable[..., Any]) -> None:
     expect(finding.locator(".advice").first).to_contain_text("use 3392")
     expect(finding.locator(".apply")).to_have_count(0)
     expect(page.locator("#advice")).not_to_contain_text("vision")
+
+
+def test_a_found_shape_is_applied_to_the_job_that_was_searched(open_page: Callable[..., Any]) -> None:
+    """A row is the shape and the step that it states, also when the page has another model and device by then."""
+    page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb", viewport={"width": 1440, "height": 1800})
+    turn_to(page, "search")
+    for name in ("heads", "ffn", "depth", "width", "kv_heads"):
+        page.uncheck(f"#search input[value={name}]")
+    page.click("#start-search")
+    row = page.locator("#search tbody tr").first
+    expect(row).to_be_visible(timeout=SEARCH_MS)
+    vocabulary = row.locator("td", has_text="->").inner_text().split()[-1]
+    expect(page.locator("#search [role=status]")).to_contain_text("gpt3-2.7b")
+    page.select_option("#preset", "gpt2")
+    page.select_option("#device", "l40s")
+    settle(page, words_of("gpt2", device="l40s"))
+    row.locator(".apply").click()
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"vocab_size": int(vocabulary)}))
+
+
+def test_a_plan_recomputes_all_layers(open_page: Callable[..., Any]) -> None:
+    """A number of recomputed layers belongs to the job alone: plans choose the recomputation."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb&w.recompute=%22full%22&w.recompute_layers=2")
+    card = see(page, "plan")
+    card.locator(".apply").first.click()
+    expect(page.locator("#workload-recompute")).to_have_value("none")
+    expect(page.locator("#workload-recompute_layers")).to_have_value("")
+
+
+def test_a_design_is_applied_with_what_it_kept(open_page: Callable[..., Any]) -> None:
+    """Kernels and chunks of the job are not those of the design, whose step becomes that of the page."""
+    page = open_page(
+        "page=design&preset=gpt2&device=h100-sxm-80gb&w.kernels=%22torch%22&w.loss_chunks=4&w.dtype=%22fp16%22",
+        viewport={"width": 1440, "height": 1800},
+    )
+    page.fill("#design-devices", "1")
+    page.focus("#design-size")
+    page.keyboard.press("Home")
+    page.focus("#design-tokens")
+    page.keyboard.press("Home")
+    page.click("#start-design")
+    step = page.locator("#design td", has_text=", MFU ")
+    expect(step).to_be_visible(timeout=SEARCH_MS)
+    words = step.inner_text().partition(" (")[0]
+    page.locator("#design .apply").first.click()
+    expect(page.locator("[data-fact=step]")).to_have_text(words)
+    expect(page.locator("#workload-dtype")).to_have_value("fp16")

@@ -56,6 +56,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.report.optimize.search import describe_space
     from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import describe_changes, search_output
+    from shapewright.app.report.predict import describe
 
     _write_line({"done": 0, "of": 0})
     job = Job.model_validate(request["job"])
@@ -84,6 +85,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         **answer,
         "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
         "text": {
+            "request": describe(found.step),
             "candidates": columns_to_json(candidate_columns(found.candidates)),
             "pareto": columns_to_json(candidate_columns(found.pareto)),
             "changes": [describe_changes(candidate) for candidate in found.candidates],
@@ -121,6 +123,7 @@ def run_design(request: dict[str, Any]) -> dict[str, Any]:
     devices = DeviceLookup(request["calibration"])
     device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
     given = job_fields(job)["workload"]
+    workload = {name: value for name, value in given.items() if name in _DESIGN_WORKLOAD}
     result = design(
         read_job_model(job),
         device=device,
@@ -129,7 +132,7 @@ def run_design(request: dict[str, Any]) -> dict[str, Any]:
         train_tokens=request["train_tokens"],
         guard=request["guard"],
         top=request["top"],
-        workload={name: value for name, value in given.items() if name in _DESIGN_WORKLOAD},
+        workload=workload,
         software=job.software,
         progress=_progress_writer(),
     )
@@ -145,6 +148,7 @@ def run_design(request: dict[str, Any]) -> dict[str, Any]:
             "space": describe_space(found),
         },
         "figure": plain(design_figure(found)),
+        "kept_workload": workload,
         "configs": [to_config_json(result.model, one.config) for one in result.designs],
     }
 

@@ -17,7 +17,7 @@ import { makePlan } from "./views/plan.js";
 import { makeSearch } from "./views/search.js";
 import { makeServing } from "./views/serving.js";
 import { makeTiles } from "./views/tiles.js";
-import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddress, redo, state, undo } from "./core/state.js";
+import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddress, redo, state, undo, useJob } from "./core/state.js";
 import { showProblem, showVerdict } from "./views/verdict.js";
 
 // Cards to refresh when a view setting changes.
@@ -103,9 +103,9 @@ function makeTools() {
   byId("redo").addEventListener("click", redo);
   byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : structuredClone(job(next)); }));
   byId("swap").addEventListener("click", () => change((next) => {
-    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, node_size = null, network_gbit_per_s = null, uncalibrated = false, software = "tuned" } = next.pin;
+    const pinned = next.pin;
     next.pin = structuredClone(job(next));
-    Object.assign(next, { preset, config, overrides, device, workload, layout, node_size, network_gbit_per_s, uncalibrated, software });
+    useJob(next, pinned);
   }));
   byId("appearance").addEventListener("click", () => {
     const next = isDark() ? "light" : "dark";

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 
+# Fields that a plan chooses, and the one that belongs to a recomputation which it does not know.
+_CHOSEN = (*PLAN_FIELDS, "recompute_layers")
 # Sequences of an optimizer step where none are given.
 _USUAL_GLOBAL_BATCH = 512
 
@@ -36,7 +38,7 @@ def answer_plan(body: PlanRequestBody, devices: DeviceLookup) -> Answer:
     """JSON and text output of ``plan``, with its figures."""
     job = body.job
     device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
-    workload = {name: value for name, value in job_fields(job)["workload"].items() if name not in PLAN_FIELDS}
+    workload = {name: value for name, value in job_fields(job)["workload"].items() if name not in _CHOSEN}
     output = plans_output(
         plan(
             read_job_model(job),

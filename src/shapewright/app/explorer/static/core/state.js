@@ -40,6 +40,13 @@ export function job(from = now) {
   return { ...model, overrides, device, ...nodes, workload, layout, uncalibrated, ...(isTraining(from) ? { software } : {}) };
 }
 
+/** Make a job, as the API takes it, the job of a state. */
+export function useJob(next, given) {
+  const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false, software = START.software } = given;
+  const nodes = Object.fromEntries(NODES.map((name) => [name, given[name] ?? null]));
+  Object.assign(next, structuredClone({ preset, config, overrides, device, workload, layout, ...nodes, uncalibrated, software }));
+}
+
 /** Whether the job is a training step; only training has a training software. */
 export const isTraining = (from = now) => (from.workload.phase ?? "train") === "train";
 

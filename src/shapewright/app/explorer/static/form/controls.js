@@ -226,12 +226,13 @@ export function applyChanges(changes) {
 // Fields of the workload that a plan chooses.
 const PLANNED = ["micro_batch_size", "recompute", "offload_activations", "offload_optimizer", "global_batch_size", "seq_len"];
 
-/** Use a layout and the workload fields of its plan; more(next) makes other changes of the same step. */
-export function applyPlan({ num_devices: _, ...layout }, plan, more = () => {}) {
+/** Use a layout and the workload fields of its plan, after other changes by before(next) in the same step. */
+export function applyPlan({ num_devices: _, ...layout }, plan, before = () => {}) {
   change((next) => {
+    before(next);
     next.layout = Object.fromEntries(Object.entries(layout).filter(([, value]) => value !== null));
     for (const name of PLANNED) if (name in plan) next.workload[name] = plan[name];
+    delete next.workload.recompute_layers; // a plan recomputes all layers alike
     next.workload.phase = "train";
-    more(next);
   });
 }

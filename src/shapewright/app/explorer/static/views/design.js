@@ -4,7 +4,7 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { applyPlan } from "../form/controls.js";
-import { job } from "../core/state.js";
+import { job, useJob } from "../core/state.js";
 
 const POLL_MS = 250;
 const STEPS_PER_DECADE = 20;
@@ -27,14 +27,12 @@ function logSlider(id, label, [low, high, start]) {
   return { value, slider, field: h("label", { class: "field wide" }, h("span", {}, `${label}: `, shown), slider) };
 }
 
-function applyDesign(result, index) {
+/** Use a design of a job: of its workload only what the design kept, so that the step is the one of the table. */
+function applyDesign(asked, result, index) {
   const { plan } = result.designs[index];
   const { seq_len, global_batch_size } = result.workload;
-  applyPlan(plan.layout, { ...plan, seq_len, global_batch_size }, (next) => {
-    next.config = result.configs[index];
-    next.preset = null;
-    next.overrides = {};
-  });
+  applyPlan(plan.layout, { ...plan, seq_len, global_batch_size }, (next) =>
+    useJob(next, { ...asked, preset: null, config: result.configs[index], overrides: {}, workload: result.kept_workload }));
 }
 
 export function makeDesign() {
@@ -51,7 +49,7 @@ export function makeDesign() {
   place.hidden = saving.hidden = true;
   let running = null;
 
-  const show = (result) => {
+  const show = (result, asked) => {
     const { text } = result;
     status.textContent = `${text.request}. ${text.space}`;
     verdict.textContent = result.verdict.text;
@@ -60,17 +58,17 @@ export function makeDesign() {
     const parts = { columns: ["part", "value"].map((name) => ({ name, is_text: true })), rows: Object.entries(text.answer) };
     fill(found, table(parts, { caption: "Answer" }),
       h("h3", {}, "Answer and runners-up, compared with the shape of the family"),
-      table(text.designs, { caption: "Designs", action: (index) => h("button", { type: "button", class: "apply", onclick: () => applyDesign(result, index) }, "Apply") }),
+      table(text.designs, { caption: "Designs", action: (index) => h("button", { type: "button", class: "apply", onclick: () => applyDesign(asked, result, index) }, "Apply") }),
       h("ul", { class: "notes" }, result.notes.map((note) => h("li", {}, note))));
   };
-  const watch = async (id) => {
+  const watch = async (id, asked) => {
     while (running === id) {
       const run = await get(`/searches/${id}`);
       bar.value = run.progress_fraction;
       if (run.state === "failed") throw new Error(run.error);
       if (run.state === "cancelled") return;
       if (run.state === "done") {
-        show(run.result);
+        show(run.result, asked);
         return;
       }
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
@@ -81,9 +79,10 @@ export function makeDesign() {
     bar.removeAttribute("value");
     status.textContent = "Designing.";
     try {
-      const started = await post("/designs", { job: job(), num_parameters: size.value(), train_tokens: tokens.value(), num_devices: Number(devices.value) });
+      const asked = job();
+      const started = await post("/designs", { job: asked, num_parameters: size.value(), train_tokens: tokens.value(), num_devices: Number(devices.value) });
       running = started.id;
-      await watch(started.id);
+      await watch(started.id, asked);
     } catch (error) {
       status.textContent = error.message;
       verdict.textContent = "";

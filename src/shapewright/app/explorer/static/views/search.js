@@ -4,12 +4,14 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { groupOf } from "../form/controls.js";
 import { table, withArrows } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
-import { change, job } from "../core/state.js";
+import { change, job, useJob } from "../core/state.js";
 
 const POLL_MS = 250;
 
-function applyCandidate(candidate) {
+/** Use a shape that a search of a job found; the job may be another one by now. */
+function applyCandidate(asked, candidate) {
   change((next) => {
+    useJob(next, asked);
     for (const [name, { to }] of Object.entries(candidate.changes)) next[groupOf(name)][name] = to;
   });
 }
@@ -34,19 +36,19 @@ export function makeSearch(about) {
     start.disabled = false;
     stop.hidden = bar.hidden = true;
   };
-  const show = (result, isCancelled) => {
+  const show = (result, asked, isCancelled) => {
     const { candidates, pareto } = result.text;
-    status.textContent = `${isCancelled ? "Stopped. " : ""}${result.text.space}`;
+    status.textContent = `${isCancelled ? "Stopped. " : ""}${result.text.request}. ${result.text.space}`;
     place.hidden = saving.hidden = !result.pareto.length;
-    if (result.pareto.length) draw(place, result.figure, { onPoint: (event) => event.seriesName === "shape" && applyCandidate(result.pareto[event.dataIndex]) });
-    const action = (list) => (index) => h("button", { type: "button", class: "apply", onclick: () => applyCandidate(list[index]) }, "Apply");
+    if (result.pareto.length) draw(place, result.figure, { onPoint: (event) => event.seriesName === "shape" && applyCandidate(asked, result.pareto[event.dataIndex]) });
+    const action = (list) => (index) => h("button", { type: "button", class: "apply", onclick: () => applyCandidate(asked, list[index]) }, "Apply");
     fill(found,
       result.verdict ? h("p", {}, h("strong", {}, "Verdict: "), withArrows(result.verdict.text)) : null,
       result.candidates.length ? [h("h3", {}, "Shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
       result.pareto.length ? h("details", {}, h("summary", {}, `Pareto front: ${result.pareto.length} shapes`), table(pareto, { caption: "Pareto front", action: action(result.pareto) })) : null,
       h("ul", { class: "notes" }, result.notes.map((text) => h("li", {}, text))));
   };
-  const watch = async (id) => {
+  const watch = async (id, asked) => {
     while (running === id) {
       const run = await get(`/searches/${id}`);
       bar.value = run.progress_fraction;
@@ -54,7 +56,7 @@ export function makeSearch(about) {
       if (run.state === "running") status.textContent = run.num_shapes ? `${run.done.toLocaleString("en")} of ${run.num_shapes.toLocaleString("en")} shapes` : "Starting.";
       if (run.state === "failed") throw new Error(run.error);
       if (["done", "cancelled"].includes(run.state)) {
-        if (run.result) show(run.result, run.state === "cancelled");
+        if (run.result) show(run.result, asked, run.state === "cancelled");
         else status.textContent = "Stopped before a shape was found.";
         if (run.error) status.textContent += ` ${run.error}`;
         return;
@@ -71,9 +73,10 @@ export function makeSearch(about) {
     place.hidden = saving.hidden = true;
     try {
       const vary = boxes.map((box) => box.querySelector("input")).filter((box) => box.checked).map((box) => box.value);
-      const run = await post("/searches", { job: job(), vary, tolerance_fraction: Number(tolerance.value), guard: guard.value, ...(tokens.value ? { train_tokens: Number(tokens.value) } : {}) });
+      const asked = job();
+      const run = await post("/searches", { job: asked, vary, tolerance_fraction: Number(tolerance.value), guard: guard.value, ...(tokens.value ? { train_tokens: Number(tokens.value) } : {}) });
       running = run.id;
-      await watch(run.id);
+      await watch(run.id, asked);
     } catch (error) {
       status.textContent = error.message;
     } finally {
