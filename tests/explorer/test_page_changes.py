@@ -73,6 +73,16 @@ def test_a_found_shape_is_applied_to_the_job_that_was_searched(open_page: Callab
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb", overrides={"vocab_size": int(vocabulary)}))
 
 
+def test_a_search_is_stopped_before_it_has_a_name(open_page: Callable[..., Any]) -> None:
+    """Stop right behind Search ends the search that the server starts meanwhile."""
+    page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb")
+    turn_to(page, "search")
+    page.evaluate(
+        "() => { document.getElementById('start-search').click(); document.getElementById('stop-search').click(); }"
+    )
+    expect(page.locator("#search [role=status]")).to_contain_text("Stopped", timeout=SEARCH_MS)
+
+
 def test_a_plan_recomputes_all_layers(open_page: Callable[..., Any]) -> None:
     """A number of recomputed layers belongs to the job alone: plans choose the recomputation."""
     page = open_page("preset=gpt2&device=h100-sxm-80gb&w.recompute=%22full%22&w.recompute_layers=2")

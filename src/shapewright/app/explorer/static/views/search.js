@@ -30,6 +30,7 @@ export function makeSearch(about) {
   const found = h("div", { class: "below" });
   place.hidden = saving.hidden = true;
   let running = null;
+  let isStopped = false; // also before the search has a name
 
   const finish = () => {
     running = null;
@@ -66,7 +67,7 @@ export function makeSearch(about) {
   };
   start.addEventListener("click", async () => {
     start.disabled = true;
-    stop.hidden = bar.hidden = false;
+    isStopped = stop.hidden = bar.hidden = false;
     bar.removeAttribute("value");
     status.textContent = "Starting.";
     fill(found);
@@ -76,6 +77,7 @@ export function makeSearch(about) {
       const asked = job();
       const run = await post("/searches", { job: asked, vary, tolerance_fraction: Number(tolerance.value), guard: guard.value, ...(tokens.value ? { train_tokens: Number(tokens.value) } : {}) });
       running = run.id;
+      if (isStopped) await remove(`/searches/${running}`);
       await watch(run.id, asked);
     } catch (error) {
       status.textContent = error.message;
@@ -84,7 +86,7 @@ export function makeSearch(about) {
     }
   });
   stop.addEventListener("click", async () => {
-    stop.hidden = true;
+    isStopped = stop.hidden = true;
     status.textContent = "Stopping.";
     if (running) await remove(`/searches/${running}`).catch((error) => { status.textContent = error.message; });
   });
