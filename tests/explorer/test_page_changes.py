@@ -110,3 +110,11 @@ def test_a_design_is_applied_with_what_it_kept(open_page: Callable[..., Any]) ->
     page.locator("#design .apply").first.click()
     expect(page.locator("[data-fact=step]")).to_have_text(words)
     expect(page.locator("#workload-dtype")).to_have_value("fp16")
+
+
+def test_an_address_with_unknown_words_shows_the_first_page(open_page: Callable[..., Any]) -> None:
+    """Names that every object of JavaScript has are no pages and no metrics."""
+    page = open_page("page=constructor&v.y=%22constructor%22&preset=gpt3-2.7b&device=a100-sxm-80gb")
+    assert page.title() == "Shapewright explorer"
+    expect(page.locator("#sweep-metric")).to_have_value("step")
+    expect(page.locator("#headline")).to_contain_text("edge of a cliff")

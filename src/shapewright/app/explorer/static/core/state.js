@@ -155,7 +155,7 @@ export function readAddress() {
   next.config = isObject(config) ? config : null;
   next.preset = next.config ? null : words.get("preset") || (words.has("config") ? START.preset : null);
   next.device = words.get("device") || START.device;
-  if (words.get("page") in PAGES) next.page = words.get("page");
+  if (Object.hasOwn(PAGES, words.get("page"))) next.page = words.get("page");
   for (const name of NODES) next[name] = words.has(name) && Number.isFinite(Number(words.get(name))) ? Number(words.get(name)) : null;
   next.uncalibrated = words.get("uncalibrated") === "1";
   next.software = words.get("software") || START.software;
@@ -172,6 +172,6 @@ export function readAddress() {
 
 // Back and forward change the page and keep the job; an address that is typed or opened changes both.
 window.addEventListener("popstate", ({ state: entry }) => {
-  if (entry?.page in PAGES) move({ ...now, page: entry.page });
+  if (Object.hasOwn(PAGES, entry?.page)) move({ ...now, page: entry.page });
   else readAddress();
 });

@@ -11,6 +11,7 @@ const METRICS = {
   rate: { text: "TFLOP/s", of: (answer) => 1e-12 * answer.model_flops_per_s },
   tokens: { text: "tokens/s", of: (answer) => answer.tokens_per_s_per_device },
 };
+const metricOf = (view) => (Object.hasOwn(METRICS, view.y) ? view.y : "step");
 const FIRST_FIELD = "hidden_size";
 
 const place = plot("cliff");
@@ -38,7 +39,7 @@ export function makeFieldSweep(fields) {
     refresh: async ({ job }) => {
       const { view } = state();
       field.value = fields.includes(view.dim) ? view.dim : FIRST_FIELD;
-      metric.value = view.y in METRICS ? view.y : "step";
+      metric.value = metricOf(view);
       try {
         last = await post("/sweep", { job, field: field.value, measure: metric.value });
       } catch (error) {
@@ -64,8 +65,7 @@ export function makeFieldSweep(fields) {
 export function moveMarker(answer) {
   if (!last || (state().view.dim ?? FIRST_FIELD) !== last.field) return;
   const value = { ...answer.config, ...answer.workload, ...answer.layout }[last.field];
-  const { of } = METRICS[state().view.y] ?? METRICS.step;
-  movePoint(place, "this shape", [value, of(answer)]);
+  movePoint(place, "this shape", [value, METRICS[metricOf(state().view)].of(answer)]);
 }
 
 /** GEMM whose waves the sweep counts, as the tiles show it; empty without one. */
