@@ -117,6 +117,21 @@ def test_the_interval_is_that_of_the_difference(client: TestClient) -> None:
     assert f" {saved_percent:.3g} % less time (" in found["verdict"]["text"]
 
 
+def test_larger_steps_are_compared_per_token(client: TestClient) -> None:
+    """A larger micro-batch takes a longer step, so that it is the time of a token that it saves."""
+    job = {"preset": "llama-3.2-1b", "device": "h100-sxm-80gb"}
+    found = client.post("/api/v1/sweep", json={"job": job, "field": "micro_batch_size"}).json()
+    best = found["verdict"]["value"]
+    times = {point["value"]: point["step_time_s"] / point["value"] for point in found["points"]}
+    saved = f"{100.0 * (1.0 - times[best] / times[4]):.3g} % less time per token ("
+    (crest,) = (one for one in found["local_maxima"] if one["value"] == best)
+    split = client.post("/api/v1/sweep", json={"job": job, "field": "tensor_parallel"}).json()
+
+    assert saved in found["verdict"]["text"]
+    assert " % time per token, " in crest["gain_text"]
+    assert split["verdict"]["text"] == "tensor parallel 1 is a good value: no value is faster per token near it."
+
+
 def test_a_hidden_size_is_swept_with_the_same_heads() -> None:
     """Sizes that the heads do not divide are points too, and the one next to the current value is a cliff."""
     found = swept("hidden_size")

@@ -257,7 +257,12 @@ def _describe_gain(sweep: FieldSweep, value: int, pair: Speedup | None) -> str:
     if value == sweep.current:
         return "current"
     change, chance = 1.0 / pair.factor - 1.0, max(pair.probability_faster, 1.0 - pair.probability_faster)
-    return f"{'+' if change >= 0.0 else ''}{format_percent(change)} time, {certainty_words(chance)}"
+    return f"{'+' if change >= 0.0 else ''}{format_percent(change)} time{_per(sweep)}, {certainty_words(chance)}"
+
+
+def _per(sweep: FieldSweep) -> str:
+    """What times are compared for: fields of workload and layout change the tokens or the devices of a step too."""
+    return "" if SWEPT_FIELDS[sweep.field] == "model" else " per token"
 
 
 # Fields that belong to the job: another value would be another job.
@@ -303,7 +308,7 @@ def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> Swee
         larger = "is larger and still " if best.prediction.parameters.total > size else ""
         saved, chance = format_percent(1.0 - 1.0 / pair.factor), certainty_words(pair.probability_faster)
         return SweepVerdict(
-            text=f"{here} wastes time: {best.value:,} {larger}takes {saved} less time ({chance} certain).",
+            text=f"{here} wastes time: {best.value:,} {larger}takes {saved} less time{_per(sweep)} ({chance} certain).",
             value=best.value,
         )
     following = next((point for point in sweep.points if point.value > sweep.current), current)
@@ -311,11 +316,12 @@ def judge_current_value(sweep: FieldSweep, pairs: Mapping[int, Speedup]) -> Swee
     if growth <= 1.0 + _MOST_GROWTH_FRACTION and factor > (1.0 + _CLIFF_FRACTION) * growth:
         chance = certainty_words(1.0 - pairs[following.value].probability_faster)
         return SweepVerdict(
-            text=f"{here} is at the edge of a cliff: {following.value:,} takes {factor:.3g} times as long "
-            f"({chance} certain).",
+            text=f"{here} is at the edge of a cliff: {following.value:,} takes {factor:.3g} times as long"
+            f"{_per(sweep)} ({chance} certain).",
             value=None,
         )
-    return SweepVerdict(text=f"{here} is a good value: no model as large is faster near it.", value=None)
+    others = "model as large is faster" if SWEPT_FIELDS[sweep.field] == "model" else "value is faster per token"
+    return SweepVerdict(text=f"{here} is a good value: no {others} near it.", value=None)
 
 
 def answer_head_grid(scenario: Scenario) -> Answer:
