@@ -18,7 +18,7 @@ from shapewright.app.report.explain import explain_operation, print_explanations
 from shapewright.app.report.outputs.catalogue import device_output, devices_output
 from shapewright.app.report.outputs.check import report_output
 from shapewright.app.report.outputs.predict import predict_output
-from shapewright.app.report.predict import print_prediction
+from shapewright.app.report.predict import operation_columns, print_prediction
 from shapewright.lint.check import check_scenario
 from shapewright.models.read import list_presets
 from shapewright.prediction.build import build_scenario
@@ -128,6 +128,18 @@ def test_rates_stay_below_the_peak() -> None:
 
     assert len(shown) > 10
     assert max(shown) <= 100.0
+
+
+def test_rates_are_fractions_of_the_peak_of_their_format() -> None:
+    """In a step of fp8, the logits are a bf16 GEMM: 715 TFLOP/s are 72 % of 989, not 36 % of the 1,979 of fp8."""
+    scenario = build_scenario("llama-3-8b", "h100-sxm-80gb", workload={"dtype": "fp8"})
+    columns = {column.name: column.cells for column in operation_columns(predict_output(scenario.predict(), scenario))}
+    rows = zip(columns["operation"], columns["TFLOP/s"], columns["of peak"], strict=True)
+    shares = {name: (float(rate), float(share.removesuffix(" %"))) for name, rate, share in rows if rate}
+
+    for name, peak in (("logits", 989.4), ("attention.fused", 989.4), ("mlp.up", 1979.0)):
+        rate, percent = shares[name]
+        assert percent == pytest.approx(100.0 * rate / peak, abs=0.1)
 
 
 def test_columns_leave_in_order() -> None:

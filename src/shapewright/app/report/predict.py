@@ -167,7 +167,7 @@ def memory_words(memory: StepMemory | TracedMemoryParts) -> str:
 
 
 class _OperationRow(NamedTuple):
-    """An operation as a row of a table: its output, its share of the step, and its rate over the peak."""
+    """An operation as a row of a table: its output, its share of the step, and its rate over the peak of its format."""
 
     facts: OperationOutput
     share: float | None
@@ -196,15 +196,15 @@ _OPERATION_COLUMNS = (
 def operation_columns(output: PredictOutput | TracedPredictOutput, *, top: int | None = None) -> list[Column]:
     """Operations, slowest first, as the columns of a table."""
     ranked = sorted(output.operations, key=lambda entry: -entry.total_time_s)[:top]
-    rows = (_row(entry, output.step_time_s, output.peak_flops_per_s) for entry in ranked)
+    rows = (_row(entry, output.step_time_s, output.dense_flops_per_s.get(entry.dtype)) for entry in ranked)
     return columns_of(rows, _OPERATION_COLUMNS)
 
 
-def _row(facts: OperationOutput, step_s: float, peak: float) -> _OperationRow:
+def _row(facts: OperationOutput, step_s: float, peak: float | None) -> _OperationRow:
     done = facts.executed_flops
     rate = done / facts.time_s if done and facts.time_s else None
     share = facts.total_time_s / step_s if step_s else None
-    return _OperationRow(facts, share, rate, None if rate is None else rate / peak)
+    return _OperationRow(facts, share, rate, None if rate is None or peak is None else rate / peak)
 
 
 def _rate_words(rate: float) -> str:

@@ -142,7 +142,7 @@ class PredictOutput(Output):
     warnings: list[str] = described("one line each: does not fit, exceeds the model's length, borrowed calibration")
     source: str
     notes: list[str]
-    peak_flops_per_s: float = text_only()
+    dense_flops_per_s: Mapping[str, float] = text_only()
 
 
 def _image_rate(prediction: Prediction) -> float | None:
@@ -170,7 +170,7 @@ def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
         calibration_records={kind: source.label for kind, source in prediction.calibration.items()},
         source=scenario.model.source,
         notes=scenario.notes,
-        peak_flops_per_s=prediction.device.peak_flops_per_s(prediction.workload.dtype),
+        dense_flops_per_s=prediction.device.dense_flops_per_s,
     )
 
 

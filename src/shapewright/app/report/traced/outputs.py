@@ -78,7 +78,7 @@ class TracedPredictOutput(Output):
     unknown_operators: list[UnknownOperator] = described("operators without a model, those with most bytes first")
     calibration_records: dict[str, str] = described("record id by kind of operation, with the donor of a borrowed one")
     warnings: list[str] = described("one line each: how the module was run, does not fit, borrowed calibration")
-    peak_flops_per_s: float = text_only()
+    dense_flops_per_s: Mapping[str, float] = text_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def traced_predict_output(prediction: TracedPrediction) -> TracedPredictOutput:
         operations=[operation_output(entry) for entry in prediction.operations],
         unknown_operators=list(prediction.trace.unknown_operators),
         calibration_records={kind: source.label for kind, source in prediction.calibration.items()},
-        peak_flops_per_s=prediction.device.peak_flops_per_s(prediction.trace.dtype),
+        dense_flops_per_s=prediction.device.dense_flops_per_s,
     )
 
 
