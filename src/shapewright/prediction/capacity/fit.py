@@ -113,14 +113,11 @@ def is_tight(needed_bytes: float, device: Device) -> bool:
     return needed_bytes * (1.0 + ALLOCATOR_BAND_FRACTION) > device.memory_bytes
 
 
-def estimate_capacity(
-    scenario: Scenario, *, optimizer: str | None = None, notes: tuple[str, ...] | None = None
-) -> Capacity:
+def estimate_capacity(scenario: Scenario, *, optimizer: str | None = None) -> Capacity:
     """Compare the memory that a job needs with that of its device.
 
     Args:
         optimizer: A key of shapewright.workload.optimizers.OPTIMIZERS, to replace that of the workload.
-        notes: Notes of the result; by default those of the scenario.
 
     Raises:
         LayoutError: the layout does not divide the model.
@@ -136,7 +133,7 @@ def estimate_capacity(
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     options, closest = ((), None) if fits else find_fit_options(scenario)
     found_notes = [
-        *(scenario.notes if notes is None else notes),
+        *scenario.notes,
         *_describe_optimizer(config, workload),
         *_describe_saved_tensors(config, workload),
         *describe_long_sequence(config, workload),
