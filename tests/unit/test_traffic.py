@@ -243,6 +243,15 @@ def test_disaggregated_first_token_includes_the_transfer() -> None:
     assert outcome.end_s[0] == pytest.approx(outcome.first_s[0] + 2.0)
 
 
+def test_requests_that_wait_to_be_decoded_do_not_run() -> None:
+    """Eight prompts are prefilled at once; two at a time decode for 4 s each, and the others wait for them."""
+    unit = SimulatedUnit(constant_streams(max_sequences=2), constant_streams(1e-3, max_tokens=400, max_sequences=8))
+    traffic = make_traffic([0.0] * 8, [10] * 8, [5] * 8)
+    figures = summarize_outcome(unit, traffic, simulate_unit(unit, traffic))
+
+    assert figures.mean_running == pytest.approx(2.0, rel=2e-3)
+
+
 def _mixed_traffic() -> Traffic:
     source = RandomTraffic(
         prompts=read_lengths("lognormal:60,40", "prompt_len"),

@@ -139,7 +139,7 @@ def summarize_outcome(
         queue_wait=_percentiles(waits_s[first:]),
         mean_queue=float(np.sum(waits_s)) / makespan_s,
         most_queue=_most_at_once(outcome.arrival_s, outcome.admitted_s),
-        mean_running=float(np.sum(outcome.end_s - outcome.admitted_s)) / makespan_s,
+        mean_running=float(np.sum(outcome.running_s)) / makespan_s,
         cache_use_fraction=sum(total.cache_block_s for total in outcome.totals) / max(busy_s * blocks, 1e-300),
         most_cache_use_fraction=max(total.most_blocks for total in outcome.totals) / blocks,
         busy_fraction=busy_s / (makespan_s * unit.decode.num_streams),

@@ -83,6 +83,8 @@ class Outcome:
         emitted: Tokens of the answers. [requests]
         preempted: How often each was preempted. [requests]
         hit_len: Prompt tokens that were in the cache. [requests]
+        running_s: Time of each from entering a batch to its last token there, on all instances that it runs on. [s],
+            [requests]
         totals: Sums of each decoding stream.
         prefill_totals: Sums of each prefilling stream; empty if aggregated.
     """
@@ -94,6 +96,7 @@ class Outcome:
     emitted: Counts
     preempted: Counts
     hit_len: Counts
+    running_s: PerRequest
     totals: tuple[Totals, ...]
     prefill_totals: tuple[Totals, ...] = ()
 
@@ -119,7 +122,7 @@ def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = Fal
         )
     if unit.prefill is None:
         log, totals = _run_streams(unit.decode, traffic, np.zeros_like(traffic.prompt_len), compiled=compiled)
-        return Outcome(traffic.arrival_s, *log, totals=totals)
+        return Outcome(traffic.arrival_s, *log, running_s=log.running_s, totals=totals)
     only_prefill = Traffic(
         traffic.arrival_s, traffic.prompt_len, np.ones_like(traffic.output_len), traffic.prefix, traffic.prefix_len
     )
@@ -142,6 +145,7 @@ def simulate_unit(unit: SimulatedUnit, traffic: Traffic, *, compiled: bool = Fal
         emitted=after.emitted[inverse],
         preempted=before.preempted + after.preempted[inverse],
         hit_len=before.hit_len,
+        running_s=before.running_s + after.running_s[inverse],
         totals=totals,
         prefill_totals=prefill_totals,
     )
@@ -156,6 +160,11 @@ class _Logs(NamedTuple):
     emitted: Counts
     preempted: Counts
     hit_len: Counts
+
+    @property
+    def running_s(self) -> PerRequest:
+        """Time of each request from entering a batch to its last token. [s], [requests]"""
+        return self.end_s - self.admitted_s
 
 
 def _run_streams(
