@@ -218,6 +218,7 @@ def test_a_step_is_inside_its_interval_with_stragglers() -> None:
     assert cells["expected"] == format_seconds(1.5 * best.step_time_s)
     assert best.tokens_per_s == pytest.approx(64 * 2048 / (1.5 * best.step_time_s))
     assert best.tokens_per_s_per_device == pytest.approx(best.tokens_per_s / 16)
+    assert best.device_s_per_million_tokens == pytest.approx(16 * 1.5 * best.step_time_s / (64 * 2048) * 1e6)
     assert not any(next(one for one in plan_columns(plans_output(small_plan())) if one.name == "expected").cells)
 
 

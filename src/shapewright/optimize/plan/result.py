@@ -148,8 +148,8 @@ class Plan:
 
     @property
     def device_s_per_million_tokens(self) -> float:
-        """Device time of a million tokens. [s]"""
-        return 1e6 * self.layout.num_devices * self.prediction.step_time_s / self.prediction.tokens_per_step
+        """Device time of a million tokens, with slow devices as in ``expected_step_s``. [s]"""
+        return 1e6 * self.layout.num_devices * self.expected_step_s / self.prediction.tokens_per_step
 
 
 @dataclass(frozen=True)
