@@ -169,6 +169,23 @@ def test_flags_hold_what_the_plan_assumes() -> None:
     assert found["enable_chunked_prefill"]
 
 
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_passes_of_sglang_hold_the_prompts_of_the_plan(*, is_mixed: bool) -> None:
+    """SGLang takes the sequences that decode in a mixed pass off its limits of prompt tokens; prefill has none."""
+    plan = shapewright.serve_plan(
+        "llama-3-8b", device="h100-sxm-80gb", prompt_len=2048, output_len=600, num_devices=4, formats=[]
+    )
+    points = [one for one in plan.points if (one.prefill_layout is None) == is_mixed and one.layout.num_devices == 1]
+    for point in sorted(points, key=lambda one: one.prefill_tokens)[:: len(points) - 1]:
+        found = read_commands("sglang", write_launch(plan, "sglang", point).text)[0]
+        decoding = point.batch_size if is_mixed else 0
+
+        assert found["enable_mixed_chunk"] == is_mixed
+        assert 0 <= found["chunked_prefill_size"] - decoding - point.prefill_tokens < 16
+        # 16,384 by default; the last prompt of a pass must be below what is left.
+        assert (found["max_prefill_tokens"] or 16384) - decoding > point.prefill_tokens
+
+
 def test_replicated_attention_is_one_group_of_sglang_and_trtllm() -> None:
     """Groups: vLLM counts replicas beside the tensor group, the others all devices, and SGLang all sequences."""
     plan = make_plan("nodes")

@@ -23,6 +23,8 @@ _VLLM_GRAPH_SEQUENCES = 512
 """Largest batch with a CUDA graph if vLLM is not told otherwise (vllm/config/scheduler.py)."""
 _SGLANG_SPARE_TOKENS = 8
 """Tokens that SGLang keeps free of the context length, rounded up (tp_worker.py)."""
+_SGLANG_PREFILL_TOKENS = 16384
+"""Prompt tokens from which SGLang adds no further prompt to a pass if it is not told otherwise (server_args.py)."""
 _PORTS = {"both": 8000, "prefill": 8100, "decode": 8200}
 _DRAFT_MODEL = "DRAFT_MODEL"
 
@@ -130,6 +132,7 @@ def sglang_command(engine: Engine, one: LaunchedInstance) -> Command:
 def _sglang_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     layout, request = one.layout, one.request
     replicas = layout.data_parallel
+    is_mixed = one.role == "both" and layout.pipeline_parallel == 1 and not request.speculation
     yield Flag("--model-path", one.model)
     yield Flag("--port", _PORTS[one.role])
     yield Flag("--tp-size", one.num_stage_devices)
@@ -154,14 +157,18 @@ def _sglang_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     # Both are for all replicas together; SGLang divides them (tp_worker.py, server_args.py).
     yield Flag("--max-running-requests", one.num_sequences * replicas)
     if one.role != "decode":
-        chunk = -(-one.prefill_tokens // request.block_tokens) * request.block_tokens
+        # In mixed passes SGLang takes the decoding sequences off both limits (schedule_policy.py).
+        tokens = one.pass_tokens if is_mixed else one.prefill_tokens
+        chunk = -(-tokens // request.block_tokens) * request.block_tokens
         yield Flag("--chunked-prefill-size", chunk * replicas)
+        if chunk >= _SGLANG_PREFILL_TOKENS:
+            yield Flag("--max-prefill-tokens", chunk + 1)
     yield Flag("--mem-fraction-static", _fraction(one.static_fraction))
     if one.role != "prefill":
         yield Flag("--cuda-graph-max-bs", one.batch_size)
     if layout.pipeline_parallel > 1:
         yield Flag("--disable-overlap-schedule")
-    elif one.role == "both" and not request.speculation:
+    elif is_mixed:
         yield Flag("--enable-mixed-chunk")
     if not request.cached_len:
         yield Flag("--disable-radix-cache")
