@@ -127,6 +127,22 @@ def test_plans_of_an_unmeasured_device_are_its_predictions(name: str, changes: d
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("dit-s-2", {}), ("vit-b-16", {"optimizer": "muon"}), ("vit-b-16", {"finetune": "last-layers", "last_layers": 2})],
+)
+def test_plans_of_image_models_are_their_predictions(name: str, fields: dict[str, Any]) -> None:
+    """Linear layers before and after the layers count once, not once for each layer."""
+    device = replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES)
+    scenario = build_scenario(name, device, workload={"global_batch_size": 64, **fields})
+    findings = explore(PlanJob(scenario=scenario, request=PlanRequest(num_devices=16, objective="memory")))
+    assert len(findings.best["step_s"]) > 10
+    for row in range(0, len(findings.best["step_s"]), 5):
+        choice = findings.choice(findings.best, row)
+        prediction = scenario.replace(layout=choice.layout, **choice.chosen_workload).predict()
+        assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
+
+
 def every_plan(
     config: TransformerConfig, device: Device, workload: Workload, num_devices: int
 ) -> Iterator[tuple[float, float]]:

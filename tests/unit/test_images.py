@@ -40,6 +40,27 @@ def test_a_tensor_axis_splits_image_models() -> None:
     assert layer_flops(2) == layer_flops(1) / 2
 
 
+def test_the_ends_of_an_image_model_are_those_of_their_stages() -> None:
+    """Linear layers before the layers are reduced on the first stage, those after them on the last.
+
+    DiT-S/2 of width 384: a layer has 4 + 8 + 6 squares (attention, MLP, modulation). Before the layers come patches of
+    2 x 2 x 4 values and a timestep of 256 values in two layers; after them a modulation of two widths and patches of
+    2 x 2 x 8 values.
+    """
+    found = shapewright.predict("dit-s-2", device=H100, layout={"pipeline_parallel": 2, "data_parallel": 8})
+    reduced = {
+        each.operation.name: (each.operation.stage, each.operation.message_bytes, each.operation.repeats)
+        for each in found.operations
+        if isinstance(each.operation, Collective) and each.operation.role == "gradients"
+    }
+    square = 384 * 384
+    assert reduced == {
+        "layers.gradients.all_reduce": ("every", 2.0 * 18 * square, 6),
+        "embedding.gradients.all_reduce": ("first", 2.0 * (16 * 384 + 256 * 384 + square), 1),
+        "logits.gradients.all_reduce": ("last", 2.0 * (2 * square + 32 * 384), 1),
+    }
+
+
 def test_image_models_have_no_logits_to_chunk() -> None:
     """Fused kernels chunk the logits of a vocabulary; SigLIP has none, and trains as with other kernels."""
     memory = shapewright.predict("siglip-so400m", device=H100, workload={"kernels": "fused"}).memory

@@ -198,7 +198,13 @@ class StepParts:
     def groups(self) -> tuple[WeightGroup, ...]:
         """Weights of this device, grouped for communication and the optimizer."""
         return tuple(
-            weight_groups(self.shard, self.weighted_layers(), self.num_layers, trained=self._trained_weights())
+            weight_groups(
+                self.shard,
+                self.weighted_layers(),
+                self.num_layers,
+                trained=self._weighted(self.trained),
+                image_ends=(_with_weights(self.inputs), _with_weights(self.head)),
+            )
         )
 
     def sends(self, virtual_pipeline: int) -> list[Operation]:
@@ -342,19 +348,18 @@ class StepParts:
         """List the forward operations of the layers but those that multiply activations."""
         return self._weighted(self.stacks)
 
-    def _trained_weights(self) -> list[Operation]:
-        return self._weighted(self.trained)
-
     def _weighted(self, stacks: tuple[_Stack, ...]) -> list[Operation]:
         layers = [operation for stack in stacks for operation in stack.layers] + self.mtp
-        has_ends = stacks is self.stacks or self.shard.workload.last_layers is None
-        if has_ends and self.shard.config.patches is not None:  # its ends have linear layers instead of tables
-            layers += self.inputs + self.head
-        return [operation for operation in layers if not operation.multiplies_activations]
+        return _with_weights(layers)
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
         """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
-        return lower_orthogonalization(self.shard, self._trained_weights(), zero_stage)
+        return lower_orthogonalization(self.shard, self._weighted(self.trained), zero_stage)
+
+
+def _with_weights(operations: list[Operation]) -> list[Operation]:
+    """Leave out operations that multiply activations."""
+    return [operation for operation in operations if not operation.multiplies_activations]
 
 
 class _Stack(NamedTuple):

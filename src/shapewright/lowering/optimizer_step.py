@@ -72,7 +72,12 @@ def count_gemm_weights(
 
 
 def weight_groups(
-    shard: Shard, layers: Sequence[Operation], num_layers: int, *, trained: Sequence[Operation]
+    shard: Shard,
+    layers: Sequence[Operation],
+    num_layers: int,
+    *,
+    trained: Sequence[Operation],
+    image_ends: tuple[Sequence[Operation], Sequence[Operation]],
 ) -> list[WeightGroup]:
     """Group the weights of this device into layers, routed experts, embedding and logits.
 
@@ -80,14 +85,24 @@ def weight_groups(
         layers: Forward operations of all layers, without the attention cores, whose GEMMs have no weights.
         num_layers: Number of layers on this device.
         trained: Those of layers with a backward pass.
+        image_ends: Forward operations before and after the layers, whose GEMMs count in image models.
     """
     dense, routed = count_gemm_weights(layers, shard.num_passes)
     found = count_gemm_weights(trained, shard.num_passes, of_adapters=shard.workload.has_adapters)
-    return make_groups(shard, (dense, routed), found, num_layers, has_experts=bool(routed))
+    linear = (0, 0)
+    if shard.config.patches is not None:
+        linear = tuple(count_gemm_weights(end, shard.num_passes)[0] for end in image_ends)
+    return make_groups(shard, (dense, routed), found, num_layers, has_experts=bool(routed), image_ends=linear)
 
 
 def make_groups(
-    shard: Shard, weights: tuple[Count, Count], trained: tuple[Count, Count], num_layers: int, *, has_experts: bool
+    shard: Shard,
+    weights: tuple[Count, Count],
+    trained: tuple[Count, Count],
+    num_layers: int,
+    *,
+    has_experts: bool,
+    image_ends: tuple[Count, Count],
 ) -> list[WeightGroup]:
     """Group weights given by their counts; counts and sizes of the shard may be arrays.
 
@@ -96,26 +111,34 @@ def make_groups(
         trained: Those of them that the optimizer updates.
         num_layers: Number of layers on this device.
         has_experts: Whether any layer has routed experts.
+        image_ends: Weights of the linear layers before and after the layers, which image models have instead of an
+            embedding and a logit matrix.
     """
     config, layout = shard.config, shard.layout
     replicas = num_ranks_of(layout, "data")
-    table = vocab_rows(shard) * config.embedding_size
+    ends = image_ends
+    if config.patches is None:
+        table = vocab_rows(shard) * config.embedding_size
+        ends = table, 0 if config.tied_embeddings and layout.pipeline_parallel == 1 else table
     # Adapters and the training of the last layers leave embedding and logits as they are.
-    trained_table = table if shard.workload.trains_all else 0
+    trains_ends = shard.workload.trains_all
     groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]
     if has_experts:
         groups.append(WeightGroup("experts", "every", weights[1], trained[1], num_layers, layout.num_expert_replicas))
-    if not config.vocab_size:
-        return groups
-    groups.append(WeightGroup("embedding", "first", table, trained_table, 1, replicas))
-    if not config.tied_embeddings or layout.pipeline_parallel > 1:
-        groups.append(WeightGroup("logits", "last", table, trained_table, 1, replicas))
+    for name, stage, own in (("embedding", "first", ends[0]), ("logits", "last", ends[1])):
+        if not _is_none(own):
+            groups.append(WeightGroup(name, stage, own, own if trains_ends else 0, 1, replicas))
     return groups
 
 
+def _is_none(count: Count) -> bool:
+    """Whether there are none; counts that are arrays or traced are not zero."""
+    return isinstance(count, int) and not count
+
+
 def _is_frozen(group: WeightGroup) -> bool:
-    """Whether the optimizer updates no weight of a group; counts that are arrays or traced are not zero."""
-    return isinstance(group.num_trained, int) and not group.num_trained
+    """Whether the optimizer updates no weight of a group."""
+    return _is_none(group.num_trained)
 
 
 def _gathered_bytes(shard: Shard, group: WeightGroup, zero_stage: int) -> Any:

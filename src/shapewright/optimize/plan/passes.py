@@ -69,6 +69,7 @@ class LayerPass:
         routed: Weights of routed experts.
         dense_trained: Those of ``dense`` that are trained.
         routed_trained: Those of ``routed`` that are trained.
+        image_ends: Weights before and after the layers, which in image models are linear layers.
         residual_tokens: Tokens that a stage sends to the next.
         residual_copies: Devices of the tensor axis that hold the same tokens.
         dtype: Element format of the residual stream.
@@ -84,6 +85,7 @@ class LayerPass:
     routed: PerKind
     dense_trained: PerKind
     routed_trained: PerKind
+    image_ends: tuple[int, int]
     residual_tokens: int
     residual_copies: int
     dtype: str
@@ -219,8 +221,12 @@ class LayerPassPricer:
             for ending, field in (("", "num_weights"), ("_trained", "num_trained"))
         }
         shard = lowered[0].shard
+        before, after = (
+            int(_scalar(groups[0][name].num_weights)) if name in groups[0] else 0 for name in ("embedding", "logits")
+        )
         common: dict[str, Any] = {
             **counts,
+            "image_ends": (before, after),
             "residual_copies": shard.num_residual_copies,
             "dtype": shard.dtype,
             "width_bytes": shard.width_bytes,

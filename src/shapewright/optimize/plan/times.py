@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,8 @@ class SplitPricer:
             )
         )
         layout = ParallelLayout(pipeline_parallel=splits[0].pipeline_parallel)
-        sharding = self._sharding(shards, (dense, routed), (dense_trained, routed_trained), num_layers)
+        image_ends = np.array([one.image_ends for one in passes]).T
+        sharding = self._sharding(shards, (dense, routed), (dense_trained, routed_trained), image_ends, num_layers)
         for row, (split, one) in enumerate(zip(splits, passes, strict=True)):
             if one.matrix_gemms is not None:
                 replicas = split.data_parallel * split.context_parallel
@@ -178,12 +179,20 @@ class SplitPricer:
         return total
 
     def _sharding(
-        self, shards: Any, weights: tuple[PerSplit, PerSplit], trained: tuple[PerSplit, PerSplit], num_layers: int
+        self,
+        shards: Any,
+        weights: tuple[PerSplit, PerSplit],
+        trained: tuple[PerSplit, PerSplit],
+        image_ends: Iterable[PerSplit],
+        num_layers: int,
     ) -> ShardingTimes:
         """Return the times of gradient communication and optimizer step. [s]"""
-        # Groups without trained weights run no kernels.
-        dense, routed = (counts if counts.any() else 0 for counts in trained)
-        groups = make_groups(shards, weights, (dense, routed), num_layers, has_experts=bool(weights[1].any()))
+        # Groups without weights, or without trained ones, run no kernels.
+        dense, routed, before, after = (counts if counts.any() else 0 for counts in (*trained, *image_ends))
+        has_experts = bool(weights[1].any())
+        groups = make_groups(
+            shards, weights, (dense, routed), num_layers, has_experts=has_experts, image_ends=(before, after)
+        )
         total = zero_sharding_times(len(shards.num_passes), len(self._shardings))
         tied = lower_tied_gradients(shards)
         known: dict[tuple[Any, ...], Any] = {}
