@@ -129,10 +129,15 @@ def test_plans_of_an_unmeasured_device_are_its_predictions(name: str, changes: d
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [("dit-s-2", {}), ("vit-b-16", {"optimizer": "muon"}), ("vit-b-16", {"finetune": "last-layers", "last_layers": 2})],
+    [
+        ("dit-s-2", {}),
+        ("vit-b-16", {"optimizer": "muon"}),
+        ("vit-b-16", {"finetune": "last-layers", "last_layers": 2}),
+        ("llama-3-8b", {"kernels": "fused"}),
+    ],
 )
-def test_plans_of_image_models_are_their_predictions(name: str, fields: dict[str, Any]) -> None:
-    """Linear layers before and after the layers count once, not once for each layer."""
+def test_plans_are_their_predictions(name: str, fields: dict[str, Any]) -> None:
+    """Linear layers before and after those of an image model count once; fused losses have chunks by micro-batch."""
     device = replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES)
     scenario = build_scenario(name, device, workload={"global_batch_size": 64, **fields})
     findings = explore(PlanJob(scenario=scenario, request=PlanRequest(num_devices=16, objective="memory")))

@@ -280,8 +280,9 @@ class LayerPassPricer:
             key: software.adjusted_s(operation, own_s, device)
             for (key, operation), own_s in zip(distinct.items(), prices_s, strict=True)
         }
-        repeats = np.array([operation.repeats for operation in operations], dtype=float)
-        times_s: TimesOfSizes = np.array([adjusted_s[key] for key in keys]) * repeats[:, None]
+        times_s: TimesOfSizes = np.array([adjusted_s[key] for key in keys])
+        for row, operation in enumerate(operations):
+            times_s[row] *= operation.repeats  # a number, or an array over the sizes
         return times_s
 
     def _times_of_matrix_gemms(self, operations: Sequence[Operation]) -> Float[np.ndarray, " operations"]:
