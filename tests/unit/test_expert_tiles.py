@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from shapewright.app.report.explain import explain_operation, explanation_rows
-from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.gemm import GroupedGemm
@@ -22,7 +21,7 @@ from shapewright.pricing.experts.price import (
     price_grouped_gemm,
     price_grouped_gemms,
 )
-from shapewright.pricing.experts.tiles import TUNED, TileRule, read_rule, tuned_shapes
+from shapewright.pricing.experts.tiles import TUNED, TileRule, tuned_shapes
 from shapewright.pricing.price import GemmPrice
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -205,11 +204,3 @@ def test_an_explanation_states_whether_tiles_are_tuned() -> None:
         "vllm 0.24.0 has tuned tiles for 8 experts"
     )
     assert describe_tiles(replace(SERVED, tokens=None), H100, load_record("moe", H100)) == ""
-
-
-def test_a_malformed_rule_is_an_error() -> None:
-    """A section whose rule lacks its steps cannot be priced with."""
-    raw = load_record("moe", H100).parameters["libraries"][SGLANG]["bf16"]
-
-    with pytest.raises(CalibrationError, match="lacks 'steps' in 'untuned'"):
-        read_rule({**raw, "untuned": {"library": "x", "per_expert": True, "up_to": []}})

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from lowered import ONE_DEVICE, gpt, named
-from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.pointwise import Pointwise
@@ -197,24 +196,6 @@ def test_softmax_and_mask_of_the_paper() -> None:
     )
 
     assert chain_s == pytest.approx(2.651e-3, rel=0.02)
-
-
-def test_incomplete_record_is_named() -> None:
-    """A missing constant raises an error that names the record and the constant."""
-    broken = CalibrationRecord(
-        id="broken",
-        kind="pointwise",
-        device="x",
-        devices=("x",),
-        architecture="x",
-        parameters={"kinds": {"other": PLAIN}},
-        interval={},
-        provenance={},
-    )
-    work = Pointwise(name="x", operation="norm", read_bytes=1.0, written_bytes=1.0)
-
-    with pytest.raises(CalibrationError, match="lacks 'l2_reach_fraction'"):
-        price_pointwise(work, load_device("a100-sxm-80gb"), broken)
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "norm", "softmax", "residual"])

@@ -43,7 +43,7 @@ def record_with(**section: Any) -> CalibrationRecord:
     raw = json.loads(A100.read_text(encoding="utf-8"))
     raw["parameters"]["dtypes"]["bf16"] |= section
     raw["id"] += "/" + json.dumps(section, sort_keys=True)
-    return replace(parse_record("gemm", "a100 for a test", raw), residual=None)
+    return replace(parse_record("gemm", raw), residual=None)
 
 
 def price_s(record: CalibrationRecord, **dims: int) -> float:

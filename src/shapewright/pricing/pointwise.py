@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
 from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.intervals import choose_interval, read_residual_groups
 from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, list_records, load_record
@@ -64,9 +63,6 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
 
     Returns:
         The price; floats for scalar bytes, arrays for arrays.
-
-    Raises:
-        CalibrationError: the record is malformed.
     """
     sizes, kernels, record = _read_sizes(operation, device, record)
     columns, source = _price_arrays(*sizes, kernels, device, record)
@@ -145,24 +141,19 @@ def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecor
     widening of the record's interval, and two factors on the interval's ends. On another vendor's chip, and on an
     architecture with kernels of its own in the record, a kind uses the kernel measured there, if any.
     """
-    try:
-        table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
-        rows = []
-        for kind in kinds:
-            foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
-            local = table.get(f"{device.architecture}_{kind}")
-            plain = foreign or local or table.get(kind) or _unmeasured(kind, table)
-            gated = table.get(f"gated_{kind}", plain)
-            measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
-            widening = 1.0 if plain.get("in_table", False) else _ASSUMED_WIDENING
-            numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
-            ends = measured or (1.0, _UNKNOWN_HIGH_FACTOR if kind == "unknown" else 1.0)
-            rows.append([*numbers, float(not (foreign or local)), 0.0 if measured else widening, *ends])
-        return np.array(rows).T
-    except KeyError as error:
-        raise CalibrationError(
-            f"pointwise record {record.id} lacks {error}; run python -m shapewright.measure.refit pointwise"
-        ) from error
+    table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
+    rows = []
+    for kind in kinds:
+        foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
+        local = table.get(f"{device.architecture}_{kind}")
+        plain = foreign or local or table.get(kind) or _unmeasured(kind, table)
+        gated = table.get(f"gated_{kind}", plain)
+        measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
+        widening = 1.0 if plain.get("in_table", False) else _ASSUMED_WIDENING
+        numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
+        ends = measured or (1.0, _UNKNOWN_HIGH_FACTOR if kind == "unknown" else 1.0)
+        rows.append([*numbers, float(not (foreign or local)), 0.0 if measured else widening, *ends])
+    return np.array(rows).T
 
 
 def _unmeasured(kind: str, table: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -269,13 +260,7 @@ def _transfer_fraction(fraction: PerOperation, device: Device, record: Calibrati
 
 def _cache_factor(num_bytes: PerOperation, device: Device, record: CalibrationRecord) -> PerOperation:
     """Fraction of the traffic's time that remains where operands lie in the last-level cache."""
-    try:
-        reach_bytes = max((device.l2_bytes or 0.0) * record.parameters["l2_reach_fraction"], 1.0)
-        l2_speedup = record.parameters["l2_speedup"]
-    except KeyError as error:
-        raise CalibrationError(
-            f"pointwise record {record.id} lacks {error}; run python -m shapewright.measure.refit pointwise"
-        ) from error
+    reach_bytes = max((device.l2_bytes or 0.0) * record.parameters["l2_reach_fraction"], 1.0)
     resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** CACHE_EDGE_POWER)
-    factor: PerOperation = 1.0 - resident * (1.0 - 1.0 / float(l2_speedup))
+    factor: PerOperation = 1.0 - resident * (1.0 - 1.0 / float(record.parameters["l2_speedup"]))
     return factor

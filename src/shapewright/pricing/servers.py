@@ -22,7 +22,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.errors import CalibrationError, WorkloadError, close_names
+from shapewright.core.errors import WorkloadError, close_names
 from shapewright.core.records import dataclass
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
@@ -342,9 +342,6 @@ def make_servers(
     Args:
         defaults: Fields of each server, the versions of an engine in order; those under ``all`` hold for every server.
         fitted: Fitted fields by server.
-
-    Raises:
-        CalibrationError: a field is not known.
     """
     common = defaults["all"]
     tables = ("expert_kernel", "sources")
@@ -365,9 +362,6 @@ def make_servers(
 
 
 def _parse(name: str, own: Mapping[str, Any]) -> Server:
-    try:
-        kernels = {key: KernelFit(**fit) for key, fit in own.get("kernels", {}).items()}
-        windows = {key: tuple(own[key]) for key in ("read_windows", "kept_windows") if key in own}
-        return Server(**{**own, "name": name, "kernels": kernels, **windows})
-    except TypeError as error:
-        raise CalibrationError(f"server {name} in {_FOLDER} is malformed: {error}") from error
+    kernels = {key: KernelFit(**fit) for key, fit in own.get("kernels", {}).items()}
+    windows = {key: tuple(own[key]) for key in ("read_windows", "kept_windows") if key in own}
+    return Server(**{**own, "name": name, "kernels": kernels, **windows})

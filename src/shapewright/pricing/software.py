@@ -217,14 +217,9 @@ def _read_generations() -> dict[str, Software]:
     """Read all records, by name."""
     folder = resources.files("shapewright.pricing") / _FOLDER
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
-    found = (_parse(entry.name, entry.read_text(encoding="utf-8")) for entry in files)
-    return {software.name: software for software in found}
-
-
-def _parse(file_name: str, text: str) -> Software:
-    try:
-        raw = json.loads(text)
-        return Software(
+    records = [json.loads(entry.read_text(encoding="utf-8")) for entry in files]
+    return {
+        raw["name"]: Software(
             name=raw["name"],
             title=raw["title"],
             record=raw["id"],
@@ -234,5 +229,5 @@ def _parse(file_name: str, text: str) -> Software:
             provenance=raw["provenance"],
             **raw["parameters"],
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CalibrationError(f"software record {file_name} is malformed: {error!r}") from error
+        for raw in records
+    }

@@ -110,11 +110,7 @@ def _place_of_window(table: AttentionResidual, window: float, kv_len: float) -> 
 
 @cache
 def load_residual(file_name: str, name: str) -> AttentionResidual:
-    """Load the table of one kernel and phase, by the name in its record.
-
-    Raises:
-        CalibrationError: the file is missing or malformed.
-    """
+    """Load the table of one kernel and phase, by the name in its record."""
     phase = "decode" if name.endswith("/decode") else "prefill"
     with reading_residuals(file_name, "attention") as stored:
         windows = tuple(sorted(int(key.split("@")[1]) for key in stored.files if key.startswith(f"{name}@")))

@@ -82,7 +82,7 @@ def read_calibration(path: str | Path) -> Calibration:
     device = build_device(described, where=where, complete=False)
     return Calibration(
         device=device,
-        records={kind: parse_record(kind, f"{kind} of {where}", record) for kind, record in records.items()},
+        records={kind: parse_record(kind, record) for kind, record in records.items()},
         path=str(path),
     )
 

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
 from shapewright.pricing.calibration.libraries import LibraryMatch
 from shapewright.pricing.calibration.records import TRANSFER_WIDENING
 
@@ -270,16 +269,9 @@ def find_residual_group(
 
 @cache
 def read_residual_groups(kind: str) -> Mapping[str, Mapping[str, Any] | None]:
-    """Read the groups of a kind of record by name; empty where the package has no file of them.
-
-    Raises:
-        CalibrationError: the file is malformed.
-    """
+    """Read the groups of a kind of record by name; empty where the package has no file of them."""
     path = resources.files("shapewright.pricing") / _FOLDER / f"{kind}.json"
     if not path.is_file():
         return {}
-    try:
-        groups: Mapping[str, Mapping[str, Any] | None] = json.loads(path.read_text(encoding="utf-8"))["groups"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CalibrationError(f"intervals of {kind} are malformed: {error!r}; write them anew") from error
+    groups: Mapping[str, Mapping[str, Any] | None] = json.loads(path.read_text(encoding="utf-8"))["groups"]
     return groups

@@ -288,31 +288,20 @@ def _file_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def _read_record(kind: str, file_name: str) -> CalibrationRecord:
-    try:
-        raw = json.loads((_DATA / kind / file_name).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CalibrationError(f"calibration record {kind}/{file_name} is malformed: {error!r}") from error
-    return parse_record(kind, f"{kind}/{file_name}", raw)
+    return parse_record(kind, json.loads((_DATA / kind / file_name).read_text(encoding="utf-8")))
 
 
-def parse_record(kind: str, where: str, raw: Mapping[str, Any]) -> CalibrationRecord:
-    """Build a record from the content of its file.
-
-    Raises:
-        CalibrationError: a key is missing or malformed.
-    """
-    try:
-        return CalibrationRecord(
-            id=raw["id"],
-            kind=kind,
-            device=raw["devices"][0],
-            devices=tuple(raw["devices"]),
-            architecture=raw["architecture"],
-            parameters=raw["parameters"],
-            interval=raw["interval"],
-            provenance=raw["provenance"],
-            residual=raw.get("residual"),
-            parameters_without_own_shapes=raw.get("parameters_without_own_shapes"),
-        )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CalibrationError(f"calibration record {where} is malformed: {error!r}") from error
+def parse_record(kind: str, raw: Mapping[str, Any]) -> CalibrationRecord:
+    """Build a record from the content of its file, which ``check_record`` has checked where it is a user's."""
+    return CalibrationRecord(
+        id=raw["id"],
+        kind=kind,
+        device=raw["devices"][0],
+        devices=tuple(raw["devices"]),
+        architecture=raw["architecture"],
+        parameters=raw["parameters"],
+        interval=raw["interval"],
+        provenance=raw["provenance"],
+        residual=raw.get("residual"),
+        parameters_without_own_shapes=raw.get("parameters_without_own_shapes"),
+    )

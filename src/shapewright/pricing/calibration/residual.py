@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
@@ -140,16 +139,10 @@ def reading_residuals(file_name: str, kind: str) -> Iterator[NpzFile]:
     Args:
         file_name: Name of the file next to the record.
         kind: Kind of the record.
-
-    Raises:
-        CalibrationError: the file is missing or malformed.
     """
     path = resources.files("shapewright.pricing") / "data" / kind / file_name
-    try:
-        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-            yield stored
-    except (OSError, KeyError, ValueError) as error:
-        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
+    with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
+        yield stored
 
 
 @cache
@@ -162,9 +155,6 @@ def load_residuals(
         file_name: Name of the file next to the record.
         kind: Kind of the record, a key of AXES.
         without_own_shapes: At shapes by which errors are reported, what trees say that did not see them.
-
-    Raises:
-        CalibrationError: the file is missing or malformed.
     """
     with reading_residuals(file_name, kind) as stored:
         knots = tuple(np.log2(stored[axis].astype(float)) for axis in AXES[kind])

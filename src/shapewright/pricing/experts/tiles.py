@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
 from shapewright.pricing.calibration.libraries import nearest_library
 from shapewright.pricing.experts.kernels import expert_kernel_family, has_defaults, has_same_defaults
@@ -92,43 +91,26 @@ class TileRule:
 
 
 def read_rule(raw: Mapping[str, Any]) -> TileRule | None:
-    """Read the tile rule of a record's section; None where its kernels have none.
-
-    Raises:
-        CalibrationError: a key is missing.
-    """
+    """Read the tile rule of a record's section; None where its kernels have none."""
     if "untuned" not in raw:
         return None
     rule = raw["untuned"]
-    try:
-        steps = tuple(read_parameters({**raw, **step}) for step in rule["steps"])
-        return TileRule(
-            library=rule["library"], per_expert=rule["per_expert"], up_to=np.array(rule["up_to"], float), steps=steps
-        )
-    except (KeyError, TypeError) as error:
-        raise CalibrationError(f"moe calibration lacks {error} in 'untuned'") from error
+    steps = tuple(read_parameters({**raw, **step}) for step in rule["steps"])
+    return TileRule(
+        library=rule["library"], per_expert=rule["per_expert"], up_to=np.array(rule["up_to"], float), steps=steps
+    )
 
 
 @cache
 def tuned_shapes(library: str, dtype: str, device: str) -> PerShape:
-    """Shapes with tuned tiles in a library, as experts * 2^24 + inner width, ascending.
-
-    Raises:
-        CalibrationError: the list is malformed.
-    """
-    try:
-        shapes = _read_tuned_shapes().get(library, {}).get("bf16" if dtype == "fp16" else dtype, {}).get(device, [])
-        return np.array([experts * _WIDEST + inner for experts, inner in shapes])
-    except (TypeError, ValueError, AttributeError) as error:
-        raise CalibrationError(f"the list of tuned experts cannot be read: {error}") from error
+    """Shapes with tuned tiles in a library, as experts * 2^24 + inner width, ascending."""
+    shapes = _read_tuned_shapes().get(library, {}).get("bf16" if dtype == "fp16" else dtype, {}).get(device, [])
+    return np.array([experts * _WIDEST + inner for experts, inner in shapes])
 
 
 @cache
 def _read_tuned_shapes() -> Mapping[str, Any]:
     """Read tuned shapes by library and version."""
     path = resources.files("shapewright.pricing") / "data" / "tuned_experts.json"
-    try:
-        lists: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["libraries"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CalibrationError(f"the list of tuned experts cannot be read: {error}") from error
+    lists: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["libraries"]
     return lists

@@ -125,12 +125,7 @@ def price_kernel(
             calibration=ROOFLINE_BOUND,
         )
     content: Mapping[str, Any] = record.parameters["kernels"][match.name]
-    try:
-        parts = estimate_kernel(work, _transfer_weights(content["weights"], work, device, record))
-    except KeyError as error:
-        raise CalibrationError(
-            f"kernel {match.name} of {record.id} has no weight {error}; run python -m shapewright.measure.refit kernels"
-        ) from error
+    parts = estimate_kernel(work, _transfer_weights(content["weights"], work, device, record))
     time_s = parts.total_s
     interval = record.interval[match.name]
     log_error = np.zeros_like(time_s)
@@ -197,11 +192,7 @@ def _places(work: KernelWork, axes: Sequence[str]) -> np.ndarray:
 
 @cache
 def load_tables(file_name: str, kind: str) -> Mapping[str, ResidualTable]:
-    """Load the residual tables of a record's kernels.
-
-    Raises:
-        CalibrationError: the file is missing or malformed.
-    """
+    """Load the residual tables of a record's kernels."""
     with reading_residuals(file_name, kind) as stored:
         names = [name.removesuffix("@steps") for name in stored.files if name.endswith("@steps")]
         return {
