@@ -118,3 +118,15 @@ def test_an_address_with_unknown_words_shows_the_first_page(open_page: Callable[
     assert page.title() == "Shapewright explorer"
     expect(page.locator("#sweep-metric")).to_have_value("step")
     expect(page.locator("#headline")).to_contain_text("edge of a cliff")
+
+
+def test_points_of_one_speed_are_all_listed(open_page: Callable[..., Any]) -> None:
+    """Points of a front that round to the same tokens per second of a user have a row each, with their instances."""
+    page = open_page("preset=llama-3.1-405b&device=h200-sxm-141gb")
+    card = see(page, "serving")
+    expect(page.locator("#serving-verdict")).to_be_visible()
+    card.locator("summary", has_text="What limits each point").click()
+    rows = card.locator("[aria-label='What limits each point'] tbody tr")
+    speeds = rows.locator("td:first-child").all_inner_texts()
+    assert len(speeds) == 12 > len(set(speeds))
+    assert len(set(rows.locator("td:nth-child(2)").all_inner_texts())) > 1

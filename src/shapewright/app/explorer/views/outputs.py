@@ -20,7 +20,7 @@ class FigureOutput:
     alt: str = described("description for readers who do not see it")
     option: Mapping[str, Any] = described("option of Apache ECharts")
     texts: Mapping[str, Sequence[str]] = described("tooltip of each point, by series")
-    rows: list[list[str]] | None = optional("the figure as a table of names and texts")
+    rows: list[list[str]] | None = optional("the figure as a table")
     words: str | None = optional("line under the figure")
 
 

@@ -137,7 +137,7 @@ def limits_figure(front: list[OperatingPointOutput]) -> FigureOutput | FigurePro
         for limit in PASS_LIMITS
     }
     rows = [
-        [name, f"{point.limited_by}; cache {format_percent(point.cache_fraction)} full"]
+        [name, point.instances, f"{point.limited_by}; cache {format_percent(point.cache_fraction)} full"]
         for name, point in zip(names, shown, strict=True)
     ]
     return figure(chart, texts, rows=rows)

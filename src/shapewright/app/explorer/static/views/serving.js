@@ -66,7 +66,7 @@ export function makeServing() {
       reasons[name].textContent = problem ?? "";
       if (!problem) draw(place, figures[name]);
     }
-    fill(limits, figures.limits.rows ? h("details", {}, h("summary", {}, "What limits each point"), facts(Object.fromEntries(figures.limits.rows))) : null);
+    fill(limits, figures.limits.rows ? h("details", {}, h("summary", {}, "What limits each point"), table({ columns: ["point", "instances", "limited by"].map((name) => ({ name, is_text: true })), rows: figures.limits.rows }, { caption: "What limits each point" })) : null);
     lines.textContent = launch?.text ?? "";
     lines.hidden = copy.hidden = !launch;
     launchProblem.hidden = !found.launch_problem;
