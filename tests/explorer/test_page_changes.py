@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,16 @@ def test_points_of_one_speed_are_all_listed(open_page: Callable[..., Any]) -> No
     speeds = rows.locator("td:first-child").all_inner_texts()
     assert len(speeds) == 12 > len(set(speeds))
     assert len(set(rows.locator("td:nth-child(2)").all_inner_texts())) > 1
+
+
+def test_advice_says_what_it_saves_as_the_finding_does(open_page: Callable[..., Any]) -> None:
+    """A model of another size saves per parameter, a larger micro-batch at an equal global batch."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb&m.intermediate_size=3001")
+    card = see(page, "findings")
+    lines = card.locator(".finding-list .apply").all_inner_texts()
+    shown = [re.search(r"saves .*$", text) for text in page.locator("#advice .apply").all_inner_texts()]
+    savings = [found[0] for found in shown if found][1:]  # the first is that of all fixes
+
+    assert any("per parameter" in words for words in savings)
+    assert any("at an equal global batch of " in words for words in savings)
+    assert all(any(words in line for line in lines) for words in savings)

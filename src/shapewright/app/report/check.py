@@ -97,7 +97,7 @@ def combined_fix_words(fix: CombinedFix) -> str:
 
 def fix_total_words(fix: CombinedFix) -> str:
     """What the combined fix does to the step, and what kind of change it is."""
-    parts = [fix.kind, _saving_words(fix, fix.gain_fraction, fix.compared_at)]
+    parts = [fix.kind, fix_saving_words(fix)]
     if fix.parameters_change_fraction:
         parts.append(f"{_change_words(fix.parameters_change_fraction)} parameters")
     before, after = format_seconds(fix.step_time_before_s), format_seconds(fix.step_time_s)
@@ -124,11 +124,12 @@ def _list_changes(changes: Mapping[str, Any]) -> str:
 
 
 class FindingWords(TypedDict):
-    """Texts of one finding: what is wrong, what it costs if it costs time, and a line for each suggestion."""
+    """Texts of one finding: what is wrong, what it costs if it costs time, a line and the saving of each suggestion."""
 
     message: str
     cost: str
     suggestions: list[str]
+    savings: list[str]
 
 
 def finding_words(finding: Finding | FindingOutput) -> FindingWords:
@@ -136,16 +137,23 @@ def finding_words(finding: Finding | FindingOutput) -> FindingWords:
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
         cost = f"costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step"
-    suggestions = []
+    suggestions, savings = [], []
     for suggestion in finding.suggestions:
-        facts: list[str] = [suggestion.kind]
+        saving = ""
         if suggestion.predicted_gain_fraction is not None:
             compared_at = {**finding.only_with, **suggestion.compared_at}
-            facts.append(_saving_words(suggestion, suggestion.predicted_gain_fraction, compared_at))
+            saving = _saving_words(suggestion, suggestion.predicted_gain_fraction, compared_at)
+        savings.append(saving)
+        facts: list[str] = [suggestion.kind, *([saving] if saving else [])]
         if suggestion.parameters_change_fraction:
             facts.append(f"{_change_words(suggestion.parameters_change_fraction)} parameters")
         suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
-    return {"message": finding.statement, "cost": cost, "suggestions": suggestions}
+    return {"message": finding.statement, "cost": cost, "suggestions": suggestions, "savings": savings}
+
+
+def fix_saving_words(fix: CombinedFix) -> str:
+    """What the combined fix saves."""
+    return _saving_words(fix, fix.gain_fraction, fix.compared_at)
 
 
 def print_finding(finding: FindingOutput, console: Console) -> None:

@@ -16,7 +16,12 @@ from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
 from shapewright.app.explorer.views.outputs import figure
 from shapewright.app.figures.step import timeline_chart
-from shapewright.app.report.check import better_shape_columns, combined_fix_words, finding_words
+from shapewright.app.report.check import (
+    better_shape_columns,
+    combined_fix_words,
+    finding_words,
+    fix_saving_words,
+)
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.app.report.memory import component_rows, largest_sizes, remedy_columns, verdict_words
@@ -157,6 +162,7 @@ def answer_check(scenario: Scenario) -> Answer:
         "text": {
             "findings": [finding_words(finding) for finding in output.findings],
             "combined_fix": combined_fix_words(output.combined_fix) if output.combined_fix else "",
+            "combined_saving": fix_saving_words(output.combined_fix) if output.combined_fix else "",
             "better_shapes": columns_to_json(better_shape_columns(output.better_shapes)),
         },
     }

@@ -11,7 +11,7 @@ const apply = (changes, ...words) => h("button", { type: "button", class: "apply
 // The way back from a job that cannot run.
 const back = () => (canUndo() ? [h("button", { type: "button", class: "apply", onclick: undo }, "Undo")] : []);
 const isButton = ({ changes }) => Object.keys(changes).length > 0 && canApply(changes);
-const saving = (fraction) => (fraction > 0 ? ` saves ${Number((100 * fraction).toPrecision(2))} %` : "");
+const saving = (words) => h("small", {}, words ? ` ${words}` : "");
 
 export function makeFindings(rules) {
   const pages = new Map(rules.map((rule) => [rule.code, rule]));
@@ -25,9 +25,9 @@ export function makeFindings(rules) {
       return "No findings for a shape that cannot run.";
     }
     const fixed = answer.combined_fix && answer.combined_fix.codes.length > 1 && canApply(answer.combined_fix.changes) ? answer.combined_fix : null;
-    const single = answer.findings.flatMap((finding) => finding.suggestions.slice(0, 1)).filter(isButton);
-    const advice = [...(fixed ? [apply(fixed.changes, "All fixes: ", describeChanges(fixed.changes), h("small", {}, saving(fixed.gain_fraction)))] : []),
-      ...single.map((one) => apply(one.changes, describeChanges(one.changes), h("small", {}, saving(one.predicted_gain_fraction))))];
+    const single = answer.findings.flatMap(({ suggestions }, index) => suggestions.slice(0, 1).map((one) => ({ ...one, saving: answer.text.findings[index].savings[0] }))).filter(isButton);
+    const advice = [...(fixed ? [apply(fixed.changes, "All fixes: ", describeChanges(fixed.changes), saving(answer.text.combined_saving))] : []),
+      ...single.map((one) => apply(one.changes, describeChanges(one.changes), saving(one.saving)))];
     showAdvice([...(prediction ? [] : back()), ...advice.slice(0, MOST_ADVICE)]);
     const list = answer.findings.map((finding, index) => findingItem(finding, answer.text.findings[index], pages.get(finding.code)));
     const better = answer.better_shapes.length ? [h("h3", {}, "Nearest better shapes of almost the same size"),
