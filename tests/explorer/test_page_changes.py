@@ -144,3 +144,16 @@ def test_advice_says_what_it_saves_as_the_finding_does(open_page: Callable[..., 
     assert any("per parameter" in words for words in savings)
     assert any("at an equal global batch of " in words for words in savings)
     assert all(any(words in line for line in lines) for words in savings)
+
+
+def test_a_failed_export_leaves_the_numbers(open_page: Callable[..., Any]) -> None:
+    """A link that the browser does not let the page copy is no reason to call the shape impossible."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb")
+    expected = words_of("gpt2", device="h100-sxm-80gb")
+    settle(page, expected)
+    page.evaluate("() => Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.click("#export summary")
+    page.click("[data-export=link]")
+    expect(page.locator("#problem")).to_contain_text("the link is its address")
+    expect(page.locator("#title")).to_contain_text("gpt2")
+    settle(page, expected)

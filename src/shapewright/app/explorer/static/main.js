@@ -18,7 +18,7 @@ import { makeSearch } from "./views/search.js";
 import { makeServing } from "./views/serving.js";
 import { makeTiles } from "./views/tiles.js";
 import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddress, redo, state, undo, useJob } from "./core/state.js";
-import { showProblem, showVerdict } from "./views/verdict.js";
+import { showFailure, showProblem, showVerdict } from "./views/verdict.js";
 
 // Cards to refresh when a view setting changes.
 const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], devices: ["devices"] };
@@ -173,7 +173,7 @@ async function start() {
   makeSearch(about);
   makeDevices(about.devices);
   makeTools();
-  makeExports(showProblem);
+  makeExports(showFailure);
   onSlide(() => { slidAt = performance.now(); });
   repaint();
   makePages();

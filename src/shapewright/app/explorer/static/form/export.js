@@ -14,7 +14,12 @@ const ACTIONS = {
   csv: async () => save("operations.csv", await postText("/operations.csv", { job: job() }), "text/csv"),
   report: async () => save("report.html", await postText("/report.html", { job: job() }), "text/html"),
   link: async () => {
-    await navigator.clipboard.writeText(address());
+    const link = address();
+    try {
+      await navigator.clipboard.writeText(link);
+    } catch {
+      throw new Error("the browser does not let this page copy; the link is its address"); // as without TLS
+    }
     byId("spoken").textContent = "Link copied";
   },
 };

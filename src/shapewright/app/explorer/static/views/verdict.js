@@ -49,6 +49,12 @@ function showMoved(moved) {
       `${one.name} `, h("b", {}, one.text), one.is_better === null ? "" : h("span", { class: "spoken" }, one.is_better ? " (better)" : " (worse)"))));
 }
 
+/** Show why something else failed, above the numbers, until the next answer. */
+export function showFailure(error) {
+  byId("problem").hidden = false;
+  byId("problem").textContent = error.message;
+}
+
 /** Show why a job cannot run, in place of numbers, or remove the reason. */
 export function showProblem(problem) {
   const place = byId("problem");
