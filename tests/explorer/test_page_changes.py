@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from page_tools import ONCE_MORE, SEARCH_MS, expect, see, settle, turn_to, words_of
@@ -157,3 +158,12 @@ def test_a_failed_export_leaves_the_numbers(open_page: Callable[..., Any]) -> No
     expect(page.locator("#problem")).to_contain_text("the link is its address")
     expect(page.locator("#title")).to_contain_text("gpt2")
     settle(page, expected)
+
+
+def test_a_pinned_shape_that_cannot_run_hides_no_other(open_page: Callable[..., Any]) -> None:
+    """Its reason stands where the comparison would be."""
+    pinned = quote('{"preset": "gpt2", "overrides": {"num_heads": 7}, "device": "h100-sxm-80gb"}')
+    page = open_page(f"preset=gpt2&device=h100-sxm-80gb&pin={pinned}", errors=["422"])
+    settle(page, words_of("gpt2", device="h100-sxm-80gb"))
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#moved")).to_contain_text("A cannot run: hidden_size=768 is not divisible by num_heads=7")

@@ -34,7 +34,7 @@ const update = latestOnly(async (wanted) => {
   const now = state();
   clearTimeout(resting);
   try {
-    answer = await post("/predict", { job: wanted, ...(now.pin ? { baseline: now.pin } : {}) });
+    answer = await predict(wanted, now.pin);
   } catch (error) {
     answer = null;
     showProblem(error);
@@ -51,6 +51,16 @@ const update = latestOnly(async (wanted) => {
   if (performance.now() - slidAt < REST_MS) resting = setTimeout(rest, REST_MS);
   else rest();
 });
+
+/** Answer for a job, compared with a pinned one; where that cannot run, the reason takes the place of the comparison. */
+async function predict(wanted, pin) {
+  if (!pin) return post("/predict", { job: wanted });
+  try {
+    return await post("/predict", { job: wanted, baseline: pin });
+  } catch (error) {
+    return { ...(await post("/predict", { job: wanted })), moved: [], pinProblem: error.message };
+  }
+}
 
 /** Record the time from a slider move to the frame that shows its answer, as a browser performance measure. */
 function measurePaint() {

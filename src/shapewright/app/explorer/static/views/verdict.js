@@ -17,7 +17,7 @@ export function showVerdict(answer) {
   fill(byId("notes"), answer.text.notes.map((text) => h("li", {}, text)));
   const use = verdict.MBU ? "MBU" : "MFU";  // decode is usually memory-bound
   byId("mini").textContent = `${middle} · ${use} ${verdict[use]}${fits ? "" : " · does not fit"}`;
-  showMoved(answer.moved);
+  showMoved(answer.moved, answer.pinProblem);
   clearTimeout(speak);
   speak = setTimeout(() => { byId("spoken").textContent = `${stepName} ${stepText}, ${use} ${verdict[use]}, memory ${verdict.memory}`; }, 700);
 }
@@ -40,11 +40,11 @@ function meter(fraction, name) {
   return bar;
 }
 
-function showMoved(moved) {
+function showMoved(moved, problem) {
   const place = byId("moved");
   place.hidden = !moved;
   if (!moved) return;
-  fill(place, h("span", { class: "label" }, "against A"), moved.map((one) =>
+  fill(place, h("span", { class: "label" }, "against A"), problem ? `A cannot run: ${problem}` : "", moved.map((one) =>
     h("span", { class: `chip ${one.is_better === null ? "" : one.is_better ? "good" : "bad"}`, title: one.before ? `${one.before}, now ${one.after}` : "" },
       `${one.name} `, h("b", {}, one.text), one.is_better === null ? "" : h("span", { class: "spoken" }, one.is_better ? " (better)" : " (worse)"))));
 }
