@@ -167,3 +167,12 @@ def test_a_pinned_shape_that_cannot_run_hides_no_other(open_page: Callable[..., 
     settle(page, words_of("gpt2", device="h100-sxm-80gb"))
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#moved")).to_contain_text("A cannot run: hidden_size=768 is not divisible by num_heads=7")
+
+
+def test_plans_are_for_the_devices_of_the_field(open_page: Callable[..., Any]) -> None:
+    """No devices are refused; they were eight."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb", errors=["422"])
+    card = see(page, "plan")
+    page.fill("#plan-devices", "0")
+    page.locator("#plan-devices").blur()
+    expect(card.locator(".empty").first).to_contain_text("num_devices")

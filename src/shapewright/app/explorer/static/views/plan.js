@@ -26,7 +26,7 @@ export function makePlan() {
     refresh: async (context) => {
       last = context;
       if (context.answer.workload.phase !== "train") return "Plans are for training; Serving plans inference.";
-      const found = await post("/plan", { job: context.job, num_devices: Number(devices.value) || 8, objective: objective.value, ...(batch.value ? { global_batch_size: Number(batch.value) } : {}) });
+      const found = await post("/plan", { job: context.job, num_devices: Number(devices.value || 8), objective: objective.value, ...(batch.value ? { global_batch_size: Number(batch.value) } : {}) });
       verdict.textContent = found.text.verdict;
       status.textContent = `${found.text.request}. ${found.text.space}`;
       fill(below, found.plans.length ? table(found.text.plans, { caption: "Plans", action: (index) => {
