@@ -41,6 +41,8 @@ WORKLOADS = (
     {"phase": "train", "attention": "unfused", "dtype": "fp16"},
     {"phase": "train", "recompute": "full", "global_batch_size": 32},
     {"phase": "train", "offload_activations": True, "offload_optimizer": True},
+    {"phase": "train", "kernels": "fused"},
+    {"phase": "train", "kernels": "torch", "loss_chunks": 3, "dtype": "fp8"},
     {"phase": "train", "finetune": "qlora", "optimizer": "muon"},
     {"phase": "train", "finetune": "dora", "lora_targets": "attention", "packed": "256,128", "recompute": "full"},
     {"phase": "train", "finetune": "last-layers", "last_layers": 1},

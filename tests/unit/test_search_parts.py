@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shapewright import search
 from shapewright.core.errors import ConfigError
 from shapewright.core.traced import Tape, evaluate, untraced
 from shapewright.models.read import list_presets, read_model
@@ -29,6 +30,7 @@ from shapewright.optimize.search.space.guard import (
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.speedup import compare_times
+from shapewright.workload.workload import Workload
 
 
 def grid_of(**columns: list[int]) -> Grid:
@@ -58,6 +60,21 @@ def test_traced_code_equals_plain_code() -> None:
     assert untraced(traced) == formula(100, 8)
     assert evaluate(traced.node, values).tolist() == [formula(*pair) for pair in pairs]
     assert tape.guards == []
+
+
+def test_chunks_of_a_fused_loss_are_traced() -> None:
+    """16,384 tokens over vocabularies of 4, 8 and 9 widths are chunks of 4,096, 2,048, and 1,821 rounded up."""
+    tape = Tape()
+    chunks: Any = Workload(kernels="fused").count_loss_chunks(16_384, 4096, tape.variable("vocab_size", 16_384), 1)
+    assert untraced(chunks) == 4
+    assert evaluate(chunks.node, {"vocab_size": np.array([16_384, 32_768, 36_864])}).tolist() == [4, 8, 8]
+    assert tape.guards == []
+
+
+def test_shapes_are_searched_with_fused_kernels() -> None:
+    """The loss of a search's shapes has chunks by their width and vocabulary."""
+    found = search("gpt3-125m", device="h100-sxm-80gb", objective="time", workload={"kernels": "fused"}, top=1)
+    assert found.candidates[0].speedup.factor > 1.0
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-2b", "mixtral-8x7b", "t5-base"])
@@ -220,6 +237,7 @@ def test_intervals_are_the_same_to_the_last_digit_everywhere() -> None:
     work = """
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.speedup import compare_times
+from shapewright.workload.workload import Workload
 shapes = [{"num_heads": 32}, {"num_heads": 20}, {"num_heads": 40}, {"num_layers": 33}, {"intermediate_size": 8192}]
 own, *others = (build_scenario("gpt3-2.7b", "h200-sxm-141gb", overrides=shape).predict() for shape in shapes)
 print([compare_times(own, other) for other in others])

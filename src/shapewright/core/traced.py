@@ -28,6 +28,8 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "truediv": (operator.truediv, np.true_divide),
     "mod": (operator.mod, np.remainder),
     "pow": (operator.pow, np.power),
+    "or": (operator.or_, np.bitwise_or),
+    "rshift": (operator.rshift, np.right_shift),
     "lt": (operator.lt, np.less),
     "le": (operator.le, np.less_equal),
     "gt": (operator.gt, np.greater),
@@ -176,6 +178,12 @@ class Traced:
 
     def __rpow__(self, other: Any) -> Traced:
         return self.tape.apply("pow", other, self)
+
+    def __or__(self, other: Any) -> Traced:
+        return self.tape.apply("or", self, other)
+
+    def __rshift__(self, other: Any) -> Traced:
+        return self.tape.apply("rshift", self, other)
 
     def __round__(self, digits: None = None) -> Traced:
         return self.tape.apply("round", self, digits)
