@@ -18,6 +18,7 @@ from shapewright.lowering.operations.gemm import Gemm
 from shapewright.memory.estimate import estimate_stages
 from shapewright.memory.states import count_trained_parameters
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
+from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -59,6 +60,21 @@ def test_the_ends_of_an_image_model_are_those_of_their_stages() -> None:
         "embedding.gradients.all_reduce": ("first", 2.0 * (16 * 384 + 256 * 384 + square), 1),
         "logits.gradients.all_reduce": ("last", 2.0 * (2 * square + 32 * 384), 1),
     }
+
+
+def test_shapes_of_image_models_are_searched() -> None:
+    """A search varies all but the vocabulary: 23 layers of DiT at a width of 1,280 are 685 M parameters.
+
+    18 squares a layer; before the layers patches of 16 values, a timestep in two layers and 1,001 classes, after them
+    a modulation of two widths and patches of 32 values.
+    """
+    found = shapewright.search("dit-xl-2", device=H100, workload={"phase": "train"}, top=5)
+    best = found.candidates[0].config
+    assert (best.hidden_size, best.num_layers) == (1280, 23)
+    square = 1280 * 1280
+    ends = (16 + 256 + 1001 + 32) * 1280 + 3 * square
+    assert count_parameters(best).total == pytest.approx(23 * 18 * square + ends, rel=1e-3)  # less biases
+    assert any("vocab is not varied: a model of images has no vocabulary" in note for note in found.notes)
 
 
 def test_image_models_have_no_logits_to_chunk() -> None:

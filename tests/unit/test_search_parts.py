@@ -65,7 +65,8 @@ def test_traced_code_equals_plain_code() -> None:
 def test_chunks_of_a_fused_loss_are_traced() -> None:
     """16,384 tokens over vocabularies of 4, 8 and 9 widths are chunks of 4,096, 2,048, and 1,821 rounded up."""
     tape = Tape()
-    chunks: Any = Workload(kernels="fused").count_loss_chunks(16_384, 4096, tape.variable("vocab_size", 16_384), 1)
+    vocab_size: Any = tape.variable("vocab_size", 16_384)
+    chunks: Any = Workload(kernels="fused").count_loss_chunks(16_384, 4096, vocab_size, 1)
     assert untraced(chunks) == 4
     assert evaluate(chunks.node, {"vocab_size": np.array([16_384, 32_768, 36_864])}).tolist() == [4, 8, 8]
     assert tape.guards == []

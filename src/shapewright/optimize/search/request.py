@@ -167,6 +167,8 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
 def _why_fixed(model: Model, name: str) -> str:
     """Return why a field cannot be varied, or an empty string."""
     config = model.config
+    if config.patches is not None and name == "vocab":
+        return "a model of images has no vocabulary"
     if config.shares_keys and name in ("heads", "head_dim", "kv_heads"):
         shared = (
             "multi-head latent attention share one latent" if config.is_mla else "compressed attention share one key"
