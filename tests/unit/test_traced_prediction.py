@@ -10,6 +10,7 @@ import pytest
 
 import shapewright
 from command_line import run
+from shapewright.app.cli.console import make_console
 from shapewright.app.cli.trace_options import TracedJob
 from shapewright.app.report.traced.outputs import (
     traced_check_output,
@@ -17,8 +18,14 @@ from shapewright.app.report.traced.outputs import (
     traced_mfu_output,
     traced_predict_output,
 )
-from shapewright.app.report.traced.report import describe_trace, memory_page_of_trace, review_page_of_trace
+from shapewright.app.report.traced.report import (
+    describe_trace,
+    memory_page_of_trace,
+    print_traced_mfu,
+    review_page_of_trace,
+)
 from shapewright.core.errors import WorkloadError
+from shapewright.core.units import format_seconds
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
@@ -126,6 +133,15 @@ def test_a_measured_step_is_divided() -> None:
     assert output.mfu == pytest.approx(FLOPS / 0.01 / H100.peak_flops_per_s("bf16"))
     with pytest.raises(WorkloadError, match="positive"):
         explain_traced_step(found.prediction, 0.0)
+
+
+def test_a_step_faster_than_predicted_is_no_rest_of_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is unexplained is negative in the headline, as it is in the table."""
+    prediction = shapewright.predict(small_trace(), device=H100)
+    output = traced_mfu_output(explain_traced_step(prediction, prediction.step_time_s / 2.0))
+    print_traced_mfu(output, make_console())
+
+    assert capsys.readouterr().out.count(format_seconds(-prediction.step_time_s / 2.0)) == 2
 
 
 @pytest.mark.parametrize(

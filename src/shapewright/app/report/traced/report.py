@@ -181,7 +181,7 @@ def print_traced_mfu(output: TracedMfuOutput, console: Console) -> None:
         "HFU": format_percent(output.hfu),
         "predicted": fill(_INTERVAL, output),
         "reachable MFU": format_percent(output.reachable_mfu),
-        "unexplained": format_seconds(max(output.unexplained_s, 0.0)),
+        "unexplained": format_seconds(output.unexplained_s),
     }
     print_facts(facts, console)
     console.print()
