@@ -176,3 +176,16 @@ def test_plans_are_for_the_devices_of_the_field(open_page: Callable[..., Any]) -
     page.fill("#plan-devices", "0")
     page.locator("#plan-devices").blur()
     expect(card.locator(".empty").first).to_contain_text("num_devices")
+
+
+@pytest.mark.parametrize("name", ["kernels", "weight_dtype", "kv_cache_dtype"])
+def test_a_choice_can_be_taken_back(name: str, open_page: Callable[..., Any]) -> None:
+    """Without one it depends on other fields, such as 4 bits for frozen weights of QLoRA; training refuses some."""
+    page = open_page("preset=gpt2&device=h100-sxm-80gb", errors=["422"])
+    settle(page, words_of("gpt2", device="h100-sxm-80gb"))
+    field = page.locator(f"#workload-{name}")
+    assert field.locator("option:checked").inner_text() == "default"
+    field.select_option(index=1)
+    page.wait_for_function("(name) => location.hash.includes(`w.${name}`)", arg=name)
+    field.select_option("")
+    page.wait_for_function("(name) => !location.hash.includes(`w.${name}`)", arg=name)

@@ -78,6 +78,7 @@ def _fields(cls: type) -> list[Answer]:
             "symbol": note.symbol,
             "help": note.help,
             "choices": list(note.choices),
+            "has_no_value": spec.default is None,
         }
         for spec, note in documented_fields(cls)
     ]

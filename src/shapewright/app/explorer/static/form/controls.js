@@ -81,8 +81,7 @@ function makeControl(group, field) {
   control.reset = h("button", { type: "button", class: "tiny reset", title: `Reset ${words(field.name)}`, "aria-label": `Reset ${words(field.name)}`, hidden: true, onclick: () => set(null) }, "\u21ba");
   control.follows = h("p", { class: "follows", hidden: true });
   if (field.choices.length) {
-    const optional = field.type === "str" && ["kv_cache_dtype", "weight_dtype"].includes(field.name);
-    control.input = h("select", { id }, optional ? h("option", { value: "" }, "same as the GEMMs") : null, field.choices.map((choice) => h("option", { value: choice }, choice)));
+    control.input = h("select", { id }, field.has_no_value ? h("option", { value: "" }, "default") : null, field.choices.map((choice) => h("option", { value: choice }, choice)));
     control.input.addEventListener("change", () => set(control.input.value === "" ? null : control.input.value));
   } else if (field.type === "bool") {
     control.input = h("input", { id, type: "checkbox" });
