@@ -79,13 +79,15 @@ def test_an_emptier_last_wave_is_explained() -> None:
     assert gain.reason == "2 % more arithmetic, waves 87 % full, were 99, -12 % FLOP/s"
 
 
-def test_against_an_exact_time_the_interval_is_the_steps() -> None:
-    """Against an exact time, the interval is that of the other step.
+@pytest.mark.parametrize(("device", "rel"), [("a100-sxm-40gb", 0.05), ("v100-sxm2-32gb", 0.1)])
+def test_against_an_exact_time_the_interval_is_the_steps(device: str, rel: float) -> None:
+    """Against an exact time, the interval is that of the other step, whichever is compared with which.
 
-    The one adds logarithms, the other seconds, which for intervals of a tenth differ by some percent.
+    The one adds logarithms, the other seconds, which for intervals of a tenth differ by some percent. On V100, errors
+    of borrowed records correlate more than those of its own GEMMs.
     """
     workload = {"phase": "decode", "micro_batch_size": 8}
-    own = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload=workload).predict()
+    own = build_scenario("gpt3-2.7b", device, workload=workload, layout={"tensor_parallel": 2}).predict()
     sure = [
         replace(entry, price=replace(entry.price, low_s=entry.price.time_s, high_s=entry.price.time_s))
         for entry in own.operations
@@ -97,8 +99,20 @@ def test_against_an_exact_time_the_interval_is_the_steps() -> None:
         assert speedup.factor == 1.0
         assert speedup.probability_faster == 0.5
         assert log(speedup.high / speedup.low) == pytest.approx(
-            log(own.step_time_high_s / own.step_time_low_s), rel=0.05
+            log(own.step_time_high_s / own.step_time_low_s), rel=rel
         )
+
+
+def test_intervals_are_the_same_both_ways() -> None:
+    """One device against two, which borrow their collectives: the interval of the inverse is the inverse interval."""
+    workload = {"phase": "decode", "micro_batch_size": 4}
+    one, two = (
+        build_scenario("gpt3-2.7b", "v100-sxm2-32gb", workload=workload, layout={"tensor_parallel": degree}).predict()
+        for degree in (1, 2)
+    )
+    there, back = compare_times(one, two, per_step=True), compare_times(two, one, per_step=True)
+
+    assert (there.low, there.high) == (pytest.approx(1.0 / back.high), pytest.approx(1.0 / back.low))
 
 
 def test_factor_at_the_interval_end_has_95_percent_probability(published: Prediction) -> None:

@@ -23,7 +23,7 @@ from shapewright.prediction.composition.stages import (
     overlap_communication,
     rebalance_priced_ends,
 )
-from shapewright.prediction.composition.step import StepTimes, compose_step
+from shapewright.prediction.composition.step import StepTimes, compose_step, error_correlation
 from shapewright.prediction.warnings import (
     warn_if_too_large,
     warn_of_batch,
@@ -158,9 +158,12 @@ class Prediction(NotebookDisplay):
         )
 
     @cached_property
-    def log_half_widths(self) -> dict[tuple[Any, ...], float]:
-        """Logarithmic half-width of each distinct operation's interval, weighted by its share of the step."""
-        widths: dict[tuple[Any, ...], float] = defaultdict(float)
+    def log_half_widths(self) -> dict[tuple[Any, ...], tuple[float, float]]:
+        """Logarithmic half-width of each distinct operation's interval, and the correlation of its error with others.
+
+        The half-width is weighted by the operation's share of the step.
+        """
+        widths: dict[tuple[Any, ...], tuple[float, float]] = {}
         times_s = [entry.total_time_s for entry in self.busiest_operations]
         total_s = sum(times_s)
         for entry, time_s in zip(self.busiest_operations, times_s, strict=True):
@@ -169,7 +172,9 @@ class Prediction(NotebookDisplay):
                 half = 0.5 * log(price.high_s / max(price.low_s, 1e-6 * price.time_s))
                 operation = entry.operation
                 # The optimizer step is a key of its own, since training software changes its price.
-                widths[operation.pass_name == "step", *price_key(operation)] += half * time_s / total_s
+                key = (operation.pass_name == "step", *price_key(operation))
+                before, _ = widths.get(key, (0.0, 0.0))
+                widths[key] = before + half * time_s / total_s, error_correlation(price)
         return widths
 
 

@@ -1,13 +1,13 @@
 """Speed-up of one shape over another, with its interval.
 
 Legend: t and t' time per token of baseline and candidate; u and w, for each operation, its part of the logarithmic
-half-width of the interval of the baseline's and of the candidate's step.
+half-width of the interval of the baseline's and of the candidate's step; rho the correlation of its error with others.
 
-Errors of two shapes on one device are not independent. As in a step, a share rho of the variance is common to all
-operations (the error of the device's record) and the rest is independent for each operation; an operation that both
-shapes run has the same error in both:
+Errors of two shapes on one device are not independent. As in a step, a share rho of the variance of an operation is
+common to all (the error of the device's record) and the rest is its own; an operation that both shapes run has the same
+error in both:
 
-    half-width^2 of log(t / t') = (1 - rho) sum over operations (u - w)^2 + rho (sum u - sum w)^2
+    half-width^2 of log(t / t') = sum over operations (1 - rho) (u - w)^2 + (sum over operations sqrt(rho) (u - w))^2
 
 Errors that both shapes share cancel, including those of software outside the kernels.
 """
@@ -18,13 +18,13 @@ from math import erf, exp, log, sqrt
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.prediction.composition.step import error_correlation
 
 if TYPE_CHECKING:
     from shapewright.prediction.predict import Prediction
 
 # Half of a 90 % interval of a normal distribution, in standard deviations.
 _HALF_WIDTH_DEVIATIONS = 1.645
+_NO_WIDTH = (0.0, 0.0)  # of an operation that one of two shapes lacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,9 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
     """Return the speedup of a candidate over the baseline, with its interval."""
     factor = _compared_time_s(baseline, per_step=per_step) / _compared_time_s(candidate, per_step=per_step)
     own, other = baseline.log_half_widths, candidate.log_half_widths
-    independent = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in {**own, **other})
-    common = (sum(own.values()) - sum(other.values())) ** 2
-    correlation = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
-    half_width = sqrt((1.0 - correlation) * independent + correlation * common)
-    return Speedup.of(factor, half_width / _HALF_WIDTH_DEVIATIONS)
+    independent = common = 0.0
+    for key, (_, correlation) in {**own, **other}.items():
+        difference = own.get(key, _NO_WIDTH)[0] - other.get(key, _NO_WIDTH)[0]
+        independent += (1.0 - correlation) * difference**2
+        common += sqrt(correlation) * difference
+    return Speedup.of(factor, sqrt(independent + common**2) / _HALF_WIDTH_DEVIATIONS)
