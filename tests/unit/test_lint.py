@@ -18,6 +18,7 @@ from shapewright.lint.check import CheckReport, check_scenario, exact_changes, e
 from shapewright.lint.evaluate import evaluate, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.lint.rule import Finding, get_rule, list_rules
+from shapewright.lint.rules.waves import list_big_gemms
 from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
@@ -527,3 +528,38 @@ def test_a_group_across_nodes_costs_no_more_than_it_communicates(workload: dict[
 
     assert finding.suggestions[0].changes["tensor_parallel"] < 16
     assert 0.0 < (finding.cost_s or 0.0) <= sent_s * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor_parallel", "code"), [("llama-3-8b", 16, "PL108"), ("qwen3-30b-a3b", 8, "PL103")]
+)
+def test_bounds_count_the_layers_of_all_stages(model: str, tensor_parallel: int, code: str) -> None:
+    """A token passes four stages one after the other: their shares of its time are those of one stage of all layers."""
+    workload = {"phase": "decode", "micro_batch_size": 64, "context_len": 2048}
+    costs = []
+    for stages in (1, 4):
+        layout = {"tensor_parallel": tensor_parallel, "pipeline_parallel": stages}
+        scenario = build_scenario(model, "h100-sxm-80gb", workload=workload, layout=layout)
+        (finding,) = (each for each in check_scenario(scenario, search_shapes=False).findings if each.code == code)
+        costs.append(finding.cost_fraction)
+
+    assert costs[1] == pytest.approx(costs[0], rel=0.03)
+
+
+def test_large_gemms_are_those_of_all_stages() -> None:
+    """The projections of queries take 5 % of a prompt, in one stage as in eight one after the other."""
+    workload = {"phase": "prefill", "micro_batch_size": 1, "seq_len": 2112}
+    names = [
+        {
+            each.operation.name
+            for each in list_big_gemms(
+                build_scenario(
+                    "llama-3-8b", "h100-sxm-80gb", workload=workload, layout={"pipeline_parallel": stages}
+                ).predict()
+            )
+        }
+        for stages in (1, 8)
+    ]
+
+    assert "attention.q" in names[0]
+    assert names[1] == names[0]

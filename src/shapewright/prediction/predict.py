@@ -158,6 +158,22 @@ class Prediction(NotebookDisplay):
         )
 
     @cached_property
+    def _every_stage_factor(self) -> float:
+        """Time of the operations of every stage with the pipeline bubble, over that without; both scale together."""
+        every_s = sum(
+            entry.total_time_s
+            for entry in self.operations
+            if entry.operation.stage == "every" and entry.operation.pass_name != "step"
+        )
+        return 1.0 + self.bubble_time_s / every_s if every_s else 1.0
+
+    def share_of_step(self, entry: PricedOperation) -> float:
+        """Share of the step that an operation takes, with the time that the busiest stage waits for it on others."""
+        repeats_in_bubble = entry.operation.stage == "every" and entry.operation.pass_name != "step"
+        factor = self._every_stage_factor if repeats_in_bubble else 1.0
+        return factor * entry.total_time_s / self.step_time_s
+
+    @cached_property
     def log_half_widths(self) -> dict[tuple[Any, ...], tuple[float, float]]:
         """Logarithmic half-width of each distinct operation's interval, and the correlation of its error with others.
 

@@ -324,9 +324,9 @@ def _redundant_fraction(scenario: Scenario) -> float:
     shares = {"k": 1.0, "v": 1.0, "qkv": kv_width / (kv_width + query_width)}
     if scenario.workload.phase == "decode":
         shares |= dict.fromkeys(_CACHE_READERS, 1.0)
-    kv_s = sum(
-        shares.get(entry.operation.role, 0.0) * entry.total_time_s
+    kv_share = sum(
+        shares.get(entry.operation.role, 0.0) * prediction.share_of_step(entry)
         for entry in prediction.operations
         if entry.operation.block == "attention"
     )
-    return (1.0 - config.num_kv_heads / t) * kv_s / prediction.step_time_s
+    return (1.0 - config.num_kv_heads / t) * kv_share

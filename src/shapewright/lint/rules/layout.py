@@ -136,12 +136,11 @@ def _communication_fraction(scenario: Scenario) -> float:
     if not scenario.is_possible:
         return 1.0
     prediction = scenario.predict()
-    sent_s = sum(
-        entry.total_time_s
+    return sum(
+        prediction.share_of_step(entry)
         for entry in prediction.operations
         if isinstance(entry.operation, Collective) and entry.operation.axis == "tensor"
     )
-    return sent_s / prediction.step_time_s
 
 
 def _degrees_in_node(scenario: Scenario) -> Iterator[Fix]:

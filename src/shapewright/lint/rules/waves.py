@@ -50,16 +50,16 @@ class BigGemm:
 
 def list_big_gemms(prediction: Prediction) -> Iterator[BigGemm]:
     """Yield the large weight GEMMs of a step, without batched ones, whose sizes follow from heads and lengths."""
-    module_s: dict[str, float] = {}  # includes the gradients of a GEMM
+    shares: dict[str, float] = {}  # by module, with the gradients of a GEMM
     for priced in prediction.operations:
         module = priced.operation.module
-        module_s[module] = module_s.get(module, 0.0) + priced.total_time_s
+        shares[module] = shares.get(module, 0.0) + prediction.share_of_step(priced)
     for priced in prediction.operations:
         operation, price = priced.operation, priced.price
         if not isinstance(operation, Gemm | GroupedGemm) or not isinstance(price, GemmPrice) or not price.num_waves:
             continue  # roofline prices have no waves
         is_batched = isinstance(operation, Gemm) and operation.batch != 1
-        if module_s[operation.module] >= BIG_GEMM_FRACTION * prediction.step_time_s and not is_batched:
+        if shares[operation.module] >= BIG_GEMM_FRACTION and not is_batched:
             yield BigGemm(operation, price, priced.total_time_s)
 
 
