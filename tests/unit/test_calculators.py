@@ -44,6 +44,17 @@ def test_every_formula_comes_to_its_count(preset: str | dict[str, str]) -> None:
     assert sum(term.value for term in terms) == count_parameters(config).total
 
 
+def test_layers_of_multi_token_prediction_are_no_logits() -> None:
+    """One further token of Mixtral: twice 2 * 4096 * 32,000 for logits; a layer more than 32, and one of 2 h to h."""
+    plain, further = (
+        count_flops(read_model("mixtral-8x7b", {"num_mtp_layers": num_layers}).config, Workload(seq_len=2048))
+        for num_layers in (0, 1)
+    )
+
+    assert 2.0 * further.head_weights == 2 * 2 * 4096 * 32_000
+    assert further.layer_weights == pytest.approx(plain.layer_weights * 33 / 32 + 2 * 4096**2)
+
+
 def test_flops_of_scans_by_hand() -> None:
     """Falcon Mamba: 64 scans of 8,192 channels with states of 16 (update and output), and convolutions of width 4."""
     config, step = read_model("falcon-mamba-7b").config, Workload(seq_len=4096)

@@ -143,7 +143,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
             scans += flops
         elif operation.multiplies_activations:
             attention += flops
-        elif isinstance(operation, Gemm | GroupedGemm) and operation.stage == "last":
+        elif isinstance(operation, Gemm | GroupedGemm) and operation.block == "logits":
             head += 0.5 * flops
         elif isinstance(operation, Gemm | GroupedGemm):
             weights += 0.5 * flops
