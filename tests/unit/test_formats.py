@@ -421,12 +421,14 @@ def test_layouts_that_a_framework_does_not_have(name: str, fields: dict[str, Any
         write_format(name, read_model("llama-3-8b").config, workload=Workload(), layout=ParallelLayout(**fields))
 
 
-def test_plans_for_torchtitan_recompute_as_it_can() -> None:
-    """Its selective mode repeats every second GEMM: plans with the attention core alone are not tried."""
+def test_plans_for_a_trainer_recompute_as_it_can() -> None:
+    """Every second GEMM is repeated by torchtitan, modules by Megatron-LM: plans with others are not tried."""
     titan, megatron = find_format("torchtitan-toml"), find_format("megatron-args")
 
     assert keep_expressible(titan, {})["recompute"] == ("none", "full")
     assert "recompute" not in keep_expressible(titan, {}, recompute_modules="alternate_gemms")
     assert "recompute" not in keep_expressible(megatron, {})
+    assert keep_expressible(megatron, {}, recompute_modules="alternate_gemms")["recompute"] == ("none", "full")
+    assert keep_expressible(find_format("litgpt-yaml"), {}, recompute_modules="mlp")["recompute"] == ("none",)
     with pytest.raises(ConfigError, match="keep=recompute: torchtitan-toml can express only none, full"):
         keep_expressible(titan, {"recompute": ("selective",)})

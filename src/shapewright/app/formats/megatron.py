@@ -20,7 +20,7 @@ from shapewright.app.formats.output_format import (
     workload_error,
 )
 from shapewright.core.texts import with_fields
-from shapewright.workload.recompute import ALTERNATE, CORE
+from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
@@ -242,8 +242,6 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> Ite
     yield from _RECOMPUTE[workload.recompute]
     if workload.recompute == "full":
         yield from _recomputed_layers(workload, layout)
-    if workload.recompute == "selective" and ALTERNATE in workload.recompute_modules:
-        raise workload_error(FORM.name, f"recompute_modules={workload.recompute_modules!r}", f"there is no {ALTERNATE}")
     if workload.recompute == "selective" and workload.recompute_modules != CORE:
         yield f"--recompute-modules {workload.recompute_modules.replace(',', ' ')}"
     if not workload.fused_activation:

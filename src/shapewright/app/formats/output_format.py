@@ -11,7 +11,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
-from shapewright.workload.recompute import CORE
+from shapewright.workload.recompute import CORE, MODULES, read_modules
 from shapewright.workload.workload import RECOMPUTE_MODES, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
@@ -61,7 +61,7 @@ class OutputFormat:
         fused: Which GEMMs the framework fuses, by field of TransformerConfig; empty where the training script decides.
         supports_end_layers: Whether embedding and loss can count as layers when layers are assigned to stages.
         unwritten: Fields of Workload that the format does not write, so that they must have their defaults.
-        selective_modules: Modules that its selective recomputation repeats, if it has no choice of them.
+        selective_modules: Modules that its selective recomputation can repeat.
     """
 
     name: str
@@ -75,7 +75,7 @@ class OutputFormat:
     fused: Mapping[str, bool] = field(default_factory=dict)
     supports_end_layers: bool = False
     unwritten: tuple[str, ...] = ("optimizer", "loss_chunks", "packed", "kernels", "recompute_layers")
-    selective_modules: str = ""
+    selective_modules: tuple[str, ...] = tuple(MODULES)
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
@@ -97,8 +97,9 @@ def keep_expressible(
         ConfigError: none of the kept values of a field is among them.
     """
     restricted, choices = dict(kept), target.choices
-    if target.selective_modules not in ("", recompute_modules):
-        choices["recompute"] = tuple(mode for mode in RECOMPUTE_MODES if mode != "selective")
+    if not _can_repeat(target, recompute_modules):
+        modes = choices.get("recompute", RECOMPUTE_MODES)
+        choices["recompute"] = tuple(mode for mode in modes if mode != "selective")
     for name, expressible in choices.items():
         both = tuple(value for value in kept.get(name, expressible) if value in expressible)
         if not both:
@@ -169,6 +170,24 @@ def check_offload(target: OutputFormat, workload: Workload) -> None:
     for name in _OFFLOAD_FIELDS:
         if getattr(workload, name) and name not in target.offloads:
             raise workload_error(target.name, FieldName(name), f"{target.project} does not support this offload")
+
+
+def check_recompute(target: OutputFormat, workload: Workload) -> None:
+    """Check that the framework can repeat the modules of selective recomputation.
+
+    Raises:
+        WorkloadError: it repeats others.
+    """
+    if workload.recompute == "selective" and not _can_repeat(target, workload.recompute_modules):
+        raise workload_error(
+            target.name,
+            f"recompute_modules={workload.recompute_modules!r}",
+            f"it repeats {', '.join(target.selective_modules)}",
+        )
+
+
+def _can_repeat(target: OutputFormat, modules: str) -> bool:
+    return set(read_modules(modules)) <= set(target.selective_modules)
 
 
 def check_unwritten(target: OutputFormat, workload: Workload) -> None:

@@ -19,7 +19,7 @@ from shapewright.app.formats.litgpt import read_litgpt
 from shapewright.app.formats.megatron_reader import read_arguments
 from shapewright.app.formats.nanogpt import read_nanogpt
 from shapewright.app.formats.neox import read_neox
-from shapewright.app.formats.output_format import check_model, check_offload, check_unwritten
+from shapewright.app.formats.output_format import check_model, check_offload, check_recompute, check_unwritten
 from shapewright.app.formats.reading import Reading
 from shapewright.app.formats.torchtitan import read_flavor, read_torchtitan
 from shapewright.core.errors import (
@@ -78,6 +78,7 @@ def write_format(
     target = find_format(name)
     if workload is not None:
         check_offload(target, workload)
+        check_recompute(target, workload)
         check_unwritten(target, workload)
     if name not in RUN_FORMATS:
         check_model(target, config)

@@ -135,12 +135,6 @@ def _training(workload: Workload, layout: ParallelLayout | None, untimed: Untime
     lines += [f"{key} = {untimed[name]!r}" for name, key in names.items() if name in untimed]
     lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
     if workload.recompute == "selective":
-        if workload.recompute_modules != FORM.selective_modules:
-            raise workload_error(
-                FORM.name,
-                f"recompute_modules={workload.recompute_modules!r}",
-                f"selective recomputation by operation is {ALTERNATE}",
-            )
         # An integer n instead would checkpoint every n-th layer.
         lines.append('selective_ac_option = "op"')
     return lines
@@ -421,5 +415,5 @@ FORM = OutputFormat(
         "sequence_parallel": (True,),
     },
     supports_end_layers=True,
-    selective_modules=ALTERNATE,
+    selective_modules=(ALTERNATE,),
 )
