@@ -340,6 +340,7 @@ def test_latency_is_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--device", "l40s", "--params", "1000000000000000000"], "no number of parameters"),
         (["gpt2", "--device", "l40s", "--params", "many"], "no number of parameters"),
         (["gpt2", "--device", "l40s", "--vary", "colour"], "'colour' is not known"),
+        (["gpt2", "--device", "l40s", "--vary", "colour", "--vary", "ffn"], "'colour' is not known"),
         (["gpt2", "--device", "l40s", "--vary", "kv_heads"], "no public model of model_type 'gpt2'"),
         (["gpt2", "--device", "l40s", "--keep", "heads"], "is not FIELD=VALUE"),
         (["gpt2", "--device", "l40s", "--keep", "heads=6", "--keep", "num_heads=8"], "num_heads=6 and num_heads=8"),

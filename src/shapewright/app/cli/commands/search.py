@@ -221,9 +221,10 @@ Examples:
 )
 @click.option(
     "--vary",
+    multiple=True,
     metavar="FIELD,...",
     help="fields to vary: heads, head_dim, kv_heads, ffn, vocab, depth, width, micro_batch, experts, layout, recompute "
-    "(default: heads,kv_heads,ffn,vocab,depth,width)",
+    "(default: heads,kv_heads,ffn,vocab,depth,width); may be repeated",
 )
 @click.option("--keep", multiple=True, metavar="FIELD=VALUE", help="fix a field; may be repeated")
 @click.option(
@@ -291,7 +292,7 @@ def command(
     config: str | None,
     device: str | None,
     devices: str | None,
-    vary: str | None,
+    vary: tuple[str, ...],
     keep: tuple[str, ...],
     strict: bool,
     free: bool,
@@ -338,8 +339,8 @@ def command(
     if verify is not None and (as_csv or (as_json and explain is not None)):
         raise click.UsageError("--verify has no effect with --csv, or with --explain and --json: leave it out")
     check_files(output, html, experiments, format_name)
-    varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
-    if vary is not None and not varied:
+    varied = [part.strip() for part in ",".join(vary).split(",") if part.strip()]
+    if vary and not varied:
         raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
     result = search(
         config,
