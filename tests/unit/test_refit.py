@@ -163,3 +163,33 @@ def test_records_of_software_state_how_many_rows_were_fitted() -> None:
     assert (facts["nemo-2024"]["rows"], facts["nemo-2024"]["rows_fitted"]) == (75, 0)
     assert (facts["fsdp-2024"]["rows"], facts["fsdp-2024"]["rows_fitted"]) == (7, 7)
     assert [len(select_evenly(range(rows))) for rows in (7, 60, 61, 158)] == [7, 60, 60, 60]  # type: ignore[arg-type]
+
+
+def test_a_scaled_section_is_judged_on_shapes_that_did_not_scale_it() -> None:
+    """Of two shapes, one twice as slow as the donor, each has the other's factor: twice the time, and half of it.
+
+    A single shape is left out of nothing: its section has the errors and the interval of a sibling's.
+    """
+    pd = pytest.importorskip("pandas", reason="refits need the fit extra")
+    for package in ("pyarrow", "scipy", "lightgbm"):
+        pytest.importorskip(package, reason="refits need the fit extra")
+    from shapewright.hardware.loader import load_device
+    from shapewright.measure.fit.gemm_section import device_rates, predict_rows
+    from shapewright.measure.refit.gemm.amd import Section, scale_section
+    from shapewright.measure.refit.record_files import read_record
+
+    device = load_device("mi308x")
+    content = read_record("gemm", "mi308x")["parameters"]["libraries"]["aiter tuned, per_token, shuffled"]["fp8"]
+    donor = Section(content, None, {}, {}, {})
+    tokens = [256, 1024, 4096, 16384]
+    rows = pd.DataFrame({"batch": 1, "m": tokens * 2, "n": [4096] * 4 + [8192] * 4, "k": [4096] * 4 + [2048] * 4})
+    donors_s = predict_rows(rows, content, device_rates(device, "int8", hot=False), "NT")
+    rows = rows.assign(latency_s=donors_s * np.where(rows.n == 8192, 2.0, 1.0))
+
+    of_two = scale_section(donor, rows, device, "int8")
+    of_one = scale_section(donor, rows[rows.n == 8192], device, "int8", of_two)
+
+    assert of_two.report["held_out"]["mean_ape"] == pytest.approx((1.0 + 0.5) / 2.0, rel=0.01)
+    assert (of_one.report["time_factor"], of_one.report["shapes"]) == (pytest.approx(2.0), 1)
+    assert of_one.interval == of_two.interval
+    assert of_one.report["held_out"] == of_two.report["held_out"]

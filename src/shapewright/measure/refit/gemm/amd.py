@@ -34,7 +34,14 @@ from shapewright.measure.fit.gemm_section import (
     percentage_errors,
     predict_rows,
 )
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, crossed_coverage, fold_of_rows, interval_of
+from shapewright.measure.fit.shared import (
+    HELD_OUT_FOLD,
+    Array,
+    crossed_coverage,
+    fold_of_rows,
+    interval_of,
+    predict_in_turn,
+)
 from shapewright.measure.refit.gemm.trees import learn_forest
 from shapewright.measure.refit.record_files import command, read_record, record_path, write_record
 from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
@@ -137,24 +144,48 @@ def with_rates(content: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**content, "tiles": [{**tile, "rate": min(tile["rate"] * factor, 1.0)} for tile in content["tiles"]]}
 
 
-def scale_section(donor: Section, rows: pd.DataFrame, device: Device, dtype: str) -> Section:
-    """Return a section of the same SM with all times scaled by one factor, for a format with few rows."""
+def scale_section(
+    donor: Section, rows: pd.DataFrame, device: Device, dtype: str, sibling: Section | None = None
+) -> Section:
+    """Return a section of the same SM with all times scaled by one factor, for a format with few rows.
+
+    Errors and interval are those of shapes left out in turn, or a sibling's where the rows have a single shape.
+
+    Args:
+        sibling: Section of the format on a sibling, made of more shapes.
+    """
     rates, measured = device_rates(device, dtype, hot=False), rows.latency_s.to_numpy()
-    factor = float(np.exp(np.median(np.log(measured / predict_rows(rows, donor.content, rates, "NT")))))
-    content = {
-        **with_rates(donor.content, 1.0 / factor),
-        "bandwidth_fraction": min(donor.content["bandwidth_fraction"] / factor, 1.0),
-        "start_s": donor.content["start_s"] * factor,
-    }
-    predicted = predict_rows(rows, content, rates, "NT")
-    interval = interval_of(predicted, measured)
+    shapes = rows.groupby(["n", "k"]).ngroup().to_numpy()
+
+    def scaled(chosen: pd.DataFrame) -> tuple[dict[str, Any], float]:
+        logs = np.log(chosen.latency_s.to_numpy() / predict_rows(chosen, donor.content, rates, "NT"))
+        factor = float(np.exp(np.median(logs)))
+        return {
+            **with_rates(donor.content, 1.0 / factor),
+            "bandwidth_fraction": min(donor.content["bandwidth_fraction"] / factor, 1.0),
+            "start_s": donor.content["start_s"] * factor,
+        }, factor
+
+    content, factor = scaled(rows)
+    known = {"rows": len(rows), "shapes": len(set(shapes)), "from": "mi308x fp8", "time_factor": factor}
+    if len(set(shapes)) == 1:
+        assert sibling is not None
+        errors = percentage_errors(predict_rows(rows, content, rates, "NT"), measured)
+        return sibling._replace(
+            content=content,
+            report={
+                **sibling.report,
+                **known,
+                "from": f"{known['from']}; error and interval are those of mi308x in int8",
+                "own_rows": errors,
+            },
+        )
+    predicted = predict_in_turn(shapes, lambda seen, left: predict_rows(rows[left], scaled(rows[seen])[0], rates, "NT"))
+    interval = interval_of(predicted, measured, AIMED_COVERAGE)
     report = {
-        "rows": len(rows),
-        "shapes": len(rows.groupby(["n", "k"])),
-        "from": "mi308x fp8",
-        "time_factor": factor,
+        **known,
         "held_out": percentage_errors(predicted, measured),
-        "covered": crossed_coverage(predicted, measured, (rows.n, rows.k)),
+        "covered": crossed_coverage(predicted, measured, (rows.n, rows.k), AIMED_COVERAGE),
     }
     return Section(content, None, interval, interval, report)
 
@@ -208,6 +239,7 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
     """Fit every record, or those of some devices."""
     sibling: Section | None = None
     int8_donor: Section | None = None
+    int8_sibling: Section | None = None
     gained: Section | None = None
     for name, alias in MEASURED.items():
         device, rows = load_device(name), read_rows(data, alias)
@@ -243,7 +275,8 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
         if name == "mi308x":
             int8_donor = found[section_of("per_token", shuffled=True), "fp8"]
         if int8_donor is not None and not any(dtype == "int8" for _, dtype in found):
-            found[section_of("per_token", shuffled=False), "int8"] = scale_section(int8_donor, int8, device, "int8")
+            int8_sibling = scale_section(int8_donor, int8, device, "int8", int8_sibling)
+            found[section_of("per_token", shuffled=False), "int8"] = int8_sibling
         for key, section in found.items():
             print(name, *key, json.dumps(section.report), flush=True)
         if not devices or name in devices:
