@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from judging import ALL_LIMITS as LIMITS
 from judging import load_refit, mean_error, measured_file
 
 from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.records import FP32_GEMM, FP32_POINTWISE, load_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", LIMITS["gemm_fp32"])
@@ -61,3 +66,23 @@ def test_devices_left_out(kind: str, module: str, name: str) -> None:
     rows = load_refit(module).borrowed_rows(measured_file(f"{kind}.parquet").parent, name)
 
     assert mean_error(rows.predicted, rows.measured) <= LIMITS[f"{kind}_borrowed"][name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "name"),
+    [("gemm_fp32", "gemm.fp32", "h100-sxm-80gb"), ("pointwise_fp32", "pointwise_fp32", "a100-pcie-80gb")],
+)
+def test_rows_of_devices_left_out_are_chosen_by_prediction(
+    kind: str, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which rows count does not depend on how long they took: else those faster than predicted would be left out."""
+    refit, folder = load_refit(module), measured_file(f"{kind}.parquet").parent
+    read_rows, chosen = refit.read_rows, refit.borrowed_rows(folder, name)
+
+    def read_faster_rows(data: Path, alias: str) -> Any:
+        rows = read_rows(data, alias)
+        return rows.assign(latency_s=0.5 * rows.latency_s)
+
+    monkeypatch.setattr(refit, "read_rows", read_faster_rows)
+
+    assert list(refit.borrowed_rows(folder, name).index) == list(chosen.index)

@@ -30,7 +30,7 @@ from shapewright.measure.fit.shared import (
     fold_of_rows,
     interval_of,
 )
-from shapewright.measure.refit.gemm.fp32 import MEASURED, SAME_BOARD, SOURCE, tells_about_kernels
+from shapewright.measure.refit.gemm.fp32 import MEASURED, SAME_BOARD, SOURCE, tells_about_kernels, without_launch
 from shapewright.measure.refit.intervals.interval_files import write_groups
 from shapewright.measure.refit.intervals.left_out import transfer_groups
 from shapewright.measure.refit.record_files import command, write_record
@@ -43,8 +43,6 @@ FIT_ROWS = 6000
 _LAUNCH_BOUNDS_S = (1e-6, 2e-4)
 # A fraction above 1 would be traffic that the last-level cache keeps; the fit has a cache of its own.
 _FRACTION_BOUNDS = (0.05, 0.98)
-# Share of a row's time that the kernel must take to tell about kernels.
-_KERNEL_SHARE = 0.6
 _FEWEST_ROWS = 5
 _USUAL_SPREAD = (0.9, 1.3)
 # Kinds of models, and the kernel that runs them; for row-wise ones of the most usual width.
@@ -161,14 +159,15 @@ def borrowed_rows(data: Path, name: str) -> pd.DataFrame:
     device, rows = load_device(name), read_rows(data, MEASURED[name])
     report = load_record(FP32_POINTWISE, device).provenance["report"]
     rows = rows[rows.kind.isin(report["launch_s"])]
-    rows = rows.assign(measured=rows.latency_s - rows.kind.map(report["launch_s"]) + report["hidden_s"])
-    rows = rows[rows.measured > _KERNEL_SHARE * rows.latency_s]
     record = load_record(FP32_POINTWISE, device.with_pricing(uncalibrated=True))
     parts = []
     for kind, part in rows.groupby("kind"):
         written = part.num_bytes.to_numpy() / 2.0
         operation = Pointwise(name="x", dtype="fp32", operation=str(kind), read_bytes=written, written_bytes=written)
-        parts.append(part.assign(predicted=price_pointwise(operation, device, record).time_s))
+        predicted = np.asarray(price_pointwise(operation, device, record).time_s)
+        timed_s = with_launch(predicted, report["launch_s"][kind], report["hidden_s"])
+        measured = without_launch(part.latency_s.to_numpy(), timed_s - predicted)
+        parts.append(part.assign(predicted=predicted, measured=measured)[tells_about_kernels(predicted, timed_s)])
     found = pd.concat(parts)
     errors = error_summary(found.predicted.to_numpy(), found.measured.to_numpy())
     print(f"{name} from {record.device} ({record.distance})", json.dumps(errors), flush=True)

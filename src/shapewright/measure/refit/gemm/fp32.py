@@ -70,8 +70,8 @@ _START_FACTORS = (0.8, 0.8, 0.85, 0.9, 0.95, 0.97)
 _KERNEL_SHARE = 0.6
 # A launch spreads as rows do whose kernel takes less than this share of it; else as usual. Fewest such rows.
 _SMALL_SHARE, _FEWEST_SMALL, _USUAL_SPREAD = 0.5, 30, (0.9, 1.4)
-# Least share of a row that is taken as kernel time after the launch is subtracted.
-_LEAST_SHARE = 0.15
+# Least share of a row that is taken as kernel time after the launch is subtracted: in what forests learn, and in errors.
+_LEAST_SHARE, _LEAST_JUDGED_SHARE = 0.15, 0.1
 
 
 class Fitted(NamedTuple):
@@ -108,6 +108,11 @@ def tells_about_kernels(kernel_s: Array, timed_s: Array) -> NDArray[np.bool_]:
     """
     tells: NDArray[np.bool_] = kernel_s > _KERNEL_SHARE * timed_s
     return tells
+
+
+def without_launch(timed_s: Array, launch_s: Array) -> Array:
+    """Return the kernels' part of measured times, a tenth of them at least. [s]"""
+    return np.maximum(timed_s - launch_s, _LEAST_JUDGED_SHARE * timed_s)
 
 
 def fit_kernels(rows: pd.DataFrame, device: Device, operation: str, start: Array | None = None) -> Fitted:
@@ -193,7 +198,7 @@ def learn_device(rows: pd.DataFrame, device: Device, starts: Mapping[str, Array]
     learned = physics * np.exp(forest_correction(forest, m, n, k, batch, physics)[0])
     measured = held.latency_s.to_numpy()
     tells = tells_about_kernels(learned, learned + launch)
-    kernel_s = np.maximum(measured - launch, 0.1 * measured)
+    kernel_s = without_launch(measured, launch)
     intervals = {
         name: interval_of(predicted[tells], kernel_s[tells])
         for name, predicted in (("physics", physics), ("learned", learned))
@@ -269,18 +274,24 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
 def borrowed_rows(data: Path, name: str) -> pd.DataFrame:
     """Return a device's kernels priced without its own record, in columns ``predicted`` and ``measured``. [s]"""
     device, rows = load_device(name), read_rows(data, MEASURED[name])
-    launch = load_record(FP32_GEMM, device).provenance["sections"]["fp32"]["collector_launch_s"]
-    rows = rows.assign(measured=rows.latency_s - rows.operation.map(launch))
-    rows = rows[rows.measured > _KERNEL_SHARE * rows.latency_s]
+    launches = load_record(FP32_GEMM, device).provenance["sections"]["fp32"]["collector_launch_s"]
     record = load_record(FP32_GEMM, device.with_pricing(uncalibrated=True))
     predicted = np.empty(len(rows))
     for operation, layout in OPERATIONS.items():
         here = (rows.operation == operation).to_numpy()
         sizes: dict[str, Any] = {letter: rows.loc[here, letter].to_numpy(float) for letter in SIZES}
         predicted[here] = price_gemm(Gemm(name="gemm", dtype="fp32", layout=layout, **sizes), device, record).time_s
-    errors = percentage_errors(predicted, rows.measured.to_numpy())
+    launch_s = rows.operation.map(launches).to_numpy(float)
+    found = rows.assign(
+        device=name,
+        predicted=predicted,
+        measured=without_launch(rows.latency_s.to_numpy(), launch_s),
+        format="",
+        format_family="",
+    )[tells_about_kernels(predicted, predicted + launch_s)]
+    errors = percentage_errors(found.predicted.to_numpy(), found.measured.to_numpy())
     print(f"{name} from {record.device} ({record.distance})", json.dumps(errors), flush=True)
-    return rows.assign(device=name, predicted=predicted, format="", format_family="")
+    return found
 
 
 def refit_intervals(data: Path) -> None:
