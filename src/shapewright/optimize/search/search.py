@@ -23,6 +23,7 @@ from shapewright.optimize.search.objective import OBJECTIVES, Limits
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
+from shapewright.optimize.search.space.space import COMPILED_HEAD_UNIT
 from shapewright.prediction.loss.effect import describe_extrapolation, has_loss_law, require_loss_law
 from shapewright.prediction.training_run import SECONDS_PER_HOUR, TrainingRun
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 # Fewest shapes from which the verdict is made, even if fewer are listed.
 _FEWEST_JUDGED = 20
-# flash-attn has kernels for multiples of this head dimension. [element]
-_COMPILED_HEAD_UNIT = 32
 # Growth of the KV cache per token from which a note is given, as a ratio.
 _NOTED_CACHE_GROWTH = 1.1
 _HEAD_NOTE = (
@@ -320,7 +319,7 @@ def _notes_on_candidates(
         )
     notes += _notes_on_cache(candidates, search)
     decodes = search.baseline_prediction.workload.phase == "decode"
-    if decodes and any(shape.config.head_dim % _COMPILED_HEAD_UNIT for shape in candidates):
+    if decodes and any(shape.config.head_dim % COMPILED_HEAD_UNIT for shape in candidates):
         notes.append(_HEAD_NOTE)
     if findings.tally.too_large:
         note = f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}"

@@ -32,6 +32,8 @@ HEADS_AXIS = ("hidden_size", "num_heads", "head_dim", "num_kv_heads")
 
 ALIGNED_UNIT = 64  # elements: in 16 bits a cache line of 128 bytes
 _HEAD_UNIT = 8  # elements: in 16 bits the 16 bytes that fused attention kernels need
+# Widths for which flash-attn has kernels, and which vLLM's backend of it accepts (get_supported_head_sizes). [element]
+COMPILED_HEAD_UNIT = 32
 _WIDTH_RANGE = (0.75, 1.35)
 _DEPTH_RANGE = (0.66, 1.5)
 _FEWEST_WIDTHS, _MOST_WIDTHS = 8, 33
@@ -101,7 +103,9 @@ class FieldValues:
             attention_width = Fraction(width)
         low, high = self.ranges["head_dim"]
         low, high = max(low, _FREE_HEAD_DIMS[0]), min(high, _FREE_HEAD_DIMS[1])
-        head_dims = set(_multiples(low, high, _HEAD_UNIT, config.head_dim))
+        is_any_width = "num_heads" in keep or self.request.guard == "free"
+        unit = _HEAD_UNIT if is_any_width else COMPILED_HEAD_UNIT
+        head_dims = set(_multiples(low, high, unit, config.head_dim))
         if "head_dim" in keep:
             head_dims = {keep["head_dim"]}
         varies_head_dim = "heads" in self.free or "head_dim" in keep or "num_heads" in keep
