@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.lint.rule import Fix, Violation, rule
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
 
+_WIDE_BITS = 16
 _FALLBACK_DTYPES = ("bf16", "fp16", "tf32", "fp32")  # best first
 
 
@@ -174,4 +176,63 @@ def fused_attention_unsupported(scenario: Scenario) -> Iterator[Violation]:
         problem=f"has no kernels for {scenario.device.name} ({scenario.device.architecture})",
         fixes=(Fix(kind="runtime", title="use attention=unfused", changes=changes),),
         least_severity="error",
+    )
+
+
+@rule("TC111", "narrow-format-slower", reads=("workload.dtype", "device.dense_flops_per_s"))
+def narrow_format_slower(scenario: Scenario) -> Iterator[Violation]:
+    """The step takes longer in 8 or 4 bits than in 16.
+
+    ## What it does
+
+    Fires when `dtype` is fp8, int8 or fp4 and the same step is predicted to be faster in bf16 (fp16 where there is no
+    bf16).
+
+    ## Why it is slow
+
+    Inputs are cast before each GEMM, and kernels with scales take longer to start than those in 16 bits. GEMMs with a
+    small n or k do not win that back: on an H200, 2560 x 1024 x 1024 takes 30 us in fp8 and 10 us in bf16 with vLLM
+    0.24, and 15 and 13 us with SGLang 0.5 (tables of ai-dynamo/aiconfigurator). Some devices have no higher rate in the
+    narrow format, such as int8 on a B300.
+
+    ## Example
+
+    >>> from shapewright.lint.example import fires
+    >>> fires("TC111", device="h200-sxm-141gb", dtype="fp8", phase="prefill", hidden_size=1024, num_heads=8)
+    True
+
+    ## Use instead
+
+    >>> fires("TC111", device="h200-sxm-141gb", dtype="bf16", phase="prefill", hidden_size=1024, num_heads=8)
+    False
+
+    ## Fix safety
+
+    `runtime`. Weights in 16 bits take more memory than in 8; `weight_dtype` stores them in fewer.
+
+    ## When it does not matter
+
+    Where the format is there to hold more weights or sequences, not for speed.
+
+    ## References
+
+    - vllm-project/vllm, "FP8 W8A8": small models and batches.
+    """
+    rates, dtype = scenario.device.dense_flops_per_s, scenario.workload.dtype
+    if get_dtype(dtype).bits >= _WIDE_BITS or dtype not in rates:
+        return
+    wide = next((name for name in ("bf16", "fp16") if name in rates), None)
+    if wide is None:
+        return
+    narrow = {"narrow_inputs": False} if scenario.workload.narrow_inputs else {}
+    yield Violation(
+        field="workload.dtype",
+        actual=dtype,
+        wanted=wide,
+        problem=(
+            "casts its inputs and starts slower kernels, which GEMMs of this size do not win back"
+            if rates[dtype] > rates[wide]
+            else f"has no higher matrix rate than {wide} on {scenario.device.name}, and casts its inputs"
+        ),
+        fixes=(Fix(kind="runtime", title=f"use {wide}", changes={"dtype": wide} | narrow),),
     )
