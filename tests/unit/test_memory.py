@@ -300,6 +300,21 @@ def test_narrow_inputs_are_saved_quantized() -> None:
     assert kept_bytes(dataclasses.replace(narrow, dtype="bf16")) == kept_bytes(dataclasses.replace(wide, dtype="bf16"))
 
 
+@pytest.mark.parametrize(("expert_parallel", "num_rows"), [(1, 4096 * 2), (2, 4096 * 2 // 4)])
+def test_expert_outputs_are_the_rows_that_a_device_sums(expert_parallel: int, num_rows: int) -> None:
+    """Without an exchange each of four devices has a part of both rows of all 4096 tokens; with one, its own rows."""
+    config = tiny(gated_mlp=True, num_experts=8, num_experts_per_token=2, moe_intermediate_size=32)
+    layout = ParallelLayout(tensor_parallel=4, data_parallel=2, expert_parallel=expert_parallel)
+    workload = Workload(micro_batch_size=1, seq_len=4096, fused_activation=False)
+    (output,) = (
+        tensor
+        for tensor in list_saved_tensors(config, workload, layout, has_experts=True)
+        if tensor.name == "moe.output"
+    )
+
+    assert (output.rows, output.columns) == (num_rows, config.hidden_size)
+
+
 def test_fused_activation_saves_no_expert_outputs() -> None:
     """A fused activation applies the routing weights, so neither its factors nor expert outputs are saved."""
     config = tiny(gated_mlp=True, num_experts=8, num_experts_per_token=2, moe_intermediate_size=32)

@@ -94,7 +94,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     """Lower the MLP of an expert layer with its collectives."""
     config, layout, tokens = shard.config, shard.layout, shard.num_tokens
     h = config.hidden_size
-    exchanges = _exchanges_rows(shard)
+    exchanges = shard.layout.exchanges_expert_rows(is_training=shard.workload.is_training)
     own_tokens = _own_tokens(shard)
     routed_tokens = own_tokens if exchanges else tokens
     rows = count_rows(shard)
@@ -329,14 +329,6 @@ def _lower_shared_expert(shard: Shard, repeats: int, *, stands_alone: bool) -> l
 def _has_separate_kernels(shard: Shard) -> bool:
     """Whether biases and clamps of routed experts run in separate kernels."""
     return shard.workload.is_training and not shard.workload.fused_experts
-
-
-def _exchanges_rows(shard: Shard) -> bool:
-    """Whether rows are sent to the devices of their experts."""
-    layout = shard.layout
-    if not layout.has_own_expert_degree:
-        return layout.expert_parallel > 1
-    return shard.workload.is_training or not layout.keeps_experts_in_tensor_group
 
 
 def _own_tokens(shard: Shard) -> int:

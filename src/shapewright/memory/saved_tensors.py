@@ -142,6 +142,11 @@ def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTenso
     return tensor._replace(element_bytes=narrow_bytes) if is_gemm_input else tensor
 
 
+def fuses_activation(config: TransformerConfig, workload: Workload) -> bool:
+    """Whether a fused kernel computes the activation again from its input, and applies routing weights with it."""
+    return workload.fused_activation and workload.kernels != "torch" and workload.is_training and config.gated_mlp
+
+
 class _LayerShape:
     """Dimensions of one layer on one device, and builders of tensors of those dimensions."""
 
@@ -161,13 +166,12 @@ class _LayerShape:
         self.num_kv_heads = ceil_div(config.num_kv_heads, self.degree)
         self.head_dim = config.head_dim
         self.v_head_dim = config.v_head_dim
-        self.fuses_activation = (
-            workload.fused_activation and workload.kernels != "torch" and workload.is_training and config.gated_mlp
-        )
+        self.fuses_activation = fuses_activation(config, workload)
         # A chain of PyTorch keeps its input in fp32, and the normalized rows instead of the input in its own format.
         self.copies_norm_inputs = (
             workload.kernels == "torch" and config.norm == "rmsnorm" and self.element_bytes < _FP32_BYTES
         )
+        self.exchanges_rows = layout.exchanges_expert_rows(is_training=workload.is_training)
         self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
         self.attention_dropout = workload.is_training and config.attention_dropout > 0
 
@@ -391,7 +395,6 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
     # split over fewer devices, each computes proportionally fewer rows.
     copies = ceil_div(shape.tokens * config.num_experts_per_token * shape.expert_degree, shape.degree)
     yield shape.residual("router", "probabilities", _ROUTER_BYTES, config.num_experts)
-    own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
     # Devices that share an expert gather its rows before the GEMM and keep the gathered rows (Megatron-LM's
     # dispatcher), so that the backward pass does not gather them again.
     yield shape.inner("moe", "input", config.hidden_size, copies)
@@ -401,4 +404,6 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
         columns = ceil_div(config.moe_intermediate_size, shape.expert_degree)
         yield shape.inner("moe", "clamped", columns * (2 if config.gated_mlp else 1), copies)
     if not shape.fuses_activation:
-        yield shape.inner("moe", "output", config.hidden_size, own_copies)
+        # Rows come back from an exchange; without one, each device has a part of the sum of every row.
+        own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
+        yield shape.inner("moe", "output", config.hidden_size, own_copies if shape.exchanges_rows else copies)

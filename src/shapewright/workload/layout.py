@@ -163,6 +163,12 @@ class ParallelLayout:
         """Whether the devices of one tensor-parallel group hold all experts of a layer."""
         return self.expert_parallel * self.expert_tensor_degree == self.tensor_parallel
 
+    def exchanges_expert_rows(self, *, is_training: bool) -> bool:
+        """Whether rows are sent to the devices of their experts, and not all tokens gathered where they are."""
+        if not self.has_own_expert_degree:
+            return self.expert_parallel > 1
+        return is_training or not self.keeps_experts_in_tensor_group
+
     @property
     def num_expert_replicas(self) -> int:
         """Number of devices that hold the same routed experts (Megatron-LM: expert data parallel size)."""

@@ -18,6 +18,7 @@ from shapewright.memory.activations import (
     estimate_layer,
 )
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
+from shapewright.memory.saved_tensors import fuses_activation
 from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
 from shapewright.models.parameters import count_parameters
@@ -107,8 +108,11 @@ class SplitMemoryEstimator:
         self._config, self._workload = job.scenario.config, job.scenario.workload
         self._policies, self._shardings = list_activation_policies(job.request), list_shardings(job.request)
         self._counts = count_parameters(job.scenario.config)
-        # Which GEMMs alternate depends on the exchanges of rows between them.
-        self._depends_on_exchange = ALTERNATE in read_modules(self._workload.recompute_modules)
+        # Which GEMMs alternate depends on the exchanges of rows between them, and so do the outputs of experts.
+        self._depends_on_exchange = self._config.is_moe and (
+            ALTERNATE in read_modules(self._workload.recompute_modules)
+            or not fuses_activation(self._config, self._workload)
+        )
         self._stages: dict[tuple[int, int], Stage] = {}
         self._states: dict[tuple[Any, ...], Float[np.ndarray, "stages shardings 2"]] = {}
         self._terms: dict[tuple[Any, ...], Float[np.ndarray, "5 stages policies"]] = {}
