@@ -70,7 +70,7 @@ _START_FACTORS = (0.8, 0.8, 0.85, 0.9, 0.95, 0.97)
 _KERNEL_SHARE = 0.6
 # A launch spreads as rows do whose kernel takes less than this share of it; else as usual. Fewest such rows.
 _SMALL_SHARE, _FEWEST_SMALL, _USUAL_SPREAD = 0.5, 30, (0.9, 1.4)
-# Least share of a row that is taken as kernel time after the launch is subtracted: in what forests learn, and in errors.
+# Least share of a row taken as kernel time after the launch is subtracted: in what forests learn, and in errors.
 _LEAST_SHARE, _LEAST_JUDGED_SHARE = 0.15, 0.1
 
 
