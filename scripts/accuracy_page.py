@@ -322,9 +322,12 @@ def measured_records(kind: str) -> list[CalibrationRecord]:
 
 
 def held_out_reports(origin: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Reports on held-out rows: section, report, and whether another section contains the same rows."""
+    """Reports on held-out rows: section, report, and whether another section contains the same rows.
+
+    A section with ``own_rows`` apart has the held-out rows of a sibling's record.
+    """
     for name, section in origin.get("sections", {}).items():
-        yield name, section["held_out"], False
+        yield name, section["held_out"], "own_rows" in section
         yield from ((f"{name}, {library}", report, True) for library, report in section.get("libraries", {}).items())
         if "held_out" in section.get("alignment", {}):
             yield f"{name}, odd sizes", section["alignment"]["held_out"], False
