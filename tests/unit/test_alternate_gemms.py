@@ -138,11 +138,21 @@ def test_llama_2_13b_slows_down_as_measured() -> None:
     assert times[0] / times[1] == pytest.approx(1904 / 2162, rel=0.05)
 
 
-@pytest.mark.parametrize("preset", ["llama-3-8b", "deepseek-v2-lite"])
+def test_each_kind_of_layer_repeats_its_own_gemms() -> None:
+    """Three GEMMs of a gated delta net and four of attention come before the shared expert of Qwen3-Next."""
+    config = read_model("qwen3-next-80b-a3b").config
+    repeats = dict.fromkeys(("gate", "up", "down"), 0)
+    for each in lower(config, ALTERNATE, ONE):
+        if each.pass_name == "recompute" and each.block == "shared_expert" and each.role in repeats:
+            repeats[each.role] += int(each.repeats)
+    assert repeats == {"gate": 36, "up": 12, "down": 36}
+
+
+@pytest.mark.parametrize("preset", ["llama-3-8b", "deepseek-v2-lite", "qwen3-next-80b-a3b"])
 def test_plans_agree_with_predictions(preset: str) -> None:
     """The time and memory of a plan, priced layer by layer, are those of its prediction."""
     found = shapewright.plan(
-        preset, device="h100-sxm-80gb", num_devices=8, global_batch_size=16,
+        preset, device="b300-sxm-288gb", num_devices=16, global_batch_size=32,
         workload={"recompute_modules": "alternate_gemms", "seq_len": 2048},
         keep={"recompute": ["selective"], "zero_stage": [3]},
     )  # fmt: skip

@@ -212,12 +212,12 @@ class StepParts:
         return send_to_next_stage(self.shard, virtual_pipeline)
 
     def repeated_indices(self, mode: str) -> list[int]:
-        """List the indices in the body of the operations that a recomputation mode repeats."""
+        """List the indices in the body of the operations that a recomputation mode repeats, of layers of one kind."""
         # The body begins with all layers.
         indices: list[int] = []
         start = 0
         for stack in self.stacks:
-            indices += [start + index for index in self._repeated(stack.layers, mode, stack.shard, stack.counts)]
+            indices += [start + index for index in _list_repeated(stack, mode)]
             start += len(stack.layers)
         return indices
 
@@ -226,38 +226,15 @@ class StepParts:
 
         Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (_checkpointed_forward).
         """
-        return self._repeated(self.mtp, mode, self.shard, count_mtp(self.shard.config))
-
-    def _repeated(self, operations: list[Operation], mode: str, shard: Shard, counts: LayerCounts) -> list[int]:
-        if mode == "none" or not operations:
-            return []
-        if mode == "full":
-            return list(range(len(operations)))
-        names = read_modules(self.shard.workload.recompute_modules)
-        modules = [MODULES[name] for name in names if name != ALTERNATE]
-        repeated = {
-            index
-            for index, operation in enumerate(operations)
-            if any(module.repeats_operation(operation.block, operation.role) for module in modules)
-        }
-        every_second = find_alternate_gemms(
-            shard.config, shard.workload, shard.layout, counts.kinds, has_cross_attention=_has_cross_attention(shard)
-        )
-        if every_second is not None:
-            repeated |= {
-                index
-                for index, operation in enumerate(operations)
-                if not isinstance(operation, Collective)
-                and every_second.repeats_operation(operation.block, operation.role)
-            }
-        return sorted(repeated)
+        return _list_repeated(_Stack(self.shard, count_mtp(self.shard.config), self.mtp), mode)
 
     def recompute(self, mode: str) -> list[Operation]:
         """List the operations of the recompute pass."""
         repeated = [
-            stack.layers[index]
+            part.layers[index]
             for stack in self.trained
-            for index in self._repeated(stack.layers, mode, stack.shard, stack.counts)
+            for part in _split_by_repeats(stack, mode)
+            for index in _list_repeated(part, mode)
         ]
         repeated += [self.mtp[index] for index in self.repeated_mtp_indices(mode)]
         return [operation.changed(pass_name="recompute") for operation in repeated]
@@ -399,6 +376,41 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
     return _Stack(shard, every, add_adapters(shard, layers))
+
+
+def _split_by_repeats(stack: _Stack, mode: str) -> list[_Stack]:
+    """Split a stack into its kinds of layers where they repeat different operations of a block."""
+    alternates = mode == "selective" and ALTERNATE in read_modules(stack.shard.workload.recompute_modules)
+    if not alternates or len(stack.counts.kinds) == 1:
+        return [stack]
+    return [_lower_stack(stack.shard, LayerCounts({kind: count})) for kind, count in stack.counts.kinds.items()]
+
+
+def _list_repeated(stack: _Stack, mode: str) -> list[int]:
+    """List the indices of the operations that a mode repeats; with alternate GEMMs, in layers of one kind."""
+    if mode == "none" or not stack.layers:
+        return []
+    if mode == "full":
+        return list(range(len(stack.layers)))
+    shard, names = stack.shard, read_modules(stack.shard.workload.recompute_modules)
+    modules = [MODULES[name] for name in names if name != ALTERNATE]
+    alternate = find_alternate_gemms(
+        shard.config,
+        shard.workload,
+        shard.layout,
+        next(iter(stack.counts.kinds)),
+        has_cross_attention=_has_cross_attention(shard),
+    )
+    return [
+        index
+        for index, operation in enumerate(stack.layers)
+        if any(module.repeats_operation(operation.block, operation.role) for module in modules)
+        or (
+            alternate is not None
+            and not isinstance(operation, Collective)
+            and alternate.repeats_operation(operation.block, operation.role)
+        )
+    ]
 
 
 def _has_cross_attention(shard: Shard) -> bool:

@@ -40,9 +40,7 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str, again:
     for kind, num_layers in sorted(by_kind.items(), key=lambda each: each[0].mlp != "experts"):
         has_cross_attention = config.has_cross_attention and not shard.prefix
         tensors = list_kept_tensors(config, workload, shard.layout, kind, has_cross_attention=has_cross_attention)
-        alternate = find_alternate_gemms(
-            config, workload, shard.layout, {kind: 1}, has_cross_attention=has_cross_attention
-        )
+        alternate = find_alternate_gemms(config, workload, shard.layout, kind, has_cross_attention=has_cross_attention)
         kept_bytes, all_bytes = (
             sum_bytes(select_kept_tensors(tensors, mode, workload.recompute_modules, alternate)),
             sum_bytes(tensors),

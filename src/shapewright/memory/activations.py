@@ -49,7 +49,7 @@ def estimate_layer(
         kind: Mixer and MLP of the layer.
     """
     tensors = list_kept_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
-    alternate = find_alternate_gemms(config, workload, layout, {kind: 1}, has_cross_attention=has_cross_attention)
+    alternate = find_alternate_gemms(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules, alternate))
     return LayerBytes(kept_bytes, sum_bytes(tensors) - kept_bytes)
 

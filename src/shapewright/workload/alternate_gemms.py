@@ -12,7 +12,6 @@ Assumes:
         GEMM, and that of a GEMM whose sum over the tensor axis is kept.
     Results of reductions and exchanges are kept. The backward pass gathers tokens as it does without recomputation,
         for both purposes. Attention without a fused kernel runs again.
-    In a stack whose layers differ in the GEMMs before a block, all are repeated as in most of the layers.
 
 Source: pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py (_apply_op_sac), 2025.
 """
@@ -64,7 +63,7 @@ _MLP_OUTPUTS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 class AlternateGemms(NamedTuple):
-    """What the layers of one stack keep and repeat.
+    """What layers of one kind keep and repeat.
 
     Attributes:
         fates: By block and role, whether the output of a GEMM is kept, kept as a sum over the tensor axis, repeated, or
@@ -129,35 +128,29 @@ def find_alternate_gemms(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
-    kinds: Mapping[LayerKind, int],
+    kind: LayerKind,
     *,
     has_cross_attention: bool,
 ) -> AlternateGemms | None:
-    """Find what layers keep and repeat; None if the workload does not recompute every second GEMM.
+    """Find what layers of one kind keep and repeat; None if the workload does not recompute every second GEMM.
 
     Args:
-        kinds: Number of layers of each kind.
         has_cross_attention: Whether these are decoder layers of an encoder-decoder.
     """
     if ALTERNATE not in read_modules(workload.recompute_modules):
         return None
-    fates: dict[tuple[str, str], str] = {}
-    outputs: dict[tuple[str, str], tuple[str, str]] = {}
-    for kind in sorted(kinds, key=lambda each: kinds[each]):
-        ends = _ends_of_blocks(config, kind, has_cross_attention=has_cross_attention)
-        linears = list_linears(config, layout, kind, has_cross_attention=has_cross_attention)
-        fates |= _fates_of_layer(linears, layout, ends)
-        outputs |= {end: tensor for end, tensor in ends.items() if tensor is not None}
+    ends = _ends_of_blocks(config, kind, has_cross_attention=has_cross_attention)
+    linears = list_linears(config, layout, kind, has_cross_attention=has_cross_attention)
     is_unfused = workload.attention == "unfused"
     splits_experts = layout.has_own_expert_degree and layout.expert_tensor_degree > 1
     turns_copies = config.fused_qkv and config.position_embedding == "rotary" and config.qk_norm == "none"
     return AlternateGemms(
-        fates=fates,
+        fates=_fates_of_layer(linears, layout, ends),
         is_gated=config.gated_mlp,
         is_unfused=is_unfused,
         keeps_rows=layout.expert_parallel > 1 or splits_experts,
         values_hold_rest=not is_unfused and (config.is_mla or turns_copies),
-        outputs=outputs,
+        outputs={end: tensor for end, tensor in ends.items() if tensor is not None},
     )
 
 
