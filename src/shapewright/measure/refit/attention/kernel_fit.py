@@ -147,8 +147,8 @@ AIMED_COVERAGE = 0.92
 
 # Head widths that each version is compiled for. Source: flash-attn (2: multiples of 32; 3: hopper/ folder).
 FLASH_HEADS = {2: (32, 64, 96, 128, 160, 192, 224, 256), 3: (64, 96, 128, 192, 256)}
-# The backward pass has no public table: FlashAttention-2's figures show its rate at about 0.85 of forward's (arXiv
-# 2307.08691 section 4.1: A100, head width 128, about 190 against 225 TFLOP/s).
+# The backward pass of flash-attn has no table (attention_training.csv has cuDNN's on H200 and GB200): its figures show
+# about 0.85 of the forward pass's rate (arXiv 2307.08691 section 4.1: A100, head width 128, 190 against 225 TFLOP/s).
 BACKWARD_RATE_FRACTION = 0.85
 # The copy into the cache is a separate kernel in these tables; the smallest kernel of gemm.parquet takes 2.45 us.
 CACHE_WRITE_START_S = 2e-6

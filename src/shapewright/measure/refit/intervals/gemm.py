@@ -52,7 +52,7 @@ A100_OF_PAPER = "a100-sxm-40gb"
 # Regimes of the paper's rows: sweeps of a millisecond, layers of up to a second; a hundred held-out rows per table.
 PAPER_EDGES_S = (1e-3, 1e-2, 1e-1)
 PAPER_FEWEST_ROWS = 60
-# Tables of GEMMs inside layers, which count separately from GEMMs timed own_devices.
+# Tables of GEMMs inside layers, which count separately from GEMMs timed alone.
 BLOCKS = ("paper_layers/mlp", "paper_layers/mlp-flash")
 # A block is two GEMMs of nearly equal time. Errors with this correlation add up to less than twice one of them, so that
 # the logarithmic error of a GEMM is larger than its block's by this factor.
@@ -72,11 +72,11 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
         sections = {section: rows}
         if is_batch:
             sections = {f"{section}, batches": rows}
-        elif (own_devices := paper_library(record, GEMMS_ALONE)) != (inside := paper_library(record)):
-            names = section_name(section, own_devices), section_name(section, inside)
+        elif (alone := paper_library(record, GEMMS_ALONE)) != (inside := paper_library(record)):
+            names = section_name(section, alone), section_name(section, inside)
             sections = {names[0]: rows[~rows.is_block], names[1]: rows}
-        elif own_devices:  # a section of the paper's software, next to those of others
-            sections = {section_name(section, own_devices): rows}
+        elif alone:  # a section of the paper's software, next to those of others
+            sections = {section_name(section, alone): rows}
         for name, part in sections.items():
             origin = part.table.str.split("/").str[0].where(~part.is_block, BLOCKS[0])
             parts = parts_of(part.assign(origin=origin), ["origin"])
