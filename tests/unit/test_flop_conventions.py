@@ -87,6 +87,17 @@ def test_tied_embedding_counts_as_logits() -> None:
     assert counted == 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096
 
 
+def test_values_of_latent_attention_are_narrower_than_queries() -> None:
+    """Today's torchtitan adds up both widths: 192 + 128 in each of 128 heads of 61 layers of DeepSeek-V3."""
+    config = read_model("deepseek-v3").config
+    before, today = (
+        count_convention_flops(config, Workload(seq_len=4096), 1, name).model_flops / 4096
+        for name in ("torchtitan", "torchtitan-no-embedding")
+    )
+
+    assert before - today == pytest.approx(6 * 129280 * 7168 + 6 * 61 * 128 * (192 - 128) * 4096, rel=1e-9)
+
+
 @pytest.mark.parametrize(("model", "attending"), [("kimi-linear-48b-a3b", 7), ("falcon-mamba-7b", 0)])
 @pytest.mark.parametrize("convention", ["torchtitan", "llm-foundry"])
 def test_only_layers_with_attention_have_pairs(model: str, attending: int, convention: str) -> None:

@@ -195,8 +195,10 @@ def count_convention_flops(
     parameters = counts.active - counts.vision
     if config.patches is not None:  # what conditions the layers runs once for an image
         parameters -= counts.by_component["norms"]
-    if convention == "torchtitan-no-embedding" and not config.tied_embeddings:
-        parameters -= counts.token_embedding
+    value_width = config.head_dim
+    if convention == "torchtitan-no-embedding":
+        parameters -= 0 if config.tied_embeddings else counts.token_embedding
+        value_width = config.v_head_dim
     # Conventions count 6 FLOPs per weight; frozen weights have no gradient, and adapters are computed in addition.
     change = 0.0
     if not workload.trains_all:
@@ -212,7 +214,7 @@ def count_convention_flops(
         for group in config.layer_groups()
         if {ATTENTION, *COMPRESSED_LAYERS} & set(mixers_of(group.layer_type))
     )
-    core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * attending * config.num_heads * config.head_dim
+    core_flops = _TRAINING_FLOPS_PER_WEIGHT * attending * config.num_heads * (config.head_dim + value_width)
     whole = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     model_flops = change + whole
     if convention.startswith("torchtitan"):

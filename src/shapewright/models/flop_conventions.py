@@ -55,7 +55,10 @@ CONVENTIONS = {
             name="torchtitan-no-embedding",
             formula="6 N' + 12 L h s",
             used_by="torchtitan since April 2024, nanochat",
-            source="pytorch/torchtitan, get_nparams_and_flops; a tied embedding is counted, as logits",
+            source=(
+                "pytorch/torchtitan, get_nparams_and_flops; a tied embedding is counted, as logits; h is the mean "
+                "width of queries and values"
+            ),
         ),
         FlopConvention(
             name="llm-foundry",
