@@ -473,6 +473,18 @@ def test_replicated_keys_cost_the_work_that_is_done_twice(workload: dict[str, An
     assert 0.0 < (finding.cost_s or 0.0) <= 0.5 * of_keys_s * (1.0 + 1e-9)
 
 
+def test_a_gate_of_attention_is_no_replicated_head() -> None:
+    """2 of 16 heads of Qwen3-Next with their gates are 1,024 of the 1,536 columns that keys and values fill up."""
+    workload, layout = {"phase": "prefill", "micro_batch_size": 1, "seq_len": 4096}, {"tensor_parallel": 8}
+    scenario = build_scenario("qwen3-next-80b-a3b", "h100-sxm-80gb", workload=workload, layout=layout)
+    report = check_scenario(scenario.replace(fused_qkv=True), search_shapes=False)
+    (finding,) = (each for each in report.findings if each.code == "PL103")
+    assert report.prediction is not None
+    (fused_s,) = (each.total_time_s for each in report.prediction.operations if each.operation.name == "attention.qkv")
+
+    assert 0.0 < (finding.cost_s or 0.0) <= 0.75 * 512 / 1536 * fused_s * (1.0 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("kernels", "tensor_parallel", "gib"),
     [

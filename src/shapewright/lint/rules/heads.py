@@ -320,7 +320,8 @@ def _redundant_fraction(scenario: Scenario) -> float:
         return 1.0
     t, config, prediction = scenario.layout.tensor_parallel, scenario.config, scenario.predict()
     # Each device has one key-value head.
-    kv_width, query_width = config.head_dim + config.v_head_dim, config.num_heads // t * config.head_dim
+    kv_width = config.head_dim + config.v_head_dim
+    query_width = config.num_heads // t * config.head_dim * (1 + config.attention_output_gate)
     shares = {"k": 1.0, "v": 1.0, "qkv": kv_width / (kv_width + query_width)}
     if scenario.workload.phase == "decode":
         shares |= dict.fromkeys(_CACHE_READERS, 1.0)
