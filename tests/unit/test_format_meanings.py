@@ -339,6 +339,23 @@ def test_replicas_that_a_file_does_not_state_are_noted(
     assert (f"data_parallel={degree} is assumed" in out + err) == is_assumed
 
 
+def test_a_file_without_replicas_leaves_the_guess_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arguments that state a tensor degree alone say nothing about the 16 replicas guessed from a config of NeoX."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 2048}
+    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "precision": "bfloat16"}
+    lines = [f"{name}: {value}" for name, value in {**sizes, "max_position_embeddings": 2048, **batch}.items()]
+    Path("neox.yml").write_text("\n".join(lines), encoding="utf-8")
+    Path("arguments.sh").write_text("--tensor-model-parallel-size 2 --micro-batch-size 4", encoding="utf-8")
+    question = ["predict", "neox.yml", "--vocab-size", "50176", "--device", "h100-sxm-80gb"]
+    code, out, err = run([*question, "--layout-from", "arguments.sh"], capsys)
+
+    assert code == 0
+    assert "data_parallel=16 is assumed" in out + err
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

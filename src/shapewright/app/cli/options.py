@@ -133,7 +133,8 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     found.workload |= reading.workload
     found.layout |= reading.layout
     found.passes = reading.passes or found.passes
-    found.guesses_replicas = reading.guesses_replicas
+    if "data_parallel" in reading.layout:
+        found.guesses_replicas = reading.guesses_replicas
     if with_model and reading.fields:
         found.vocab_multiple = reading.vocab_multiple
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
