@@ -9,6 +9,7 @@ import pytest
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.units import GIB, MIB
+from shapewright.lowering.model import lower
 from shapewright.memory.estimate import (
     CUDA_CONTEXT_BYTES,
     MemoryEstimate,
@@ -313,6 +314,18 @@ def test_expert_outputs_are_the_rows_that_a_device_sums(expert_parallel: int, nu
     )
 
     assert (output.rows, output.columns) == (num_rows, config.hidden_size)
+
+
+def test_a_server_gets_back_the_rows_that_a_device_sends() -> None:
+    """Whole experts over two replicas of four devices: each device sends both rows of a fourth of 4096 tokens."""
+    config = tiny(gated_mlp=True, num_experts=8, num_experts_per_token=2, moe_intermediate_size=32)
+    layout = ParallelLayout(tensor_parallel=4, data_parallel=2, expert_parallel=8, expert_tensor_parallel=1)
+    prompt = Workload(phase="prefill", micro_batch_size=1, seq_len=4096)
+    tensors = {tensor.name: tensor for tensor in list_saved_tensors(config, prompt, layout, has_experts=True)}
+    sent: Any = next(each for each in lower(config, prompt, layout) if each.name == "moe.permute")
+
+    assert tensors["moe.output"].rows == 4096 // 4 * 2
+    assert tensors["moe.output"].num_bytes == sent.written_bytes
 
 
 def test_fused_activation_saves_no_expert_outputs() -> None:

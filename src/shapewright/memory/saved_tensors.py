@@ -172,6 +172,9 @@ class _LayerShape:
             workload.kernels == "torch" and config.norm == "rmsnorm" and self.element_bytes < _FP32_BYTES
         )
         self.exchanges_rows = layout.exchanges_expert_rows(is_training=workload.is_training)
+        # In inference the tensor axis replicates tokens, and each of its devices sends a share of their rows.
+        sends_share = layout.has_own_expert_degree and not workload.is_training
+        self.sending_degree = self.degree if sends_share else self.token_degree
         self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
         self.attention_dropout = workload.is_training and config.attention_dropout > 0
 
@@ -405,5 +408,5 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
         yield shape.inner("moe", "clamped", columns * (2 if config.gated_mlp else 1), copies)
     if not shape.fuses_activation:
         # Rows come back from an exchange; without one, each device has a part of the sum of every row.
-        own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
+        own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.sending_degree)
         yield shape.inner("moe", "output", config.hidden_size, own_copies if shape.exchanges_rows else copies)
