@@ -133,7 +133,8 @@ def loss_records(rows: Sequence[Row]) -> list[Record]:
 
     Returns:
         One record per model and recipe: ``loss`` and ``seconds_per_step`` are means over seeds, ``losses`` lists the
-        loss of each seed. Losses of other data, formats or recipes have another ``data`` or ``schedule``.
+        loss of each seed, in their order. Losses of other data, formats or recipes have another ``data`` or
+        ``schedule``.
     """
     models: dict[str, list[Row]] = {}
     for row in rows:
@@ -143,7 +144,8 @@ def loss_records(rows: Sequence[Row]) -> list[Record]:
         ):
             same = json.dumps([row.sizes, row.variant, row.dtype, row.device, row.library], sort_keys=True)
             models.setdefault(same, []).append(row)
-    return [_loss(seeds) for seeds in models.values()]
+    # Processes that share a store may finish a later seed first.
+    return [_loss(sorted(seeds, key=lambda row: row.repetition)) for seeds in models.values()]
 
 
 def _loss(seeds: Sequence[Row]) -> Record:
