@@ -176,7 +176,7 @@ def count_convention_flops(
     >>> f"{count_convention_flops(gpt_22b, Workload(seq_len=2048), 4, 'megatron').model_flops:.6e}"
     '1.143561e+15'
     """
-    get_convention(convention)
+    counts_repeats = get_convention(convention).counts_repeats
     if not workload.is_training:
         raise WorkloadError(f"FLOP conventions apply to training, not to phase={workload.phase!r}; use phase='train'")
     step = replace(workload, micro_batch_size=1, global_batch_size=num_sequences)
@@ -217,9 +217,7 @@ def count_convention_flops(
     core_flops = _TRAINING_FLOPS_PER_WEIGHT * attending * config.num_heads * (config.head_dim + value_width)
     whole = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     model_flops = change + whole
-    if convention.startswith("torchtitan"):
-        return StepFlops(model_flops, None)
-    return StepFlops(model_flops, model_flops + again * _FORWARD_SHARE * whole)
+    return StepFlops(model_flops, model_flops + again * _FORWARD_SHARE * whole if counts_repeats else None)
 
 
 def count_rule_of_thumb_flops(num_parameters: float, num_tokens: float, *, recompute: str = "none") -> float:

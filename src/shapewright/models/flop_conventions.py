@@ -22,12 +22,14 @@ class FlopConvention:
         formula: FLOPs per token, in the letters of this module.
         used_by: Publications and software that use it.
         source: Source of the formula.
+        counts_repeats: Whether it also says what recomputation adds (HFU).
     """
 
     name: str
     formula: str
     used_by: str
     source: str
+    counts_repeats: bool = True
 
 
 CONVENTIONS = {
@@ -50,6 +52,7 @@ CONVENTIONS = {
             formula="6 N + 12 L h s",
             used_by="torchtitan to April 2024",
             source="pytorch/torchtitan, train.py before pull request 280; N without the token embedding since then",
+            counts_repeats=False,
         ),
         FlopConvention(
             name="torchtitan-no-embedding",
@@ -59,6 +62,7 @@ CONVENTIONS = {
                 "pytorch/torchtitan, get_nparams_and_flops; a tied embedding is counted, as logits; h is the mean "
                 "width of queries and values"
             ),
+            counts_repeats=False,
         ),
         FlopConvention(
             name="llm-foundry",
