@@ -164,7 +164,8 @@ class _Logs(NamedTuple):
     @property
     def running_s(self) -> PerRequest:
         """Time of each request from entering a batch to its last token. [s], [requests]"""
-        return self.end_s - self.admitted_s
+        running_s: PerRequest = self.end_s - self.admitted_s
+        return running_s
 
 
 def _run_streams(
