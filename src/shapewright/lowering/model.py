@@ -388,7 +388,7 @@ def _split_by_repeats(stack: _Stack, mode: str) -> list[_Stack]:
 
 def _list_repeated(stack: _Stack, mode: str) -> list[int]:
     """List the indices of the operations that a mode repeats; with alternate GEMMs, in layers of one kind."""
-    if mode == "none" or not stack.layers:
+    if mode == "none" or not stack.layers or not stack.counts.kinds:
         return []
     if mode == "full":
         return list(range(len(stack.layers)))
