@@ -74,7 +74,7 @@ def test_tensor_parallel_shards_sum_to_the_whole(config: TransformerConfig, work
         for t in (1, degree)
     )
     assert [tensor.name for tensor in shard] == [tensor.name for tensor in whole]
-    shares = [1 if tensor.name == "moe.input" else degree for tensor in shard]
+    shares = [1 if tensor.name in ("moe.input", "moe.output") else degree for tensor in shard]
     assert [share * tensor.num_bytes for share, tensor in zip(shares, shard, strict=True)] == [
         tensor.num_bytes for tensor in whole
     ]
