@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 import tempfile
 from functools import cache
@@ -162,6 +163,6 @@ def use_line(path: Path, _chance: Random) -> None:
         assert not output.getvalue(), "output beside a refusal"
         raise ShapewrightError(text[:-1].removeprefix("shapewright: "))
     if not any("nan" in word.lower() for word in words):
-        assert "nan" not in output.getvalue().lower()
+        assert not re.search(r"\bnan\b", output.getvalue().lower())
     if "--json" in words and output.getvalue().startswith("{"):
         json.loads(output.getvalue(), parse_constant=refuse_constant)
