@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
@@ -139,10 +140,16 @@ def reading_residuals(file_name: str, kind: str) -> Iterator[NpzFile]:
     Args:
         file_name: Name of the file next to the record.
         kind: Kind of the record.
+
+    Raises:
+        CalibrationError: the file is missing or malformed.
     """
     path = resources.files("shapewright.pricing") / "data" / kind / file_name
-    with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-        yield stored
+    try:
+        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
+            yield stored
+    except (OSError, KeyError, ValueError) as error:
+        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
 
 
 @cache
