@@ -59,7 +59,7 @@ def test_ray_gives_exactly_the_local_result(cluster: Any, monkeypatch: pytest.Mo
     """Jobs, rows and floats are identical to a local search, even if a worker dies."""
     from shapewright.optimize.search.runners import ray_runner
 
-    monkeypatch.setattr(search_engine, "_SHAPES_OF_A_JOB", 50_000)
+    monkeypatch.setattr(search_engine, "_SHAPES_OF_A_JOB", 15_000)
     jobs: list[Job] = []
 
     def keep_jobs(requested: Any, show: Any) -> Iterator[Findings]:
