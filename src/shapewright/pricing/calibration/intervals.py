@@ -83,7 +83,7 @@ class Interval(NamedTuple):
     widening: float
     format: str = ""
 
-    def factors(self, time_s: AnyShape, widening: float = 1.0) -> tuple[AnyShape, AnyShape]:
+    def factors(self, time_s: AnyShape, widening: float | AnyShape = 1.0) -> tuple[AnyShape, AnyShape]:
         """Ends of the interval as factors on predicted times, widened further."""
         return interval_factors(self.quantiles, time_s, self.widening * widening)
 
