@@ -216,7 +216,7 @@ def narrow_format_slower(scenario: Scenario) -> Iterator[Violation]:
 
     ## References
 
-    - vllm-project/vllm, "FP8 W8A8": small models and batches.
+    - ai-dynamo/aiconfigurator, tables of GEMMs timed with vLLM 0.24 and SGLang 0.5 on H200.
     """
     rates, dtype = scenario.device.dense_flops_per_s, scenario.workload.dtype
     if get_dtype(dtype).bits >= _WIDE_BITS or dtype not in rates:
