@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -138,3 +139,128 @@ def test_a_run_ends_with_its_longest_answer() -> None:
     assert even == endless
     assert even.output_tokens_per_s / uneven.output_tokens_per_s == pytest.approx(1.1, rel=0.01)
     assert uneven.ttft_s == even.ttft_s
+
+
+HAND = ServingRequest(
+    prompt_len=1000, output_len=101, server=replace(CURRENT_SERVER, pass_tokens=1000, most_sequences=4)
+)
+DECODE_S, MIXED_S = (0.010, 0.012, 0.016), (0.110, 0.112, 0.116)
+"""Passes of one, two and four sequences, and the same with a prompt: 2 ms for a sequence, 0.1 s for a prompt."""
+QUEUED_S = (0.016, 0.012, 0.116, 0.112)
+
+
+def mean_s(batch: float) -> float:
+    """A mean pass: of 101 in which a batch ends, one prefills for each of its sequences."""
+    return 0.008 + 0.002 * batch + 0.1 * batch / 101
+
+
+@pytest.mark.parametrize(("longest", "steps"), [(1.0, 1), (2.0, 1), (1.0, 8)])
+def test_an_open_loop_below_capacity_by_hand(longest: float, steps: int) -> None:
+    """1,000 requests, one a second: B = 101 (0.01 + 0.002 (B - 1)) + 0.1 B of a batch between one and two decode."""
+    request = replace(HAND, server=replace(HAND.server, scheduler_steps=steps))
+    load = open_loop(make_instance(request=request), 1000, 1.0, longest=longest)
+    queued_s = QUEUED_S if longest == 1.0 else (*QUEUED_S, 0.012)
+    times = load.combine([*DECODE_S, *MIXED_S, *queued_s])
+
+    # On the line from (1, 101 mean_s(1)) to (2, 101 mean_s(2)): the value at the first size that is enough.
+    busy = 101 * mean_s(2)
+    tail_s = longest * 101 * (0.008 + 0.002 * max(busy / longest, 1.0))
+    end_s = 1000 + tail_s
+    batch = 1000 / end_s * busy
+    # An arrival finds a prompt before it in a tenth of cases: 0.1 * 0.1 / (2 * 0.9) s.
+    first_s = 0.108 + 0.002 * batch + 0.01 / 1.8
+    token_s = mean_s(1) + (batch - 1) * (mean_s(2) - mean_s(1))
+    assert times.output_tokens_per_s == pytest.approx(1000 * 101 / end_s)
+    assert times.tpot_s == pytest.approx(token_s)
+    assert times.ttft_s == pytest.approx(first_s + (4 * token_s if steps == 8 else 0.0))
+
+
+def test_an_open_loop_beyond_capacity_by_hand() -> None:
+    """1,000 requests within a second: 250 rounds of four, and the one in the middle waits until 496 have ended."""
+    times = open_loop(make_instance(request=HAND), 1000, 1000.0).combine([*DECODE_S, *MIXED_S, *QUEUED_S])
+
+    # Passes of queued requests: 25,250 less the four that fill the batch, which decode two on average.
+    end_s = (25250 - 4) * 0.016 + 4 * 0.112 + 4 * 0.012 + 996 * 0.1
+    batch = 1000 / end_s * 101 * mean_s(4)
+    assert times.output_tokens_per_s == pytest.approx(1000 * 101 / end_s)
+    assert times.ttft_s == pytest.approx(0.108 + 0.002 * batch + 496 * 101 * mean_s(4) / 4 - 0.5)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_half_of_the_load_keeps_a_limit_of_the_first_token_by_hand(copies: int) -> None:
+    """One sequence at a time: 0.5 exp(-(t - 0.11) / S) = 0.01 at a time t = 0.11 + ln(50) S.
+
+    S is the time between prompts at full load: that of an answer, over the copies.
+    """
+    request = replace(HAND, server=replace(HAND.server, most_sequences=1))
+    between_s = 101 * mean_s(1) / copies
+    limit_s = 0.11 + math.log(50.0) * between_s
+    # The queue of all requests is fast here, so that it is no limit.
+    load = within_limits(make_instance(request=request), 1000, copies, limit_s, 1.0)
+    times = load.combine([0.01, 0.11, 0.01, 0.001, 0.11, 0.001])
+
+    assert times.output_tokens_per_s == pytest.approx(0.5 / mean_s(1), rel=2e-3)
+    assert times.tpot_s == pytest.approx(mean_s(1))
+    # The mean wait of a queue that is busy half of the time is half of its service.
+    assert times.ttft_s == pytest.approx(0.11 + 0.5 * between_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("prefillers", [1, 2])
+def test_a_network_of_instances_is_in_balance(prefillers: int) -> None:
+    """Eight users: as many are with prefill and decode instances, and each waits for the queue that it finds.
+
+    A prompt takes 0.2 s alone, and 0.1 s more in a pass with others; decoding takes 0.3 s and more a token.
+    """
+    decode_s = (0.01, 0.012, 0.016)
+    load = disaggregated(make_instance(request=HAND), prefillers, 2, 8)
+    times = load.combine([*decode_s, *MIXED_S, *QUEUED_S, 0.2])
+    rate = times.output_tokens_per_s / 101
+
+    assert load.num_sequences == 8
+    assert rate * (times.ttft_s + 100 * times.tpot_s) == pytest.approx(8.0, rel=1e-6)
+    # Of the requests that prefill, 7 / 8 are others, spread over the instances.
+    assert times.ttft_s == pytest.approx(0.2 + 0.1 * rate * times.ttft_s * 7 / 8 / prefillers, rel=1e-6)
+    batch = max(rate * 100 * times.tpot_s / 2, 1.0)
+    assert times.tpot_s == pytest.approx(0.008 + 0.002 * batch, rel=1e-6)
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_prompts_that_share_a_pass_by_hand(mixes: bool) -> None:
+    """Answers of three tokens: four sequences start in three passes, 4 / 3 prompts in each.
+
+    The first takes the 0.1 s that one prompt adds to a pass, the third of another one a third of 0.05 s: four take
+    0.2 s in a full pass.
+    """
+    server = replace(CURRENT_SERVER, pass_tokens=4000, most_sequences=4, mixes_prefill=mixes)
+    load = open_loop(make_instance(request=ServingRequest(prompt_len=1000, output_len=3, server=server)), 1000, 1e3)
+    mixed_s, queued_s = (MIXED_S, (0.016, 0.012, 0.216, 0.212)) if mixes else ((0.1,) * 3, (0.016, 0.012, 0.2, 0.2))
+    times = load.combine([*DECODE_S, *mixed_s, *queued_s])
+
+    assert times.tpot_s == pytest.approx(0.016 + 0.1 + 0.05 / 3)
+
+
+def test_prompts_of_two_passes_by_hand() -> None:
+    """One request in ten seconds: both of its passes prefill, and of 101 passes with its tokens two prefill."""
+    request = replace(HAND, server=replace(HAND.server, pass_tokens=500))
+    load = open_loop(make_instance(request=request), 1000, 0.1)
+    times = load.combine([*DECODE_S, *MIXED_S, *QUEUED_S])
+
+    assert times.tpot_s == pytest.approx(0.01 + 0.1 * 2 / 101)
+    # Another prompt of twice 0.1 s is there in a fiftieth of cases.
+    assert times.ttft_s == pytest.approx(2 * 0.11 + 0.02 * 0.2 / (2 * 0.98))
+
+
+def test_a_request_alone_is_no_slower_than_a_batch_within_limits() -> None:
+    """With loose limits the load is that of queued requests; within the time of three sequences, theirs.
+
+    Shares of it are tried to a thousandth.
+    """
+    loose, tight = (
+        within_limits(make_instance(request=HAND), 1000, 1, 1e9, limit_s).combine([*DECODE_S, *MIXED_S, *QUEUED_S])
+        for limit_s in (1.0, mean_s(3))
+    )
+
+    queued_s = (25250 - 4) * 0.016 + 4 * 0.112 + 4 * 0.012 + 996 * 0.1
+    assert loose.output_tokens_per_s == pytest.approx(1000 * 101 / queued_s, rel=2e-3)
+    assert tight.output_tokens_per_s == pytest.approx(3 / mean_s(3), rel=2e-3)
+    assert tight.tpot_s == pytest.approx(mean_s(3))
