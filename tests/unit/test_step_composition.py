@@ -251,6 +251,7 @@ def test_the_busiest_stage_waits_for_the_faster_end() -> None:
     sums = {"every": 8.0, "first": 16.0, "last": 40.0, "step": 5.0, WEIGHT_GRADIENTS: 0.0}
 
     assert combine_stages(sums, 8, ParallelLayout(pipeline_parallel=4)) == (8.0 + 40.0 + 5.0 + 5.0, 5.0)
+    assert combine_stages(sums, 8, ParallelLayout(pipeline_parallel=2)) == (8.0 + 40.0 + 5.0 + 3.0, 3.0)
     assert combine_stages(sums, 8, ParallelLayout()) == (8.0 + 56.0 + 5.0, 0.0)
 
 
@@ -270,13 +271,20 @@ def test_ends_are_rebalanced_alike_in_arrays_and_alone(ends: tuple[bool, bool]) 
     """Whole seconds, so that ends are equal or end at zero often, with room for 0 to 3 layers at an end."""
     random = Random(7)
     cases = [[random.randint(0, high) for high in (6, 6, 3, 5)] + [random.randint(1, 3)] for _ in range(300)]
+    cases[:20] = [[0, *case[1:]] for case in cases[:20]]
     firsts, lasts, layers, spares, mosts = np.array(cases).T
     first, last = rebalance_ends(1.0 * firsts, 1.0 * lasts, 1.0 * layers, spares, mosts, ends)
+    number, _ = rebalance_ends(0.0, 1.0 * lasts[:20], 1.0 * layers[:20], spares[:20], mosts[:20], ends)
+    assert np.all(number == first[:20])
 
     for row, (first_s, last_s, layer_s, spare, most) in enumerate(cases):
         alone = rebalance_ends(float(first_s), float(last_s), float(layer_s), spare, most, ends)
         assert (first[row], last[row]) == alone
-        if not any(ends) and layer_s:
+        if any(ends):
+            # Where a layer is missing at all, each end that counts as a layer lacks one.
+            missing_s = layer_s if spare else 0
+            assert alone == (max(first_s - ends[0] * missing_s, 0), max(last_s - ends[1] * missing_s, 0))
+        else:
             # Each layer goes to the end that is slower; no split of at most as many layers leaves less to wait for.
             least = min(
                 max(first_s - here * layer_s, last_s - there * layer_s, 0)

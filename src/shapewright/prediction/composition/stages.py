@@ -267,7 +267,7 @@ def rebalance_ends(
         ends_s = [first_s, last_s]
         for _ in range(int(num_spare)):
             slower = 1 if ends_s[1] >= ends_s[0] else 0
-            if ends_s[slower] <= 0.0 or missing[slower] == layers_per_stage:
+            if missing[slower] == layers_per_stage:
                 break
             ends_s[slower] -= layer_s
             missing[slower] += 1
