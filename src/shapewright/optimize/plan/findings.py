@@ -159,7 +159,7 @@ def pareto_front(table: Table) -> Table:
 
 def _smaller_than_faster(table: Table) -> NDArray[np.int64]:
     """Return the plans that need no more memory than every faster one on as many devices, shortest step first."""
-    order = np.lexsort((table["bytes"], table["step_s"]))
+    order = np.lexsort((table["bytes"], table["devices"], table["step_s"]))
     needed, devices = table["bytes"][order], table["devices"][order]
     is_smaller = np.ones(len(order), dtype=bool)
     for count in np.unique(devices):
