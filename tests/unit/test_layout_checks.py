@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from shapewright.core.errors import LayoutError, WorkloadError
-from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.checks import (
+    MAX_SEQUENCE_TOKENS,
+    describe_long_sequence,
+    possible_degrees,
+    validate_layout,
+    validate_lengths,
+)
 from shapewright.lowering.counts import layers_per_stage, num_microbatches
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.operation import Operation
@@ -144,3 +150,70 @@ def test_equal_refusals_have_equal_reasons() -> None:
         reasons.add(caught.value.reason)
 
     assert reasons == {"tensor_parallel=4 must divide num_heads"}
+
+
+LAST, LORA = {"finetune": "last-layers"}, {"finetune": "lora"}
+LEARNED = replace(CONFIG, position_embedding="learned", max_position_embeddings=64)
+
+
+@pytest.mark.parametrize(
+    ("config", "workload", "layout", "field", "most"),
+    [
+        (CONFIG, LORA, {}, "lora_rank", 64),  # the hidden size
+        (CONFIG, LAST, {}, "last_layers", 4),
+        (CONFIG, {}, {}, "pipeline_parallel", 4),
+        (CONFIG, {}, {"pipeline_parallel": 2}, "virtual_pipeline", 2),
+        (replace(CONFIG, vocab_size=4), {}, {}, "tensor_parallel", 4),
+        (LEARNED, {}, {}, "seq_len", 64),
+        (LEARNED, {"phase": "prefill", "context_len": 60}, {}, "seq_len", 4),
+        (LEARNED, {"phase": "decode"}, {}, "context_len", 63),  # and the new token
+        (CONFIG, {}, {}, "seq_len", MAX_SEQUENCE_TOKENS),
+        (
+            replace(CONFIG, max_position_embeddings=MAX_SEQUENCE_TOKENS + 1),
+            {},
+            {},
+            "seq_len",
+            MAX_SEQUENCE_TOKENS + 1,
+        ),
+    ],
+)
+def test_the_largest_value_is_allowed_and_the_next_refused(
+    config: TransformerConfig, workload: dict[str, Any], layout: dict[str, int], field: str, most: int
+) -> None:
+    """A rank as wide as the model, all of its layers, a stage of one layer, a part of one token of the vocabulary."""
+    names = {each.name for each in fields(Workload)}
+
+    def check(value: int) -> None:
+        of_workload = workload | ({field: value} if field in names else {})
+        of_layout = layout | ({field: value} if field not in names else {})
+        job = Workload(**{"micro_batch_size": 1, "seq_len": 32} | of_workload)
+        validate_layout(config, job, ParallelLayout(**of_layout))
+        validate_lengths(config, job)
+
+    check(most)
+    with pytest.raises((LayoutError, WorkloadError), match=r"exceed|longer"):
+        check(2 * most if field.endswith("parallel") else most + 1)
+
+
+def test_positions_beyond_the_stated_maximum_are_noted() -> None:
+    """65 rotary positions of a model with 64."""
+    config = replace(CONFIG, max_position_embeddings=64)
+    noted = [describe_long_sequence(config, Workload(seq_len=length)) for length in (64, 65)]
+
+    assert noted[0] == []
+    assert [str(note) for note in noted[1]] == ["65 positions exceed the model's max_position_embeddings=64"]
+
+
+def test_degrees_of_a_layout_with_one_axis() -> None:
+    """Stages of equally many of 4 layers, or what divides 8 heads and 4 key-value heads or is a multiple of them."""
+    pipeline, chunked, tensor, both = (
+        possible_degrees(CONFIG, ParallelLayout(**degrees))
+        for degrees in (
+            {"pipeline_parallel": 3},
+            {"pipeline_parallel": 3, "virtual_pipeline": 2},
+            {"tensor_parallel": 3},
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+        )
+    )
+
+    assert (pipeline, chunked, tensor, both) == ((1, 2, 4), (1, 2), (1, 2, 4, 8), ())

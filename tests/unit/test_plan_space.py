@@ -150,12 +150,12 @@ def random_plans(random: Random) -> dict[str, Any]:
     """A table of plans with few distinct values, so that ties occur."""
     columns = {
         "step_s": (1.0, 1.5, 2.0),
-        "bytes": (1000.0, 1005.0, 1010.0, 2000.0, 3000.0),
+        "bytes": (990.0, 1000.0, 1005.0, 1010.0, 2000.0, 3000.0),
         "split": (0,),
         "policy": (0, 1, 2),
         "sharding": (0, 1, 3),
         "schedule": (0, 1),
-        "devices": (4, 8),
+        "devices": (4, 8, 16),
     }
     rows = [[random.choice(values) for values in columns.values()] for _ in range(random.randint(1, 30))]
     return dict(zip(columns, map(np.array, zip(*rows, strict=True)), strict=True))
@@ -184,7 +184,7 @@ def test_order_of_equal_plans(seed: int) -> None:
     table = random_plans(Random(seed))
     rows = [dict(zip(table, row, strict=True)) for row in zip(*(each.tolist() for each in table.values()), strict=True)]
     ways = {
-        # Equal costs go to more devices: steps of 1, 1.5 and 2 s on 4 and 8 have costs of 4 to 16.
+        # Equal costs go to more devices: steps of 1, 1.5 and 2 s on 4 to 16 have costs of 4 to 32.
         "cost": lambda row: (row["step_s"] * row["devices"], -row["devices"], row["step_s"], row["bytes"] > 2000.0),
         "time": lambda row: (row["step_s"], row["bytes"] > 2000.0),
         "memory": lambda row: (row["bytes"],),
