@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shapewright.core.errors import WorkloadError
 from shapewright.core.units import GIB, MIB
 from shapewright.lowering.model import lower
+from shapewright.memory.activations import ActivationTerms, estimate_activation_terms, estimate_layer
 from shapewright.memory.estimate import (
     CUDA_CONTEXT_BYTES,
     MemoryEstimate,
     count_cached_elements,
     count_microbatches_in_flight,
+    estimate_kv_cache,
     estimate_memory,
+    estimate_stage_caches,
+    estimate_stages,
 )
-from shapewright.memory.saved_tensors import list_saved_tensors
+from shapewright.memory.saved_tensors import list_layer_tensors, list_saved_tensors
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import DeviceParameters, count_stage_parameters, estimate_states
-from shapewright.memory.tensors import select_kept_tensors
+from shapewright.memory.tensors import select_kept_tensors, sum_bytes
 from shapewright.models.hf_config import read_hf_config
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import list_presets, read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe
-from shapewright.workload.workload import Workload
+from shapewright.workload.workload import RECOMPUTE_MODES, Workload
+
+if TYPE_CHECKING:
+    from shapewright.models.layers import LayerKind
 
 # 16-bit weights and gradients, fp32 weights and moments: 2 + 2 + K bytes, K = 12 (arXiv 1910.02054, section 3.1).
 NARROW_GRADIENTS = Workload(optimizer="adamw-narrow-gradients")
@@ -496,3 +504,102 @@ def test_norms_of_pytorch_copy_narrow_inputs_to_fp32(dtype: str, copies: int) ->
     saved = list_saved_tensors(LLAMA_3_8B, Workload(kernels="torch", dtype=dtype), ParallelLayout())
 
     assert sum(tensor.role == "fp32_input" for tensor in saved) == copies
+
+
+@pytest.mark.parametrize(
+    "preset", ["gpt3-125m", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "qwen3-next-80b-a3b"]
+)
+def test_what_is_not_kept_is_recomputed(preset: str) -> None:
+    """Every kind of layer saves the same tensors in all, however many of them are recomputed."""
+    config = read_model(preset).config
+    for kind in config.count_kinds(range(config.num_layers)):
+        found = [
+            estimate_layer(
+                config,
+                Workload(micro_batch_size=2, seq_len=512, recompute=mode),
+                ParallelLayout(),
+                kind=kind,
+                has_cross_attention=False,
+            )
+            for mode in RECOMPUTE_MODES
+        ]
+        whole = list_layer_tensors(
+            config, Workload(micro_batch_size=2, seq_len=512), ParallelLayout(), kind, has_cross_attention=False
+        )
+
+        assert [each.kept_bytes + each.recomputed_bytes for each in found] == [sum_bytes(whole)] * len(found)
+        assert found[0].recomputed_bytes == 0.0
+
+
+@pytest.mark.parametrize(("in_flight", "expected"), [(1, 10 + 3), (2, 20 + 6), (4, 40 + 7)])
+def test_offloaded_activations_in_transit(in_flight: int, expected: float) -> None:
+    """Beside 10 bytes of each micro-batch the device holds 7 of the offloaded ones, or all, 3 of each."""
+    terms = ActivationTerms(10.0, 0.0, 0.0, 0.0, host_bytes=3.0, in_transit_bytes=7.0)
+
+    assert terms.on_device_bytes(in_flight) == expected
+    assert dataclasses.replace(terms, host_bytes=0.0).on_device_bytes(in_flight) == 10 * in_flight
+
+
+def test_only_layers_with_a_backward_pass_save_tensors() -> None:
+    """Of three dense layers and one of experts, the last, or the last two."""
+    config = tiny(
+        4, num_experts=4, num_experts_per_token=2, moe_intermediate_size=64, moe_layers=(False, False, False, True)
+    )
+    dense, experts = (config.kind_of_layer(index) for index in (0, 3))
+
+    def saved_bytes(last_layers: int, recompute: str, recompute_layers: int | None = None) -> float:
+        job = Workload(
+            micro_batch_size=1,
+            seq_len=64,
+            finetune="last-layers",
+            last_layers=last_layers,
+            recompute=recompute,
+            recompute_layers=recompute_layers,
+        )
+        return estimate_activation_terms(Stage(config, ParallelLayout(), 0), job).microbatch_bytes
+
+    def kept_bytes(kind: LayerKind, recompute: str) -> float:
+        job = Workload(micro_batch_size=1, seq_len=64, recompute=recompute)
+        return estimate_layer(config, job, ParallelLayout(), kind=kind, has_cross_attention=False).kept_bytes
+
+    for recompute in ("none", "full"):
+        assert saved_bytes(1, recompute) == kept_bytes(experts, recompute)
+        assert saved_bytes(2, recompute) == kept_bytes(experts, recompute) + kept_bytes(dense, recompute)
+    # The first two and three layers run again: none that is trained, or the dense one of the two.
+    assert saved_bytes(2, "full", 2) == saved_bytes(2, "none")
+    assert saved_bytes(2, "full", 3) == kept_bytes(experts, "none") + kept_bytes(dense, "full")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_memory_is_that_of_the_fullest_of_all_stages(seed: int) -> None:
+    """Random mixtures of layers, windows, stages and jobs; and a stage alone needs what it needs among others."""
+    random = Random(seed)
+    num_layers = random.randint(4, 24)
+    fields: dict[str, Any] = {"attention_windows": random.choice(((0,), (64,), (64, 0), (64, 64, 0)))}
+    if random.random() < 0.5:
+        pattern = (*(random.random() < 0.5 for _ in range(random.randint(0, num_layers - 1))), True)
+        fields |= {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": random.choice((16, 512))}
+        fields |= {"moe_layers": pattern}
+    config = dataclasses.replace(tiny(num_layers, **fields), vocab_size=random.choice((10, 100_000)))
+    stages = random.choice([count for count in (2, 3, 4) if -(-num_layers // count) * (count - 1) < num_layers])
+    job = random.choice(
+        (
+            Workload(micro_batch_size=2, seq_len=256, recompute=random.choice(RECOMPUTE_MODES)),
+            Workload(micro_batch_size=2, seq_len=256, global_batch_size=32),
+            Workload(phase="prefill", micro_batch_size=2, seq_len=256),
+            Workload(phase="decode", micro_batch_size=200, context_len=2000, kv_block_tokens=random.choice((1, 16))),
+        )
+    )
+    layout = ParallelLayout(pipeline_parallel=stages, pipeline_schedule=random.choice(("1f1b", "gpipe", "zero-bubble")))
+    every = estimate_stages(config, job, layout)
+
+    assert [each.stage for each in every] == list(range(stages))
+    assert estimate_memory(config, job, layout).total_bytes == max(each.total_bytes for each in every)
+    caches = estimate_stage_caches(config, job, layout)
+    assert caches == tuple(each.kv_cache_bytes for each in every)
+    if job.phase != "train":
+        for index, each in enumerate(every):
+            kinds = config.count_kinds(layout.layers_of_stage(num_layers, index))
+            assert each.kv_cache_bytes == sum(
+                estimate_kv_cache(config, job, layout, [(kind, count)]) for kind, count in kinds.items()
+            )
