@@ -432,3 +432,51 @@ def test_lengths_of_thousands_of_digits(text: str) -> None:
     """Python refuses to read such integers, and the message says what is asked for."""
     with pytest.raises(WorkloadError, match=r"packed=.*(such as 512,1536|give it as mean:700)"):
         pack_sequence(text, 4096)
+
+
+def moved_bytes(**fields: Any) -> dict[str, tuple[float, float]]:
+    """Bytes that operations of Llama-2 7B read and write in a step of 64 tokens, besides those of adapters of q."""
+    workload = Workload(lora_rank=8, lora_targets="q", micro_batch_size=1, seq_len=64, **fields)
+    return {
+        one.name: (float(one.read_bytes), float(one.written_bytes))
+        for one in lower(config_of("llama-2-7b"), workload, ONE)
+        if isinstance(one, Pointwise) and one.pass_name == "forward"
+    }
+
+
+def test_dora_by_hand() -> None:
+    """The norm of the rows reads W, then B A and their sum, and writes that; the scale moves each output once."""
+    moved = moved_bytes(finetune="dora")
+    weights, outputs = 4096 * 4096 * 2, 64 * 4096 * 2
+
+    assert moved["attention.q.dora_norm"] == (3 * weights, weights)
+    assert moved["attention.q.dora_scale"] == (outputs, outputs)
+
+
+def test_stored_weights_are_converted_where_they_are_narrower() -> None:
+    """Frozen matrices in 8 bits are written in 16; in the format of their GEMM they are read as they are."""
+    moved = moved_bytes(finetune="lora", weight_dtype="fp8")
+    converted = {name: moved[name] for name in moved if name.endswith("dequantize")}
+
+    assert set(converted) == {
+        f"{name}.dequantize"
+        for name in ("attention.q", "attention.k", "attention.v", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
+    }
+    assert converted["mlp.down.dequantize"] == (4096 * 11008, 2 * 4096 * 11008)
+    for same in ({}, {"weight_dtype": "bf16"}, {"dtype": "fp8", "weight_dtype": "fp8"}):
+        assert not [name for name in moved_bytes(finetune="lora", **same) if name.endswith("dequantize")]
+
+
+def test_inputs_of_narrow_gemms_are_quantized_once() -> None:
+    """q, out, gate and down read new inputs; the first of each block's readers takes what the norm writes."""
+    moved = moved_bytes(finetune="lora", dtype="fp8")
+    quantized = {name: moved[name] for name in moved if name.endswith("quantize")}
+
+    narrow = 64 * 4096
+    assert quantized == {
+        "attention.q.quantize": (0, narrow),
+        "attention.out.quantize": (2 * narrow, narrow),
+        "mlp.gate.quantize": (0, narrow),
+        "mlp.down.quantize": (2 * 64 * 11008, 64 * 11008),
+    }
+    assert not [name for name in moved_bytes(finetune="lora") if name.endswith("quantize")]

@@ -263,6 +263,8 @@ def test_windowed_layers_keep_their_window() -> None:
         (4, 1, 0, None, 4),  # 1F1B: the first stage starts all four before the first comes back
         (4, 1, 3, None, 1),
         (4, 1, 0, 2, 2),  # never more than the step has
+        (4, 2, 0, 4, 4),  # 2 x 3 + 4 + 1 = 11 chunks, but the step has 8
+        (4, 2, 3, 4, 2.5),  # 4 + 1 = 5 chunks of half a stage
         (8, 3, 0, 64, 31 / 3),  # p (1 + (p - 1) / (p v)) = 8 * (1 + 7/24) = 10.333
         (64, 1, 0, 64, 64),
     ],
