@@ -16,6 +16,7 @@ from shapewright.lowering.model import lower
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.measure.bench.operations.torch_layer import require_supported
 from shapewright.memory.estimate import estimate_kv_cache, estimate_memory
@@ -308,3 +309,81 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], 
     """The fields of compressed attention need its layers, and all of them."""
     with pytest.raises(ConfigError, match=words):
         shapewright.TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, **changes)
+
+
+def moved_bytes(workload: Workload) -> dict[str, set[tuple[float, float]]]:
+    """Bytes that elementwise operations of attention and indexer read and write, by name, one pair for a kind."""
+    found: dict[str, set[tuple[float, float]]] = {}
+    for one in lower(model(), workload, ONE):
+        if isinstance(one, Pointwise) and one.block in ("attention", "indexer") and one.pass_name == "forward":
+            found.setdefault(one.name, set()).add((float(one.read_bytes), float(one.written_bytes)))
+    return found
+
+
+def test_what_a_layer_moves_in_training_by_hand() -> None:
+    """1,024 tokens of two sequences in 16 bits: values and gates of each, an entry for 4 or 128 of them.
+
+    Scores of 8 heads and 128 entries are in 32 bits, as is what is chosen: their sum, and 32 of the entries.
+    """
+    moved = moved_bytes(Workload(micro_batch_size=2, seq_len=512, kernels="fused"))
+    tokens, scores = 1024, 4 * 1024 * 128
+
+    assert moved["attention.compress"] == {
+        (2 * 2 * 256 * tokens, 2 * 128 * tokens / 4),
+        (2 * 2 * 128 * tokens, 2 * 128 * tokens / 128),
+    }
+    assert moved["indexer.compress"] == {(2 * 2 * 128 * tokens, 2 * 64 * tokens / 4)}
+    assert moved["indexer.index_topk"] == {(9 * scores, scores + 4 * 32 * tokens)}
+    # 16 heads and the key, of whose 128 elements 32 are turned; the output is turned back.
+    assert moved["attention.rotary"] == {(2 * 17 * 32 * tokens, 2 * 17 * 32 * tokens)}
+    assert moved["attention.rotary_out"] == {(2 * 16 * 32 * tokens, 2 * 16 * 32 * tokens)}
+    assert moved["attention.qk_norm"] == {(2 * 17 * 128 * tokens, 2 * 17 * 128 * tokens)}
+    assert moved["attention.q_a_norm"] == {(2 * 256 * tokens, 2 * 256 * tokens)}
+
+
+def test_what_a_layer_moves_in_decode_by_hand() -> None:
+    """Three tokens: a server also keeps values and gates of entries that are not full; the cache has 8 bits here."""
+    moved = moved_bytes(Workload(phase="decode", micro_batch_size=3, context_len=400, kv_cache_dtype="fp8"))
+
+    assert moved["attention.compress"] == {
+        (2 * 3 * 512, 2 * 3 * (128 / 4 + 512)),
+        (2 * 3 * 256, 2 * 3 * (128 / 128 + 256)),
+    }
+    assert moved["indexer.compress"] == {(2 * 3 * 256, 2 * 3 * (64 / 4 + 256))}
+    # A key of 128, with its share of an entry of the layer and of the indexer.
+    assert moved["attention.cache_write"] == {
+        (2 * 3 * width, 3 * width) for width in (128, 128 + 128 / 128, 128 + 128 / 4 + 64 / 4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "dtype"),
+    [({"kernels": "fused"}, "bf16"), ({"kernels": "torch"}, "fp32"), ({"attention": "unfused"}, "fp32")],
+)
+def test_scores_of_the_indexer_by_hand(job: dict[str, Any], dtype: str) -> None:
+    """Each of 512 tokens multiplies 8 heads of 64 with 128 entries; PyTorch does so in 32 bits."""
+    (scores,) = {
+        (one.dtype, one.batch, one.m, one.n, one.k)
+        for one in lower(model(), Workload(micro_batch_size=1, seq_len=512, **job), ONE)
+        if isinstance(one, Gemm) and one.role == "index_logits"
+    }
+
+    assert scores == (dtype, 512, 8, 128, 64)
+
+
+@pytest.mark.parametrize(("cached", "entries"), [(0, 64), (400, 32)])
+def test_attention_over_window_and_entries_in_a_prompt(cached: int, entries: int) -> None:
+    """512 tokens, of which some are cached: a query sees 64 and on average half of the entries, or the chosen 32."""
+    new = 512 - cached
+    job = Workload(phase="prefill", micro_batch_size=1, seq_len=new, context_len=cached)
+    cores = {
+        (one.repeats, one.kv_len, one.selected)
+        for one in lower(model(index_topk=32 if cached else 200), job, ONE)
+        if isinstance(one, SparseAttention) and one.part == "attention"
+    }
+    nearest = min(512, new + 63)
+
+    assert (1, nearest, 64) in cores
+    assert (2, nearest + 128, 64 + entries) in cores
+    # Entries of 128 tokens: of 1 to 512 none to 4, of 401 to 512 three to 4.
+    assert (3, nearest + 4, 64 + (3 if cached else 2)) in cores
