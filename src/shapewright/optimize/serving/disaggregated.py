@@ -272,7 +272,7 @@ def _best_unit(choice: _Choice, decoder: Decoder) -> OperatingPoint | None:
             most = min(most, (limit - prefilling) // layout.num_devices)
         if most < 1:
             break
-        for num_decode in _balanced_counts(num_prefill * load * prefill_rate / decode_rate, most):
+        for num_decode in range(1, most + 1):
             rate = min(num_prefill * load * prefill_rate, num_decode * decode_rate)
             devices = prefilling + num_decode * layout.num_devices
             total = rate / devices if limit is None else rate * (limit // devices)
@@ -313,9 +313,3 @@ def _best_unit(choice: _Choice, decoder: Decoder) -> OperatingPoint | None:
         requests_per_s=requests_per_s,
         output_len=request.output_len,
     )
-
-
-def _balanced_counts(ratio: float, most: int) -> set[int]:
-    """Return the numbers of decode instances next to the balanced ratio, limited by the available devices."""
-    below = int(ratio)
-    return {min(max(count, 1), most) for count in (below, below + 1)}
