@@ -18,7 +18,7 @@ from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.memory.estimate import estimate_memory
-from shapewright.memory.frozen import temporary_weight_bytes
+from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import count_stage_parameters, count_trained_parameters
 from shapewright.models.parameters import count_parameters
@@ -480,3 +480,46 @@ def test_inputs_of_narrow_gemms_are_quantized_once() -> None:
         "mlp.down.quantize": (2 * 64 * 11008, 64 * 11008),
     }
     assert not [name for name in moved_bytes(finetune="lora") if name.endswith("quantize")]
+
+
+@pytest.mark.parametrize(
+    ("targets", "shared", "kept"),
+    [
+        ("q", 64, {"attention.input"}),
+        ("out", 64, set()),
+        ("gate", 64, {"mlp.input", "moe.input"}),
+        ("gate", 0, {"moe.input"}),
+        ("down", 64, {"moe.down_input", "shared_expert.down_input"}),
+    ],
+)
+def test_inputs_of_frozen_experts_are_not_kept(targets: str, shared: int, kept: set[str]) -> None:
+    """Only what an adapter reads: the input of a layer of experts is that of the shared one, routed ones have copies.
+
+    The output of attention is kept in any case, for its own backward pass.
+    """
+    config = TransformerConfig(
+        hidden_size=64,
+        num_layers=1,
+        num_heads=4,
+        vocab_size=100,
+        gated_mlp=True,
+        num_experts=4,
+        num_experts_per_token=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=shared,
+    )
+    kind = config.kind_of_layer(0)
+    found = {
+        each.name
+        for each in list_kept_tensors(
+            config,
+            Workload(finetune="lora", lora_targets=targets, micro_batch_size=1, seq_len=16),
+            ONE,
+            kind,
+            has_cross_attention=False,
+        )
+    }
+
+    inputs = {"attention.input", "mlp.input", "moe.input", "moe.down_input", "shared_expert.down_input"}
+    assert found & inputs == kept
+    assert "attention.output" in found

@@ -605,3 +605,12 @@ def test_memory_is_that_of_the_fullest_of_all_stages(seed: int) -> None:
             assert each.kv_cache_bytes == sum(
                 estimate_kv_cache(config, job, layout, [(kind, count)]) for kind, count in kinds.items()
             )
+
+
+def test_cache_of_an_encoder_decoder_after_its_prompt() -> None:
+    """The decoder has its start token, and the cross-attention of 12 layers 100 tokens."""
+    memory = estimate_memory(
+        read_model("flan-t5-base").config, Workload(phase="prefill", micro_batch_size=1, seq_len=100), ParallelLayout()
+    )
+
+    assert memory.kv_cache_bytes == 12 * (1 + 100) * 2 * 12 * 64 * 2

@@ -102,7 +102,10 @@ def list_kept_tensors(
     tensors = list_layer_tensors(config, workload, layout, kind, has_cross_attention=has_cross_attention)
     if not workload.has_adapters:
         return tensors
-    kept = [tensor for tensor in tensors if _is_needed(tensor, workload, has_experts=kind.mlp == "experts")]
+    # The input of an expert layer is that of the shared expert; routed experts read copies of their own.
+    shared = ("shared_expert",) if config.shared_expert_intermediate_size else ()
+    blocks_of_mlp = shared if kind.mlp == "experts" else ("mlp",)
+    kept = [tensor for tensor in tensors if _is_needed(tensor, workload, blocks_of_mlp)]
     tokens = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
     for linear in _adapted(config, workload, layout, kind, has_cross_attention=has_cross_attention):
         rows = tokens * config.num_experts_per_token if linear.block == "moe" else tokens
@@ -115,15 +118,16 @@ def list_kept_tensors(
     return tuple(kept)
 
 
-def _is_needed(tensor: SavedTensor, workload: Workload, *, has_experts: bool) -> bool:
-    """Whether anything but the gradient of a frozen weight reads a saved tensor."""
+def _is_needed(tensor: SavedTensor, workload: Workload, blocks_of_mlp: tuple[str, ...]) -> bool:
+    """Whether anything but the gradient of a frozen weight reads a saved tensor.
+
+    Args:
+        blocks_of_mlp: Blocks whose linear layers read the tensors of the MLP.
+    """
     readers = _READERS.get(tensor.role)
     if readers is None or tensor.block not in _BLOCKS:
         return True
-    blocks = [tensor.block]
-    if has_experts and tensor.block == "mlp":
-        # The input of an expert layer is that of the shared expert; routed experts read copies of their own.
-        blocks = ["shared_expert"]
+    blocks = blocks_of_mlp if tensor.block == "mlp" else (tensor.block,)
     return any(workload.adapts(block, role) for block in blocks for role in readers)
 
 
