@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +58,12 @@ def test_other_operations_in_call_and_cache_do_not_matter(operations: list[Opera
     device, random = load_device("h100-sxm-80gb"), Random(3)
     some = random.sample(operations, 60)
 
-    def prices(listed: list[Operation]) -> list[float]:
-        found = (
-            [price_operations([one], device)[0] for one in listed]
-            if len(listed) < 100
-            else price_operations(listed, device)
-        )
+    def prices(*calls: list[Operation]) -> list[float]:
+        found = [price for call in calls for price in price_operations(call, device)]
         return [float(end) for each in found for end in (each.time_s, each.low_s, each.high_s)]
 
     pricing._price_cache.clear()
-    alone = prices(some)
+    alone = prices(*([one] for one in some))
     pricing._price_cache.clear()
     together = prices([*operations, *some])[-len(alone) :]
 
@@ -77,8 +73,6 @@ def test_other_operations_in_call_and_cache_do_not_matter(operations: list[Opera
 
 def test_devices_of_one_name_have_prices_of_their_own(operations: list[Operation]) -> None:
     """A device with half of the bandwidth is not the one that was priced before, whatever it is called."""
-    from dataclasses import replace
-
     own = load_device("h100-sxm-80gb")
     slower = replace(own, memory_bandwidth_bytes_per_s=0.5 * own.memory_bandwidth_bytes_per_s)
     norm = next(one for one in operations if one.role == "" and one.block == "norm")
@@ -89,27 +83,13 @@ def test_devices_of_one_name_have_prices_of_their_own(operations: list[Operation
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_of_many_passes_have_the_prices_of_each(name: str) -> None:
-    """Sizes in arrays are the operations that they stand for, each priced once."""
-    config, device = read_model(name).config, load_device("a100-sxm-80gb")
-    sizes = [1, 7, 64, 7]
-    passes = [
-        [
-            one
-            for one in lower(config, Workload(phase="decode", micro_batch_size=size, context_len=512), ParallelLayout())
-        ]
-        for size in sizes
-    ]
-    together = [
-        one
-        for one in lower(
-            config,
-            Workload(phase="decode", micro_batch_size=1, context_len=512).resized(micro_batch_size=np.array(sizes)),
-            ParallelLayout(),
-        )
-    ]
+def test_passes_lowered_together_have_the_keys_of_each(name: str) -> None:
+    """Sizes in arrays are the operations that they stand for."""
+    config, sizes = read_model(name).config, [1, 7, 64, 7]
+    job = Workload(phase="decode", micro_batch_size=1, context_len=512)
+    together = lower(config, job.resized(micro_batch_size=np.array(sizes)), ParallelLayout())
     singles = [one.single_sizes(len(sizes)) for one in together]
 
-    for row, listed in enumerate(passes):
-        of_row = [each[row] for each in singles]
-        assert [price_key(one) for one in of_row] == [price_key(one) for one in listed]
+    for row, size in enumerate(sizes):
+        alone = lower(config, replace(job, micro_batch_size=size), ParallelLayout())
+        assert [price_key(each[row]) for each in singles] == [price_key(one) for one in alone]
