@@ -63,7 +63,7 @@ UNRELATED_UNITS = (
     "control_characters", "design", "experiments", "figures", "fit_*", "formats", "format_readers",
     "hardware_files", "hardware_loading", "hostile_folder", "job_pages", "loss_law", "nodes", "on_ray",
     "outputs", "own_losses", "package", "public_names", "question_json", "record_transfer", "refit",
-    "report*", "results", "search*", "shapes_as_types", "slow_cases", "store_*", "sweep",
+    "report*", "results", "search*", "shapes_as_types", "store_*", "sweep",
     "trainer_files",
 )  # fmt: skip
 UNRELATED = (

@@ -575,3 +575,19 @@ def test_large_gemms_are_those_of_all_stages() -> None:
 
     assert "attention.q" in names[0]
     assert names[1] == names[0]
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_noted"),
+    [
+        ((512, 512, 0) * 6 + (512, 0), False),  # 13 windowed layers fill two groups of 7 but for one of 20 layers: 5 %
+        ((512, 512, 512, 0) * 3 + (512, 512, 0), True),  # 11 fill three groups of 4 but for one of 15
+    ],
+)
+def test_few_padding_layers_are_not_noted(windows: tuple[int, ...], is_noted: bool) -> None:
+    """Up to a twentieth of the layers."""
+    config = dataclasses.replace(read_model("gpt3-125m").config, num_layers=len(windows), attention_windows=windows)
+    job = Workload(phase="decode", micro_batch_size=1, context_len=1000, kv_block_tokens=16)
+    violations = list(get_rule("SV103").check(Scenario.of(config, load_device("h100-sxm-80gb"), job)))
+
+    assert [each.field for each in violations] == ["config.num_layers"] * is_noted

@@ -83,6 +83,16 @@ def test_narrow_odd_sizes_run_at_their_share_after_their_traffic() -> None:
     assert floor_s == pytest.approx([2.064384e-5 + 1e-6, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11 + 1e-6, 0.0])
 
 
+def test_the_edge_of_a_slow_case_is_outside_of_narrow_sizes_and_inside_of_small_ones() -> None:
+    """A contraction as long as the edge is not narrow; an m, an n and outputs at their limits are small."""
+    one, none = ones(64), ones(0)
+    case = replace(narrow("contracted").narrow[0], edge=63.0)
+    gemms = Gemms(one, one, ones(63), ones(2), contiguous_letters("NT"))
+
+    assert narrow_floor_s(gemms, 16, none, 1e12, SlowCases(narrow=(case,))).tolist() == [0.0]
+    assert small_floor_s(gemms, 1e12, SlowCases(small_edge=64, small_outputs=8192, small_fraction=0.01)) > 0.0
+
+
 def test_narrow_sizes_are_padded_to_whole_steps() -> None:
     """With steps of 32 a contraction of 33 costs as much as one of 63, and one of 32 half of it; 40 has other bytes."""
     one, none = ones(*[128] * 4), ones(*[0] * 4)

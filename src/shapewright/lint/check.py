@@ -139,8 +139,10 @@ def _check_tower(scenario: Scenario) -> list[Finding]:
     config, workload, layout = tower_job(scenario.config, scenario.workload, scenario.layout, passes)
     model = Model(config=config, raw=None, source=_TOWER_PATH)
     tower = Scenario(model=model, device=scenario.device, workload=workload, layout=layout, software=scenario.software)
+    if not tower.is_possible:  # without a prediction of its own, nothing in it has a cost
+        return []
     step_s = scenario.predict().step_time_s
-    share = tower.predict().step_time_s / step_s if tower.is_possible else 0.0
+    share = tower.predict().step_time_s / step_s
     findings = []
     for finding in run_rules(tower):
         if not finding.field.startswith("config.") or finding.cost_s is None:
