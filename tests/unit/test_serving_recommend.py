@@ -166,6 +166,36 @@ def test_fleet_by_hand() -> None:
     assert size_fleet(make_point(0.01, 4.0, num_devices=2), request).num_devices == 16
 
 
+def make_unit(requests_per_s: float, prefill_load_fraction: float, num_sequences: int) -> OperatingPoint:
+    """Two prefill instances and a decode instance with 100 ms a token and 99 tokens after the first."""
+    one = make_point(0.1, requests_per_s)
+    return replace(
+        one,
+        mode="disaggregated",
+        prefill_layout=ParallelLayout(),
+        num_prefill_instances=2,
+        prefill_load_fraction=prefill_load_fraction,
+        num_sequences=num_sequences,
+    )
+
+
+def test_fleet_of_disaggregated_units_by_hand() -> None:
+    """A unit whose prompts already wait at 80 % of its prefill instances carries all of its requests, not 80 % of them.
+
+    4 requests/s at 80 % are 5 at full load; 99 sequences of 99 x 0.1 s are 10 on the decode instance, used to 40 %.
+    With 40 sequences, 4.04 requests/s fill the decode instance, and the unit carries 80 % of them, 3.2. A first
+    token within a limit at 50 % of the prefill instances stays there.
+    """
+    request = replace(REQUEST, requests_per_s=20.0)
+    prefill_bound, decode_bound = make_unit(4.0, 0.8, 99), make_unit(4.0, 0.5, 40)
+    first, second = size_fleet(prefill_bound, request), size_fleet(decode_bound, request)
+    limited = size_fleet(make_unit(4.0, 0.5, 99), request)
+
+    assert (first.num_instances, first.load_fraction) == (5, pytest.approx(20 / (5 * 5)))
+    assert (second.num_instances, second.load_fraction) == (7, pytest.approx(20 / (7 * 40 / 9.9)))
+    assert (limited.num_instances, limited.load_fraction) == (5, pytest.approx(20 / (5 * 8)))
+
+
 def test_a_load_is_carried_with_the_fewest_devices() -> None:
     """Of points that are fast enough, the one whose instances and spare need fewest devices; slower ones are not."""
     wide = make_point(0.010, 10.0, num_devices=4)

@@ -47,7 +47,7 @@ class Fleet:
             prefill and decode instances if disaggregated.
         num_spare_instances: Instances beyond them: 1, or 0 if the given devices have no room for it.
         num_devices: Devices of all instances.
-        load_fraction: Load over the capacity of ``num_instances``.
+        load_fraction: Load over the capacity of ``num_instances``; of the busier kind of instances if disaggregated.
         usd_per_hour: Price of all devices; None without a price. [USD/h]
     """
 
@@ -156,7 +156,7 @@ def recommend(
 def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
     """Return the instances that carry the load of a request, and a spare one if the devices have room for it."""
     load = request.requests_per_s or 0.0
-    carrying = max(ceil(load / (MOST_LOAD_FRACTION * point.requests_per_s)), 1)
+    carrying = max(ceil(load / _most_load_per_s(point)), 1)
     has_room = request.num_devices is None or (carrying + 1) * point.num_devices <= request.num_devices
     num_devices = (carrying + has_room) * point.num_devices
     price = request.usd_per_hour
@@ -165,16 +165,35 @@ def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
         num_instances=carrying,
         num_spare_instances=int(has_room),
         num_devices=num_devices,
-        load_fraction=load / (carrying * point.requests_per_s),
+        load_fraction=load / (carrying * _capacity_per_s(point)),
         usd_per_hour=None if price is None else price * num_devices,
     )
+
+
+def _capacity_per_s(point: OperatingPoint) -> float:
+    """Return the requests per second of a unit whose busier kind of instances has no idle time.
+
+    The requests of a disaggregated point already leave time to its prefill instances, so that prompts wait less.
+    """
+    if point.mode == "aggregated":
+        return point.requests_per_s
+    decode_per_s = point.num_sequences / ((point.output_len - 1) * point.tpot.middle_s)
+    return min(point.requests_per_s / point.prefill_load_fraction, decode_per_s)
+
+
+def _most_load_per_s(point: OperatingPoint) -> float:
+    """Return the requests per second that a unit of a fleet carries.
+
+    No more than those of the point, whose first token keeps its limit.
+    """
+    return min(MOST_LOAD_FRACTION * _capacity_per_s(point), point.requests_per_s)
 
 
 def _overload_error(
     points: Sequence[OperatingPoint], fewest: int, request: ServingRequest, limit_note: str
 ) -> WorkloadError:
     available = request.num_devices or 0
-    most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
+    most = max(available // point.num_devices * _most_load_per_s(point) for point in points)
     carry = f"{available} devices carry" if available > 1 else "a device carries"
     more = with_fields("{num_devices} {fewest} or more, ", fewest=fewest) if fewest <= MOST_DEVICES else ""
     return WorkloadError(
