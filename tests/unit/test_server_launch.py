@@ -215,6 +215,19 @@ def test_memory_fractions_are_those_of_each_engine() -> None:
     assert trtllm["kv_cache_free_gpu_memory_fraction"] == pytest.approx(cache / left, abs=0.01)
 
 
+def test_sglang_leaves_memory_for_the_draft() -> None:
+    """Its fraction is of the model's own weights and cache, beside which a draft of 10 % takes 10 % of both."""
+    plan = make_plan("drafts")
+    point = next(point for point in plan.points if point.prefill_layout is None and point.layout.num_devices == 1)
+    (sglang,) = read_commands("sglang", write_launch(plan, "sglang", point).text)
+    (capacity,) = (each for each in plan.capacities if each.layout == point.layout)
+    both = (capacity.weights_bytes + capacity.free_bytes) / 1.1 / plan.device.memory_bytes
+
+    # The pass of the point has a few tokens more or less than that of the capacity.
+    assert sglang["mem_fraction_static"] == pytest.approx(both, abs=0.02)
+    assert 1.1 * sglang["mem_fraction_static"] < 0.9
+
+
 def test_the_cache_is_launched_with_the_memory_that_the_plan_gives_it() -> None:
     """TensorRT-LLM's 0.9 is of free memory: Llama-3-8B leaves 62.2 of 79.1 GiB, so vLLM must take (16.9 + 56.0) / 79.1.
 

@@ -203,6 +203,7 @@ def test_invalid_scenarios_are_errors(given: dict[str, Any], error: type[Shapewr
         ({"num_draft_tokens": 0}, "draft_tokens=0"),
         ({"acceptance_fraction": 1.1}, "acceptance_fraction=1.1"),
         ({"draft_cost_fraction": -0.1}, "draft_cost_fraction=-0.1"),
+        ({"draft_size_fraction": 1.5}, "draft_size_fraction=1.5"),
         ({"acceptance_fraction": "0.7"}, "acceptance_fraction='0.7'"),
     ],
 )

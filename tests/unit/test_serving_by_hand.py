@@ -146,6 +146,20 @@ def test_cache_capacity_by_hand() -> None:
     assert instance.most_sequences(2048) == int(free // (blocks * 16 * 131_072)) == 100
 
 
+@pytest.mark.parametrize(("size", "share"), [(0.25, 0.25), (0.0, 0.0), (None, 0.1)])
+def test_a_draft_takes_memory(size: float | None, share: float) -> None:
+    """Weights and the cache of a token are larger by the draft's: by its size, or else by the share of its time."""
+    drafts = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1, draft_size_fraction=size)
+    instance = make_instance(request=ServingRequest(prompt_len=4000, output_len=500, speculation=drafts))
+    (stage,) = instance.stage_estimates(2048)
+    pass_bytes = stage.activations_bytes + stage.logits_bytes + stage.runtime_bytes
+    free = 0.9 * 79.10 * 2**30 - (1 + share) * 2 * 8_030_261_248 - pass_bytes
+    sequence_bytes = (1 + share) * -(-4500 // 16) * 16 * 131_072
+
+    assert instance.cache_bytes(4500) == pytest.approx((sequence_bytes,))
+    assert instance.most_sequences(2048) == int(free // sequence_bytes)
+
+
 @pytest.mark.parametrize("num_tokens", [512, 16000])
 def test_scores_of_unfused_attention_are_of_one_prompt(num_tokens: int) -> None:
     """A chunk has the scores of the keys before it, several prompts in a pass have none of each other.

@@ -62,7 +62,8 @@ def serve_plan(
         formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
         memory_fraction: Share of a device's memory that the server takes; None for the server's default.
         block_tokens: Tokens of a block of the paged cache; None for the server's default.
-        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
+        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction, and optionally draft_size_fraction;
+            None without speculative decoding.
         usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
         requests_per_s: Load to carry, for the number of instances; None without. [1/s]
         adapters: rank and num_resident of LoRA adapters, and optionally their targets; None without.
@@ -183,12 +184,12 @@ def _read_adapters(given: Mapping[str, Any] | None) -> Adapters | None:
 
 
 def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:
-    """Build Speculation from a mapping of its three fields."""
+    """Build Speculation from a mapping of its fields, of which the size of the draft may be left out."""
     from shapewright.optimize.serving.request import Speculation
 
     if not given:
         return None
     wanted = [spec.name for spec in fields(Speculation)]
-    if sorted(given) != sorted(wanted):
+    if set(given) | {"draft_size_fraction"} != set(wanted):
         raise WorkloadError(f"speculation has {', '.join(map(str, given))}; give {', '.join(wanted)}, and no more")
     return Speculation(**given)

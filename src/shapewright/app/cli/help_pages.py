@@ -251,7 +251,7 @@ _TRACE = ("trace_inputs", "trace_fused", "trace_values", "trace_config", "trace_
 _SERVING = (
     *("layout_from", "workload", "layout", "num_devices", "formats", "server", *_DEVICE),
     *("cached_len", "requests_per_s", "memory_fraction", "block_tokens"),
-    *("draft_tokens", "acceptance", "draft_cost", "lora_rank", "lora_adapters", "lora_targets"),
+    *("draft_tokens", "acceptance", "draft_cost", "draft_size", "lora_rank", "lora_adapters", "lora_targets"),
 )
 _LIMITS = ("ttft_limit_s", "tpot_limit_s")
 # Parameters whose output is not a text for a person, or is a file.

@@ -113,6 +113,7 @@ _CLOSED_FORM = {
             "--draft-tokens",
             "--acceptance",
             "--draft-cost",
+            "--draft-size",
             "--lora-rank",
             "--lora-adapters",
             "--lora-targets",

@@ -37,7 +37,7 @@ class InstanceCapacity:
     Attributes:
         format: Element formats.
         layout: Layout of the model.
-        weights_bytes: Weights and resident adapters on one device of the fullest stage. [byte]
+        weights_bytes: Weights, resident adapters and a draft model on one device of the fullest stage. [byte]
         free_bytes: Memory for the cache on that device, beside weights and a pass. [byte]
         cache_bytes_per_token: Cache of one token on that device. [byte]
         cache_tokens: Tokens that the caches of the instance hold.
@@ -288,7 +288,8 @@ def _capacity_of(instance: Instance) -> InstanceCapacity:
     return InstanceCapacity(
         format=instance.format,
         layout=instance.layout,
-        weights_bytes=stages[tightest].weights_bytes + instance.adapters_bytes,
+        weights_bytes=(1.0 + instance.request.draft_memory_fraction) * stages[tightest].weights_bytes
+        + instance.adapters_bytes,
         free_bytes=free[tightest],
         cache_bytes_per_token=cache[tightest] / instance.request.total_len,
         cache_tokens=instance.cache_tokens(pass_tokens),

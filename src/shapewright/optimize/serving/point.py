@@ -329,7 +329,7 @@ class Instance:
         return replace(self.workload, phase="prefill", micro_batch_size=1, seq_len=1, context_len=0)
 
     def cache_bytes(self, num_tokens: int) -> tuple[float, ...]:
-        """Return the cache of one sequence on one device of each stage. [byte]
+        """Return the cache of one sequence on one device of each stage, that of a draft model included. [byte]
 
         The server stores all tokens of windows whose kind it does not keep.
         """
@@ -338,7 +338,8 @@ class Instance:
             workload = self.workload.resized(micro_batch_size=1, context_len=num_tokens - 1)
             is_kept = self.config.attention_window_kind in self.request.server.kept_windows
             config = self.config if is_kept else _with_full_attention(self.config)
-            known[num_tokens] = estimate_stage_caches(config, workload, self.layout)
+            own = estimate_stage_caches(config, workload, self.layout)
+            known[num_tokens] = tuple((1.0 + self.request.draft_memory_fraction) * each for each in own)
         return known[num_tokens]
 
     @cached_property
@@ -354,7 +355,8 @@ class Instance:
     def _free_beside(self, stage: MemoryEstimate) -> float:
         """Return the memory left for the cache on one device of a stage. [byte]"""
         fraction, memory_bytes = self.request.memory_fraction, self.scenario.device.memory_bytes
-        used_bytes = stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes
+        draft_bytes = self.request.draft_memory_fraction * stage.weights_bytes
+        used_bytes = stage.total_bytes - stage.kv_cache_bytes + self.adapters_bytes + draft_bytes
         if self.request.server.fraction_of_free:
             return fraction * (memory_bytes - used_bytes)
         return fraction * memory_bytes - used_bytes

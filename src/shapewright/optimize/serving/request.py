@@ -3,10 +3,12 @@
 Speculative decoding: a cheap draft model proposes tokens, and one pass of the model verifies all of them.
 
 Legend: g draft tokens, a probability that each is accepted (independently), c time of one draft step over that of one
-decode step of the model.
+decode step of the model, m weights and cache of the draft over those of the model.
 
     tokens per pass   E = (1 - a^(g+1)) / (1 - a)          g + 1 at most, 1 at least
     speed-up          E T(1) / (T(g + 1) + g c T(1))       T(q): one pass over q new tokens of every sequence
+    memory            1 + m times weights and cache        m = c unless given: a step reads weights and cache once, so a
+                                                           draft that reads a share m takes at least that share of time
 
 Source: arXiv 2211.17192, equation 1 and theorem 3.8, which assumes T(g + 1) = T(1); here T(g + 1) is predicted.
 """
@@ -39,6 +41,8 @@ class Speculation:
         num_draft_tokens: Draft tokens of one pass.
         acceptance_fraction: Probability that a draft token is accepted.
         draft_cost_fraction: Time of one draft step over that of one decode step of the model.
+        draft_size_fraction: Weights and cache of the draft over those of the model; None for draft_cost_fraction, which
+            is at least as much where memory bounds a step.
 
     Raises:
         WorkloadError: a value is out of range.
@@ -47,6 +51,7 @@ class Speculation:
     num_draft_tokens: int
     acceptance_fraction: float
     draft_cost_fraction: float
+    draft_size_fraction: float | None = None
 
     def __post_init__(self) -> None:
         check_integer(
@@ -59,6 +64,9 @@ class Speculation:
         )
         for name in ("acceptance_fraction", "draft_cost_fraction"):
             check_number(name, getattr(self, name), 0, 1, error=WorkloadError, hint="give a fraction such as 0.7")
+        if self.draft_size_fraction is not None:
+            hint = "give a fraction such as 0.03"
+            check_number("draft_size_fraction", self.draft_size_fraction, 0, 1, error=WorkloadError, hint=hint)
 
     @property
     def query_len(self) -> int:
@@ -70,6 +78,12 @@ class Speculation:
     def tokens_per_pass(self) -> float:
         """Expected tokens that one pass adds to a sequence."""
         return expected_tokens_per_pass(self.num_draft_tokens, self.acceptance_fraction)
+
+    @property
+    @shown
+    def draft_memory_fraction(self) -> float:
+        """Memory of the draft's weights and cache over that of the model's."""
+        return self.draft_cost_fraction if self.draft_size_fraction is None else self.draft_size_fraction
 
     def draft_s(self, decode_s: float) -> float:
         """Return the time of the draft tokens of one pass, given that of a decode step of the model. [s]"""
@@ -245,6 +259,11 @@ class ServingRequest:
     def tokens_per_pass(self) -> float:
         """Expected tokens that one decode pass adds to a sequence."""
         return self.speculation.tokens_per_pass if self.speculation else 1.0
+
+    @property
+    def draft_memory_fraction(self) -> float:
+        """Memory of a draft's weights and cache over that of the model's; 0 without one."""
+        return self.speculation.draft_memory_fraction if self.speculation else 0.0
 
     @property
     def query_len(self) -> int:

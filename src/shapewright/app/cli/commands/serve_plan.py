@@ -131,6 +131,12 @@ _FIELDS = {
     metavar="F",
     help="speculative decoding: time of a draft step as a fraction of a decode step",
 )
+@click.option(
+    "--draft-size",
+    type=float,
+    metavar="F",
+    help="speculative decoding: weights and cache of the draft as a fraction of the model's (default: --draft-cost)",
+)
 @click.option("--lora-rank", type=int, metavar="N", help="LoRA adapters: rank")
 @click.option("--lora-adapters", type=int, metavar="N", help="LoRA adapters: number resident in memory")
 @click.option(
@@ -253,15 +259,16 @@ def _read_engine(format_name: str | None, server: str | None) -> Engine | None:
 
 
 def _take_speculation(given: dict[str, Any]) -> dict[str, Any] | None:
-    """Parameters of speculative decoding: all three or none."""
+    """Parameters of speculative decoding: the first three or none, and optionally the size of the draft."""
     names = {
         "num_draft_tokens": "draft_tokens",
         "acceptance_fraction": "acceptance",
         "draft_cost_fraction": "draft_cost",
     }
     found = {name: given.pop(option) for name, option in names.items()}
-    if all(value is None for value in found.values()):
+    size = given.pop("draft_size")
+    if size is None and all(value is None for value in found.values()):
         return None
     if any(value is None for value in found.values()):
         raise click.UsageError("--draft-tokens, --acceptance and --draft-cost belong together: give all three")
-    return found
+    return found if size is None else {**found, "draft_size_fraction": size}

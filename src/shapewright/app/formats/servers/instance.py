@@ -114,7 +114,7 @@ class LaunchedInstance:
         batch_size: Sequences of one decode pass on a replica.
         prefill_tokens: Prompt tokens of one pass on a replica.
         pass_tokens: Tokens of the largest pass on a replica.
-        static_fraction: Weights and cache over the device's memory.
+        static_fraction: Weights and cache over the device's memory, without those of a draft model.
         free_fraction: Cache over what weights and a pass leave free of the device's memory.
         used_fraction: Weights, a pass and the cache over the device's memory.
         node_size: Devices of a node.
@@ -181,6 +181,7 @@ def launched_instance(
     cache = instance.cache_bytes(request.total_len)
     tightest = min(range(len(stages)), key=lambda stage: free[stage] / cache[stage] if cache[stage] else float("inf"))
     memory_bytes, fraction = device.memory_bytes, request.memory_fraction
+    own_cache_bytes = free[tightest] / (1.0 + request.draft_memory_fraction)
     # What weights and a pass leave: the cache takes a share of it, or leaves a share of the whole memory unused.
     takes_share = request.server.fraction_of_free
     left_bytes = free[tightest] / fraction if takes_share else free[tightest] + (1.0 - fraction) * memory_bytes
@@ -195,7 +196,7 @@ def launched_instance(
         batch_size=batch_size,
         prefill_tokens=prefill_tokens,
         pass_tokens=pass_tokens,
-        static_fraction=(stages[tightest].weights_bytes + instance.adapters_bytes + free[tightest]) / memory_bytes,
+        static_fraction=(stages[tightest].weights_bytes + instance.adapters_bytes + own_cache_bytes) / memory_bytes,
         free_fraction=free[tightest] / left_bytes,
         used_fraction=1.0 - (left_bytes - free[tightest]) / memory_bytes,
         node_size=device.node_size,

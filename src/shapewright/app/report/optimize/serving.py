@@ -84,6 +84,7 @@ def print_serving(output: ServePlanOutput, console: Console) -> None:
                 "speculative decoding": f"{speculation.num_draft_tokens} proposed, "
                 f"{format_percent(speculation.acceptance_fraction)} accepted",
                 "tokens per pass": f"{speculation.tokens_per_pass:.2f}",
+                "draft memory": f"{format_percent(speculation.draft_memory_fraction)} of weights and cache",
             },
             console,
         )
@@ -201,7 +202,8 @@ ASSUMPTIONS = (
     "Sequences allocate the cache blocks of prompt and answer at their start; nothing is evicted, and prompts share no "
     "prefix.",
     "Speculation: E = (1 - a^(g+1)) / (1 - a) tokens per pass; the verifying pass is priced, the draft costs g times "
-    "its share of a decode step.",
+    "its share of a decode step. Its weights and cache are --draft-size of the model's; by default --draft-cost, which "
+    "is at least as much for a draft that reads both once in a step.",
     "LoRA: sequences use the resident adapters with equal chance; their GEMMs are priced as batched GEMMs. Not "
     "compared with measurements.",
     "Not modelled: varying lengths, bursts of arrivals, uneven expert load, tokenization, sampling, a slow host.",
