@@ -10,7 +10,14 @@ from served import make_instance
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
-from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_instances, transfer_span
+from shapewright.optimize.serving.disaggregated import (
+    Decoder,
+    PrefillCandidate,
+    Prefiller,
+    make_prefiller,
+    pair_instances,
+    transfer_span,
+)
 from shapewright.optimize.serving.passes import Passes
 from shapewright.optimize.serving.point import Span
 from shapewright.optimize.serving.request import ServingRequest, Speculation
@@ -106,6 +113,19 @@ def test_speculation_by_hand() -> None:
     point = candidate.point((times_of(0.015), times_of(0.02), times_of(0.05)))
 
     assert point.tpot.middle_s == pytest.approx(0.023 / 1.75)
+
+
+def test_a_draft_reads_prompts_by_hand() -> None:
+    """A draft of a twentieth adds that of the 30 ms that prefill adds to a pass of 20 ms, and of 100 ms alone."""
+    drafts = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1, draft_size_fraction=0.05)
+    instance = make_instance(request=ServingRequest(prompt_len=1000, output_len=101, speculation=drafts))
+    chunking = PrefillChunking(prompts=1, tokens=1000, num_passes=1, context_len=0)
+    point = AggregatedCandidate(instance, 1, chunking, 0.0).point((times_of(0.015), times_of(0.02), times_of(0.05)))
+    prefiller = make_prefiller(PrefillCandidate(instance, 1), [times_of(0.1)])
+
+    # Two drafts of a tenth of 15 ms are 3 ms.
+    assert point.ttft.middle_s == pytest.approx(0.050 + 0.003 + 0.05 * 0.030)
+    assert prefiller.service.middle_s == pytest.approx(0.105)
 
 
 def test_ratio_by_hand() -> None:

@@ -71,14 +71,17 @@ def test_chunks_are_priced_at_their_mean_context() -> None:
 
 
 def test_drafts_run_before_every_pass() -> None:
-    """E = 1.75; drafts of 3 ms before passes of 20 and, a fifth of them, of 50 ms: 0.8 x 23 + 0.2 x 53 ms for 1.75."""
+    """E = 1.75; drafts of 3 ms before passes of 20 and, a fifth of them, of 50 ms, of which prompts take 30.
+
+    A draft of a tenth takes 3 ms for the prompts as well: 0.8 x 23 + 0.2 x 56 ms for 1.75 tokens.
+    """
     instance = make_instance(speculation=TWO_AT_HALF)
     chunking = PrefillChunking(prompts=1, tokens=4000, num_passes=1, context_len=0)
     point = AggregatedCandidate(instance, 10, chunking, 0.2).point((times_of(0.015), times_of(0.02), times_of(0.05)))
     apart = make_decoder(DecodeCandidate(instance, 10), [times_of(0.015), times_of(0.02)])
 
-    assert point.tpot.middle_s == pytest.approx((0.8 * 0.023 + 0.2 * 0.053) / 1.75)
-    assert point.ttft.middle_s == pytest.approx(0.053 + 0.2 * 0.053 / (2 * 0.8))
+    assert point.tpot.middle_s == pytest.approx((0.8 * 0.023 + 0.2 * 0.056) / 1.75)
+    assert point.ttft.middle_s == pytest.approx(0.056 + 0.2 * 0.056 / (2 * 0.8))
     assert apart.step.middle_s == pytest.approx(0.023)
     assert apart.requests_per_s == pytest.approx(10 * 1.75 / 0.023 / 100)
 

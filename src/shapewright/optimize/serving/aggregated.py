@@ -106,7 +106,10 @@ class AggregatedCandidate(NamedTuple):
         mixed = mean_span(mixed_spans)
         if request.speculation:
             draft = plain.scaled(request.speculation.draft_s(1.0))
-            decode, mixed = decode.plus(draft), mixed.plus(draft)
+            # The draft reads the prompts as well: its share of what a mixed pass takes beyond a decode pass.
+            prefill = mixed.plus(decode.scaled(-1.0))
+            mixed = mixed.plus(draft).plus(prefill.scaled(request.draft_memory_fraction))
+            decode = decode.plus(draft)
         mean = decode.scaled(1.0 - load).plus(mixed.scaled(load))
         service = mixed.scaled(chunking.num_passes)
         ttft = Span(*(end + waiting_s(end, load) for end in (service.middle_s, service.low_s, service.high_s)))

@@ -118,7 +118,9 @@ class Decoder(NamedTuple):
 
 def make_prefiller(candidate: PrefillCandidate, times: Sequence[StepTimes]) -> Prefiller:
     """Combine a candidate with the time of its pass."""
-    return Prefiller(candidate.instance, candidate.batch_size, span_of(times[0]))
+    # A draft reads the prompts as well.
+    service = span_of(times[0]).scaled(1.0 + candidate.instance.request.draft_memory_fraction)
+    return Prefiller(candidate.instance, candidate.batch_size, service)
 
 
 def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Decoder:

@@ -7,6 +7,7 @@ decode step of the model, m weights and cache of the draft over those of the mod
 
     tokens per pass   E = (1 - a^(g+1)) / (1 - a)          g + 1 at most, 1 at least
     speed-up          E T(1) / (T(g + 1) + g c T(1))       T(q): one pass over q new tokens of every sequence
+    prompts           1 + m times the time of prefill      the draft reads them too, with about m of the arithmetic
     memory            1 + m times weights and cache        m = c unless given: a step reads weights and cache once, so a
                                                            draft that reads a share m takes at least that share of time
 

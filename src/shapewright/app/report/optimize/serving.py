@@ -202,8 +202,8 @@ ASSUMPTIONS = (
     "Sequences allocate the cache blocks of prompt and answer at their start; nothing is evicted, and prompts share no "
     "prefix.",
     "Speculation: E = (1 - a^(g+1)) / (1 - a) tokens per pass; the verifying pass is priced, the draft costs g times "
-    "its share of a decode step. Its weights and cache are --draft-size of the model's; by default --draft-cost, which "
-    "is at least as much for a draft that reads both once in a step.",
+    "its share of a decode step. Its weights, its cache and its time for prompts are --draft-size of the model's; by "
+    "default --draft-cost, which is at least as much for a draft that reads weights and cache once in a step.",
     "LoRA: sequences use the resident adapters with equal chance; their GEMMs are priced as batched GEMMs. Not "
     "compared with measurements.",
     "Not modelled: varying lengths, bursts of arrivals, uneven expert load, tokenization, sampling, a slow host.",
