@@ -135,7 +135,8 @@ _FIELDS = {
     "--draft-size",
     type=float,
     metavar="F",
-    help="speculative decoding: weights, cache and prefill of the draft as a fraction of the model's (default: --draft-cost)",
+    help="speculative decoding: weights, cache and prefill of the draft as a fraction of the model's "
+    "(default: --draft-cost)",
 )
 @click.option("--lora-rank", type=int, metavar="N", help="LoRA adapters: rank")
 @click.option("--lora-adapters", type=int, metavar="N", help="LoRA adapters: number resident in memory")
