@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from shapewright.memory.estimate import estimate_memory, estimate_stages
 from shapewright.memory.saved_tensors import list_saved_tensors
-from shapewright.memory.states import count_device_parameters
+from shapewright.memory.stages import Stage
+from shapewright.memory.states import count_device_parameters, count_stage_parameters
 from shapewright.models.parameters import count_parameters
+from shapewright.models.read import list_presets, read_model
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -102,6 +104,20 @@ def test_stages_and_ranks_sum_to_the_model(config: TransformerConfig, num_stages
     kept_whole = counts.other_embedding + counts.final_norms
     kept_whole += sum(group.num_layers * (layer.norms + layer.router) for group, layer in counts.layers)
     assert held == pytest.approx(counts.total + tied_copy + (degree - 1) * kept_whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_stages_of_presets_sum_to_the_model(name: str) -> None:
+    """Stages of every preset hold each parameter once, and a tied embedding twice; T5-small has 6 + 6 layers."""
+    config = read_model(name).config
+    counts = count_parameters(config)
+    for num_stages in (2, 4, 8):
+        layout = ParallelLayout(pipeline_parallel=num_stages)
+        stages = [
+            count_stage_parameters(Stage(config, layout, index), counts, Workload()) for index in range(num_stages)
+        ]
+        held = sum(stage.dense + stage.experts for stage in stages)
+        assert held == counts.total - counts.vision + config.tied_embeddings * counts.token_embedding
 
 
 @given(configs(), trainings(), degrees)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.memory.tensors import ceil_div
 from shapewright.models.layers import LayerKind, LayerPatterns, count_ranges
 from shapewright.workload.layout import ParallelLayout, layers_of_stage
 
@@ -32,7 +31,8 @@ class Stage:
         self._layers = layout.layers_of_stage(config.num_layers, index)
         self.kinds = config.count_kinds(self._layers)
         self.num_layers = len(self._layers)
-        self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
+        encoder = layout.layers_of_stage(config.num_encoder_layers, index) if config.num_encoder_layers else ()
+        self.encoder_layers = len(encoder)
         self.layer_kinds = self._list_layer_kinds(self._layers, self.encoder_layers)
 
     def list_trained_kinds(self, workload: Workload) -> Sequence[tuple[LayerKind, bool, int]]:
