@@ -16,6 +16,7 @@ from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.operation import Operation
+from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.operations.sparse import SparseAttention
 from shapewright.memory.estimate import estimate_memory
@@ -389,3 +390,31 @@ def test_the_tensor_axis_splits_the_projection_of_further_tokens(sequence_parall
     assert sent["mtp.outputs.all_gather"] == 1024 * 4096 * 2
     assert sent["mtp.outputs.backward.reduce_scatter"] == 1024 * 4096 * 2 * (1 if sequence_parallel else 4)
     assert sent.get("mtp.inputs.all_gather", 0) == (1024 * 8192 * 2 if sequence_parallel else 0)
+
+
+def test_the_stage_that_predicts_further_tokens_has_a_copy_of_the_embedding() -> None:
+    """DeepSeek-V3 on 8 stages: the last embeds the inputs of the further layer with 129,280 x 7,168 weights of its own.
+
+    Its optimizer updates them beside the logits, and their gradients, 2 bytes each, are added to those of the first
+    stage. On one stage, or with DualPipe, there is one embedding.
+    """
+    config = replace(read_model("deepseek-v3").config, num_mtp_layers=1)
+    counts, table, job = count_parameters(config), 129_280 * 7168, Workload(micro_batch_size=1, seq_len=128)
+
+    def held(layout: ParallelLayout) -> float:
+        stages = [Stage(config, layout, index) for index in range(layout.pipeline_parallel)]
+        return sum(each.dense + each.experts for each in (count_stage_parameters(one, counts, job) for one in stages))
+
+    def updates(layout: ParallelLayout) -> dict[str, float]:
+        found = lower(config, job, layout)
+        added = [one.message_bytes for one in found if isinstance(one, Collective) and "tied_gradients" in one.name]
+        # AdamW reads 16 bytes of each weight.
+        read = [one.read_bytes / 16 for one in found if isinstance(one, Pointwise) and one.name == "optimizer.logits"]
+        return {"updated": sum(read), "added_bytes": sum(added)}
+
+    apart = ParallelLayout(pipeline_parallel=8)
+    together = replace(apart, pipeline_schedule="dualpipe")
+    assert held(apart) == counts.total + table
+    assert held(ParallelLayout()) == held(together) == counts.total
+    assert updates(apart) == {"updated": 2 * table, "added_bytes": 2 * table}
+    assert updates(ParallelLayout()) == updates(together) == {"updated": table, "added_bytes": 0}

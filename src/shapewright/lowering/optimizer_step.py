@@ -18,6 +18,7 @@ from shapewright.lowering.embedding import vocab_rows
 from shapewright.lowering.offload import lower_host_step
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.pointwise import Pointwise
+from shapewright.memory.stages import has_embedding_copy
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
@@ -119,7 +120,8 @@ def make_groups(
     ends = image_ends
     if config.patches is None:
         table = vocab_rows(shard) * config.embedding_size
-        ends = table, 0 if config.tied_embeddings and layout.pipeline_parallel == 1 else table
+        num_last = (not config.tied_embeddings) + has_embedding_copy(config, layout)
+        ends = table, num_last * table if num_last else 0
     # Adapters and the training of the last layers leave embedding and logits as they are.
     trains_ends = shard.workload.trains_all
     groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]
@@ -204,10 +206,10 @@ def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, 
 
 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
-    """Lower the sum of the gradients of a tied embedding, of which the first and the last stage have a copy."""
-    if not shard.config.tied_embeddings or not shard.config.vocab_size or not shard.workload.trains_all:
-        return []
+    """Lower the sum of the gradients of an embedding of which the first and the last stage have a copy."""
     layout = shard.layout
+    if not has_embedding_copy(shard.config, layout) or not shard.config.vocab_size or not shard.workload.trains_all:
+        return []
     # Stages are the outermost axis, so first and last stage share a node only if the whole job does.
     crosses = layout.num_devices > shard.node_size
     apart = layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1)
@@ -220,7 +222,7 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
         1,
         name="embedding.tied_gradients.all_reduce",
         message_bytes=1.0 * vocab_rows(shard) * shard.config.embedding_size * shard.width_bytes,
-        num_ranks=min(2, layout.pipeline_parallel),
+        num_ranks=2,
         stride=1 + crosses * (apart - 1),
         stage="last",
         pass_name="step",

@@ -71,6 +71,19 @@ class Stage:
         return [*kinds, (LayerKind(), False, encoder_layers)] if encoder_layers else kinds
 
 
+def has_embedding_copy(config: TransformerConfig, layout: ParallelLayout) -> bool:
+    """Whether the last of several stages has a copy of the token embedding of the first.
+
+    It is the logit matrix if both are tied, and embeds the inputs of multi-token prediction. With DualPipe the device
+    of the last stage is that of the first.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/models/gpt/gpt_model.py (GPTModel.__init__, mtp_process); arXiv
+        2412.19437, section 3.2.2 (DualPipe).
+    """
+    has_inputs = config.num_mtp_layers > 0 and layout.pipeline_schedule != "dualpipe"
+    return layout.pipeline_parallel > 1 and (config.tied_embeddings or has_inputs)
+
+
 def peak_stage_candidates(
     config: TransformerConfig, layout: ParallelLayout, cached_tokens: Callable[[LayerKind], int] | None = None
 ) -> Iterable[int]:

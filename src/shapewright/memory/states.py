@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.core.records import dataclass
 from shapewright.memory.frozen import count_adapters, count_stored_weights
-from shapewright.memory.stages import Stage
+from shapewright.memory.stages import Stage, has_embedding_copy
 from shapewright.memory.tensors import activation_element_bytes, ceil_div
 from shapewright.models.compressed import make_compressed
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
@@ -157,8 +157,7 @@ def count_device_parameters(
         dense += counts.token_embedding / degree + counts.other_embedding
     if is_last:
         dense += counts.head / degree + counts.final_norms
-        if config.tied_embeddings and not is_first:
-            # The last stage has a copy of the first stage's embedding as its logit matrix.
+        if has_embedding_copy(config, layout) and not is_first:
             dense += counts.token_embedding / degree
     return DeviceParameters(
         dense=dense, experts=experts, largest_layer=largest_layer, outside_layers=dense - inside_layers
