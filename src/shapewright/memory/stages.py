@@ -71,17 +71,14 @@ class Stage:
         return [*kinds, (LayerKind(), False, encoder_layers)] if encoder_layers else kinds
 
 
-def has_embedding_copy(config: TransformerConfig, layout: ParallelLayout) -> bool:
-    """Whether the last of several stages has a copy of the token embedding of the first.
+def has_embedding_copy(config: TransformerConfig, num_stages: int) -> bool:
+    """Whether the last of several stages needs the token embedding of the first too.
 
-    It is the logit matrix if both are tied, and embeds the inputs of multi-token prediction. With DualPipe the device
-    of the last stage is that of the first.
+    It is the logit matrix if both are tied, and embeds the inputs of multi-token prediction.
 
-    Source: NVIDIA/Megatron-LM, megatron/core/models/gpt/gpt_model.py (GPTModel.__init__, mtp_process); arXiv
-        2412.19437, section 3.2.2 (DualPipe).
+    Source: NVIDIA/Megatron-LM, megatron/core/models/gpt/gpt_model.py (GPTModel.__init__, mtp_process).
     """
-    has_inputs = config.num_mtp_layers > 0 and layout.pipeline_schedule != "dualpipe"
-    return layout.pipeline_parallel > 1 and (config.tied_embeddings or has_inputs)
+    return num_stages > 1 and (config.tied_embeddings or config.num_mtp_layers > 0)
 
 
 def peak_stage_candidates(

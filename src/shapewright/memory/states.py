@@ -157,7 +157,9 @@ def count_device_parameters(
         dense += counts.token_embedding / degree + counts.other_embedding
     if is_last:
         dense += counts.head / degree + counts.final_norms
-        if has_embedding_copy(config, layout) and not is_first:
+        # With DualPipe the device of the last stage is that of the first (arXiv 2412.19437, section 3.2.2).
+        is_apart = not is_first and layout.pipeline_schedule != "dualpipe"
+        if is_apart and has_embedding_copy(config, layout.pipeline_parallel):
             dense += counts.token_embedding / degree
     return DeviceParameters(
         dense=dense, experts=experts, largest_layer=largest_layer, outside_layers=dense - inside_layers
