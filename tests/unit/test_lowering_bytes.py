@@ -10,6 +10,7 @@ from shapewright.lowering.model import lower
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
 
 
@@ -131,7 +132,7 @@ def test_bias_gradients_read_all_tokens() -> None:
 
 @pytest.mark.parametrize("preset", ["llama-3-8b", "gpt3-2.7b", "mixtral-8x7b", "qwen2.5-0.5b", "deepseek-v3"])
 def test_optimizer_updates_all_weights(preset: str) -> None:
-    """Weights counted from GEMMs are the model's parameters but for norms, biases and positions: within 0.3 %."""
+    """Weights counted from GEMMs are the model's parameters but for norms and biases: within 0.3 %."""
     config = read_model(preset).config
     operations = lower(config, Workload(micro_batch_size=1, seq_len=64), ONE_DEVICE)
     # AdamW reads gradient, weight and two moments, 16 bytes, and writes weight, moments and the bf16 copy, 14 bytes.
@@ -140,6 +141,18 @@ def test_optimizer_updates_all_weights(preset: str) -> None:
     assert weights == pytest.approx(count_parameters(config).total, rel=3e-3)
     assert weights <= count_parameters(config).total
     assert sum(each.written_bytes for each in steps) / 14 == weights
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_optimizer_updates_learned_positions(degree: int) -> None:
+    """GPT-3 125M has 2048 x 768 positions, on every tensor rank whole, beside the rows of the vocabulary."""
+    config, layout = read_model("gpt3-125m").config, ParallelLayout(tensor_parallel=degree)
+    operations = lower(config, Workload(micro_batch_size=1, seq_len=64), layout)
+    (step,) = (each for each in operations if isinstance(each, Pointwise) and each.name == "optimizer.embedding")
+    rows = -(-config.vocab_size // degree)
+
+    assert config.max_position_embeddings == 2048
+    assert step.read_bytes == 16 * (rows + 2048) * 768
 
 
 def test_muon_moves_one_moment_per_layer_weight() -> None:

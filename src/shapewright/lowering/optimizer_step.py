@@ -1,7 +1,7 @@
 """Lowering of gradient communication over replicas, gradient norm and optimizer step.
 
-Weights are counted from the lowered GEMMs and so follow their sharding; norms and biases (below 0.1 % of a model's
-weights) are left out.
+Weights are counted from the lowered GEMMs and so follow their sharding; norms and biases of layers (below 0.1 % of a
+model's weights) are left out.
 
 Source: arXiv 1910.02054, sections 5 and 7: ZeRO stage 0 moves 2 elements per weight and step (all_reduce), stages 1
 and 2 as many (reduce_scatter, all_gather), stage 3 half as many again (it gathers weights twice).
@@ -19,6 +19,7 @@ from shapewright.lowering.offload import lower_host_step
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.memory.stages import has_embedding_copy
+from shapewright.models.parameters import count_other_embedding
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
@@ -121,7 +122,8 @@ def make_groups(
     if config.patches is None:
         table = vocab_rows(shard) * config.embedding_size
         num_last = (not config.tied_embeddings) + has_embedding_copy(config, layout.pipeline_parallel)
-        ends = table, num_last * table if num_last else 0
+        # Each device of the tensor axis has all positions.
+        ends = table + count_other_embedding(config), num_last * table if num_last else 0
     # Adapters and the training of the last layers leave embedding and logits as they are.
     trains_ends = shard.workload.trains_all
     groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]

@@ -154,7 +154,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     head += config.num_mtp_layers * (2 * h * h + 3 * _norm(config))
     return ParameterCounts(
         token_embedding=v * e,
-        other_embedding=start + _other_embedding(config, num_stacks),
+        other_embedding=start + count_other_embedding(config),
         final_norms=(num_stacks * _norm(config) if config.has_final_norm else 0) + _count_stream_sum(config),
         head=head,
         layers=tuple((group, count_layer_parameters(config, group)) for group in config.layer_groups()),
@@ -290,8 +290,9 @@ def _norm(config: TransformerConfig) -> int:
     return config.hidden_size * (config.norm_affine + config.norm_bias)
 
 
-def _other_embedding(config: TransformerConfig, num_stacks: int) -> int:
-    h, e = config.hidden_size, config.embedding_size
+def count_other_embedding(config: TransformerConfig) -> int:
+    """Count the parameters before the first layer beside those of tokens and patches."""
+    h, e, num_stacks = config.hidden_size, config.embedding_size, 2 if config.num_encoder_layers else 1
     total = (config.num_token_types + config.num_special_tokens) * h
     if config.position_embedding == "learned" and config.patches is None:
         total += (config.max_position_embeddings + config.position_offset) * h
