@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from page_tools import ONCE_MORE, SEARCH_MS, expect, see, settle, turn_to, words_of
 
 import shapewright
+from shapewright.app.explorer.requests import MAX_COMPARED_DEVICES
 from shapewright.core.units import format_seconds
+from shapewright.hardware.loader import list_devices
 
 pytestmark = ONCE_MORE
 
@@ -176,6 +179,80 @@ def test_plans_are_for_the_devices_of_the_field(open_page: Callable[..., Any]) -
     page.fill("#plan-devices", "0")
     page.locator("#plan-devices").blur()
     expect(card.locator(".empty").first).to_contain_text("num_devices")
+
+
+@pytest.mark.parametrize(
+    ("page_name", "values", "verdict", "words"),
+    [
+        ("plan", {"plan-devices": "4", "plan-batch": "64", "plan-objective": "memory"}, "#plan-verdict", "tp 4, micro-batch 1"),
+        (
+            "serving",
+            {
+                "serving-prompt_len": "700",
+                "serving-output_len": "90",
+                "serving-num_devices": "2",
+                "serving-ttft_limit_s": "900",
+                "serving-tpot_limit_s": "80",
+                "serving-requests_per_s": "0.5",
+                "serving-usd_per_hour": "2.5",
+                "serving-engine": "sglang",
+            },
+            "#serving [role=status]",
+            "700",
+        ),
+        ("design", {"design-size": "3", "design-tokens": "8", "design-devices": "16"}, "#design-size-value", "140M"),
+        ("design", {"search-tolerance": "0.05", "search-tokens": "1e12", "search-guard": "free"}, "#search", "1 T"),
+    ],
+    ids=["plan", "serving", "design", "search"],
+)
+def test_a_link_holds_the_inputs_of_a_view(
+    page_name: str, values: dict[str, str], verdict: str, words: str, open_page: Callable[..., Any]
+) -> None:
+    """Whoever opens the address sees the inputs and the answer for them; undo takes back the last."""
+    page = open_page(f"page={page_name}&preset=gpt2&device=h100-sxm-80gb")
+    expect(page.locator("[data-fact=step]")).to_be_visible()
+    first = {name: page.input_value(f"#{name}") for name in values}
+    for name, value in values.items():
+        page.evaluate(
+            """([name, value]) => {
+              const input = document.getElementById(name);
+              input.value = value;
+              input.dispatchEvent(new Event("change"));
+            }""",
+            [name, value],
+        )
+    page.wait_for_function("(name) => location.hash.includes(`v.${name}=`)", arg=list(values)[-1])
+    other = open_page(page.url.partition("#")[2])
+    expect(other.locator(verdict)).to_contain_text(words)
+    assert {name: other.input_value(f"#{name}") for name in values} == values
+    for _ in values:
+        page.click("#undo")
+    assert {name: page.input_value(f"#{name}") for name in values} == first
+
+
+def test_a_link_holds_what_a_search_varies(open_page: Callable[..., Any]) -> None:
+    """Boxes differ from their start in the address alone; a choice that no list has is that of the start."""
+    page = open_page("page=design&preset=gpt2&v.search-heads=false&v.search-head_dim=true&v.search-guard=%22none%22")
+    expect(page.locator("[data-fact=step]")).to_be_visible()
+    assert not page.is_checked("#search-heads")
+    assert page.is_checked("#search-head_dim")
+    assert page.is_checked("#search-vocab")
+    assert page.input_value("#search-guard") == "usual"
+    page.check("#search-heads")
+    page.wait_for_function("() => !location.hash.includes('search-heads')")
+
+
+def test_all_chosen_devices_are_compared(open_page: Callable[..., Any]) -> None:
+    """A 25th device has its row or its problem, and more than the server compares are refused beside the chips that remove some."""
+    names = list(list_devices())
+    chosen = quote(json.dumps(names[:25]))
+    page = open_page(f"page=devices&preset=gpt2&device={names[0]}&v.devices={chosen}", errors=["422"])
+    card = see(page, "devices")
+    expect(card.locator("tbody tr, .below .problem")).to_have_count(25)
+    assert len(names) > MAX_COMPARED_DEVICES
+    page.goto(re.sub("v.devices=[^&]*", f"v.devices={quote(json.dumps(names))}", page.url))
+    expect(card.locator(".empty").first).to_contain_text(f"at most {MAX_COMPARED_DEVICES} items")
+    expect(card.locator(".chips button")).to_have_count(len(names))
 
 
 @pytest.mark.parametrize("name", ["kernels", "weight_dtype", "kv_cache_dtype"])

@@ -113,8 +113,8 @@ def test_a_search_runs_stops_and_is_adopted(open_page: Callable[..., Any]) -> No
     turn_to(page, "search")
     for name in ("head_dim", "micro_batch"):
         page.check(f"#search input[value={name}]")
-    page.select_option("#guard", "free")
-    page.select_option("#tolerance", "0.05")
+    page.select_option("#search-guard", "free")
+    page.select_option("#search-tolerance", "0.05")
     page.click("#start-search")
     page.wait_for_function("() => document.querySelector('#search progress').value > 0", timeout=SEARCH_MS)
     page.click("#stop-search")
@@ -123,7 +123,7 @@ def test_a_search_runs_stops_and_is_adopted(open_page: Callable[..., Any]) -> No
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-80gb"))
     for name in ("head_dim", "micro_batch", "ffn", "depth", "width", "kv_heads"):
         page.uncheck(f"#search input[value={name}]")
-    page.select_option("#guard", "usual")
+    page.select_option("#search-guard", "usual")
     page.click("#start-search")
     page.locator("#search .apply").first.click(timeout=SEARCH_MS)
     expect(page.locator("[data-fact=step]")).not_to_have_text(

@@ -20,8 +20,9 @@ import { makeTiles } from "./views/tiles.js";
 import { addressOf, canRedo, canUndo, change, job, listen, open, PAGES, readAddress, redo, state, undo, useJob } from "./core/state.js";
 import { showFailure, showProblem, showVerdict } from "./views/verdict.js";
 
-// Cards to refresh when a view setting changes.
-const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], devices: ["devices"] };
+// Cards to refresh when a view setting changes; the other settings begin with the name of their card.
+const CARDS_OF_SETTING = { dim: "sweep", y: "sweep", op: "tiles" };
+const cardOf = (setting) => CARDS_OF_SETTING[setting] ?? setting.split("-")[0];
 // While a slider moves, the step is predicted at every position and the cards follow when it rests this long.
 const REST_MS = 260;
 
@@ -78,10 +79,10 @@ function onChange(now, { jobChanged }) {
   byId("pin").textContent = now.pin ? "Unpin A" : "Pin as A";
   byId("swap").hidden = !now.pin;
   showPage(now.page);
-  const changed = Object.keys(CARDS_OF_SETTING).filter((key) => JSON.stringify(now.view[key]) !== JSON.stringify(lastView[key]));
+  const changed = Object.keys({ ...lastView, ...now.view }).filter((key) => JSON.stringify(now.view[key]) !== JSON.stringify(lastView[key]));
   lastView = structuredClone(now.view);
   if (jobChanged || !answer) update(job(now));
-  else if (changed.length) updateCards({ job: job(now), answer }, changed.flatMap((key) => CARDS_OF_SETTING[key]));
+  else if (changed.length) updateCards({ job: job(now), answer }, changed.map(cardOf));
 }
 
 function showPage(page) {

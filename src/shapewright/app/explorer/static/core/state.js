@@ -68,6 +68,27 @@ export function change(mutate, key = "") {
   move(next);
 }
 
+/**
+ * Keep the value of an input among the view settings, under its id: it is in the address, and undone like the rest.
+ * Its start value is not written. shown() is called when the state sets the value.
+ */
+export function keep(input, shown = () => {}) {
+  const property = input.type === "checkbox" ? "checked" : "value";
+  const start = input[property];
+  input.addEventListener("change", () => change((next) => {
+    if (input[property] === start) delete next.view[input.id];
+    else next.view[input.id] = input[property];
+  }));
+  listen(({ view }) => {
+    const wanted = view[input.id] ?? start;
+    if (input[property] === wanted) return;
+    input[property] = wanted;
+    if (input.selectedIndex === -1) input.value = start; // an address with an unknown choice
+    shown();
+  });
+  return input;
+}
+
 export function undo() {
   if (!past.length) return;
   future.push(now);

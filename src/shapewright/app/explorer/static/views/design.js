@@ -4,7 +4,7 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { applyPlan } from "../form/controls.js";
-import { job, useJob } from "../core/state.js";
+import { job, keep, useJob } from "../core/state.js";
 
 const POLL_MS = 250;
 const STEPS_PER_DECADE = 20;
@@ -23,6 +23,7 @@ function logSlider(id, label, [low, high, start]) {
     slider.setAttribute("aria-valuetext", shown.textContent);
   };
   slider.addEventListener("input", show);
+  keep(slider, show);
   show();
   return { value, slider, field: h("label", { class: "field wide" }, h("span", {}, `${label}: `, shown), slider) };
 }
@@ -38,7 +39,7 @@ function applyDesign(asked, result, index) {
 export function makeDesign() {
   const size = logSlider("size", "Parameters", RANGES.size);
   const tokens = logSlider("tokens", "Tokens", RANGES.tokens);
-  const devices = h("input", { type: "number", id: "design-devices", min: "1", step: "1", value: "64", inputmode: "numeric" });
+  const devices = keep(h("input", { type: "number", id: "design-devices", min: "1", step: "1", value: "64", inputmode: "numeric" }));
   const start = h("button", { type: "button", class: "primary", id: "start-design" }, "Design");
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the design", hidden: true });
   const status = h("p", { class: "hint", role: "status" });

@@ -4,27 +4,26 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { applyPlan } from "../form/controls.js";
+import { keep } from "../core/state.js";
 
 const OBJECTIVES = { time: "shortest step", cost: "lowest cost", memory: "least memory" };
 
 export function makePlan() {
-  const number = (id, placeholder, value = "") => h("input", { type: "number", id: `plan-${id}`, min: "1", step: "1", inputmode: "numeric", placeholder, value });
+  const number = (id, placeholder, value = "") => keep(h("input", { type: "number", id: `plan-${id}`, min: "1", step: "1", inputmode: "numeric", placeholder, value }));
   const devices = number("devices", "8", "8");
   const batch = number("batch", "512");
-  const objective = h("select", { id: "plan-objective" }, Object.entries(OBJECTIVES).map(([name, title]) => h("option", { value: name }, title)));
+  const objective = keep(h("select", { id: "plan-objective" }, Object.entries(OBJECTIVES).map(([name, title]) => h("option", { value: name }, title))));
   const verdict = h("h3", { id: "plan-verdict" });
   const status = h("p", { class: "hint", role: "status" });
   const steps = plot("tall");
   const front = plot("tall");
   const below = h("div", { class: "below" });
-  let last = null;
-  const entry = card({ page: "plan", id: "plan", title: "Plan", wide: true, tools: savers(steps, "plan"),
+  card({ page: "plan", id: "plan", title: "Plan", wide: true, tools: savers(steps, "plan"),
     lead: "Ways to distribute the training job over devices, all of them priced. The layout, micro-batch and recomputation are chosen here; apply one to use it.",
     form: h("div", { class: "search-form" }, h("div", { class: "row" },
       h("label", { class: "inline" }, h("span", {}, "Devices"), devices), h("label", { class: "inline" }, h("span", {}, "Global batch"), batch), h("label", { class: "inline" }, h("span", {}, "Find the"), objective))),
     content: [verdict, below, h("div", { class: "pair" }, h("div", {}, h("h3", {}, "Where the steps go"), steps), h("div", {}, h("h3", {}, "Memory against time"), front)), status],
     refresh: async (context) => {
-      last = context;
       if (context.answer.workload.phase !== "train") return "Plans are for training; Serving plans inference.";
       const found = await post("/plan", { job: context.job, num_devices: Number(devices.value || 8), objective: objective.value, ...(batch.value ? { global_batch_size: Number(batch.value) } : {}) });
       verdict.textContent = found.text.verdict;
@@ -40,5 +39,4 @@ export function makePlan() {
       steps.parentElement.parentElement.hidden = !found.plans.length;
       return "";
     } });
-  for (const input of [devices, batch, objective]) input.addEventListener("change", () => last && entry.update(last));
 }

@@ -4,7 +4,7 @@ import { card, fill, h, plot } from "../core/cards.js";
 import { groupOf } from "../form/controls.js";
 import { table, withArrows } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
-import { change, job, useJob } from "../core/state.js";
+import { change, job, keep, useJob } from "../core/state.js";
 
 const POLL_MS = 250;
 
@@ -17,10 +17,10 @@ function applyCandidate(asked, candidate) {
 }
 
 export function makeSearch(about) {
-  const boxes = about.vary.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: about.vary_default.includes(name) }), h("span", {}, name.replace("_", " "))));
-  const tolerance = h("select", { id: "tolerance" }, [["0.005", "0.5 %"], ["0.02", "2 %"], ["0.05", "5 %"]].map(([value, text]) => h("option", { value, selected: value === "0.02" }, text)));
-  const tokens = h("select", { id: "train-tokens" }, [["", "no run (by speed)"], ["1e11", "100 B tokens"], ["1e12", "1 T tokens"], ["15e12", "15 T tokens"]].map(([value, text]) => h("option", { value }, text)));
-  const guard = h("select", { id: "guard" }, ["usual", "strict", "free"].map((name) => h("option", { value: name }, name)));
+  const boxes = about.vary.map((name) => h("label", { class: "check" }, keep(h("input", { type: "checkbox", id: `search-${name}`, value: name, checked: about.vary_default.includes(name) })), h("span", {}, name.replace("_", " "))));
+  const tolerance = keep(h("select", { id: "search-tolerance" }, [["0.005", "0.5 %"], ["0.02", "2 %"], ["0.05", "5 %"]].map(([value, text]) => h("option", { value, selected: value === "0.02" }, text))));
+  const tokens = keep(h("select", { id: "search-tokens" }, [["", "no run (by speed)"], ["1e11", "100 B tokens"], ["1e12", "1 T tokens"], ["15e12", "15 T tokens"]].map(([value, text]) => h("option", { value }, text))));
+  const guard = keep(h("select", { id: "search-guard" }, ["usual", "strict", "free"].map((name) => h("option", { value: name }, name))));
   const start = h("button", { type: "button", class: "primary", id: "start-search" }, "Search");
   const stop = h("button", { type: "button", id: "stop-search", hidden: true }, "Stop");
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the search", hidden: true });

@@ -3,6 +3,7 @@ import { post } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
 import { facts, table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
+import { keep } from "../core/state.js";
 
 const ENGINES = { vllm: "vLLM", sglang: "SGLang", trtllm: "TensorRT-LLM" };
 // Fields of the request: label, start value, and the factor from the shown unit.
@@ -22,9 +23,9 @@ const FIGURES = ["front", "ttft", "tpot", "limits"];
 export function makeServing() {
   const inputs = Object.fromEntries(Object.entries(FIELDS).map(([name, [, value]]) => {
     const whole = COUNTS.includes(name);
-    return [name, h("input", { type: "number", id: `serving-${name}`, min: whole ? "1" : "0", step: whole ? "1" : "any", value: value === null ? "" : String(value), inputmode: whole ? "numeric" : "decimal", placeholder: USUAL[name] ?? "any" })];
+    return [name, keep(h("input", { type: "number", id: `serving-${name}`, min: whole ? "1" : "0", step: whole ? "1" : "any", value: value === null ? "" : String(value), inputmode: whole ? "numeric" : "decimal", placeholder: USUAL[name] ?? "any" }))];
   }));
-  const engine = h("select", { id: "serving-engine" }, Object.entries(ENGINES).map(([name, title]) => h("option", { value: name }, title)));
+  const engine = keep(h("select", { id: "serving-engine" }, Object.entries(ENGINES).map(([name, title]) => h("option", { value: name }, title))));
   const request = () => ({
     ...Object.fromEntries(Object.entries(inputs).filter(([, input]) => input.value !== "").map(([name, input]) => [name, Number(input.value) * FIELDS[name][2]])),
     engine: engine.value,
@@ -75,8 +76,7 @@ export function makeServing() {
     fill(below, h("details", {}, h("summary", {}, "All points of the front"), table(text.front, { caption: "Points of the front" })),
       h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note))));
   };
-  let last = null;
-  const entry = card({ page: "serving", id: "serving", title: "Serving", wide: true,
+  card({ page: "serving", id: "serving", title: "Serving", wide: true,
     lead: "Ways to serve this model on the device above: tokens/s of a user against tokens/s of a GPU, latency under load, what limits, and how to launch it. The layout is chosen here.",
     tools: [savers(places.front, "serving")],
     form: h("div", { class: "search-form" }, h("div", { class: "row serving-fields" },
@@ -84,10 +84,8 @@ export function makeServing() {
       h("label", { class: "field wide" }, h("span", {}, "Engine"), engine))),
     content: [verdict, status, about, drawn("front"), h("div", { class: "pair" }, drawn("ttft"), drawn("tpot")), drawn("limits"), limits,
     h("div", { class: "card-head" }, h("h3", {}, "Launch"), h("div", { class: "card-tools" }, copy)), launchProblem, lines, warnings, below],
-    refresh: async (context) => {
-      last = context;
-      show(await post("/serving", { job: context.job, ...request() }));
+    refresh: async ({ job }) => {
+      show(await post("/serving", { job, ...request() }));
       return "";
     } });
-  for (const input of [...Object.values(inputs), engine]) input.addEventListener("change", () => last && entry.update(last));
 }
