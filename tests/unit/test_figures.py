@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -19,7 +21,7 @@ from shapewright.app.figures.heat_maps import measured_layer_map
 from shapewright.app.figures.measured import Sample, samples_from_rows
 from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
 from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
-from shapewright.app.figures.step import step_roofline_chart
+from shapewright.app.figures.step import describe_ceilings, step_roofline_chart
 from shapewright.app.figures.sweep_values import sweep_field
 from shapewright.app.report.measured import print_rows
 from shapewright.app.report.outputs.compare import compare_output
@@ -330,6 +332,34 @@ def test_roofline_counts_the_work_of_a_mask() -> None:
     rates = [rate for name, rate in drawn.items() if name.startswith("attention.fused (forward)")]
     assert rates == pytest.approx([float(fused.operation.executed_flops) / float(fused.price.time_s) / 1e12])
     assert rates[0] < 0.6 * prediction.device.peak_flops_per_s("bf16") / 1e12
+
+
+def test_roofline_has_a_ceiling_for_each_format() -> None:
+    """A step in fp8 has attention and logits in bf16: half the rate of the H100, which has 1,979 and 989.5 TFLOP/s."""
+    prediction = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload={"dtype": "fp8"})
+    chart = step_roofline_chart(prediction)
+    lines = [series for series in chart.series if isinstance(series, Line)]
+    points = {series.name: series for series in chart.series if isinstance(series, Points)}
+
+    assert {line.name: line.y[-1] for line in lines} == {
+        "fp8 peak and memory": pytest.approx(1979, rel=1e-3),
+        "bf16 peak and memory": pytest.approx(989.5, rel=1e-3),
+    }
+    assert set(points) == {"gemm, fp8", "gemm, bf16", "attention, bf16"}
+    assert all(label.startswith("logits") for label in points["gemm, bf16"].labels)
+    assert set(describe_ceilings(prediction)) == {line.name for line in lines}
+
+
+def test_roofline_is_bandwidth_below_the_ridge() -> None:
+    """Between two points of the line, too, where a short span has a linear axis: 3,350 GB/s times the intensity."""
+    chart = step_roofline_chart(shapewright.predict("llama-3-8b", device="h100-sxm-80gb"))
+    (line,) = (series for series in chart.series if isinstance(series, Line))
+    ridge = 989.5e12 / 3.35e12
+    middle = math.sqrt(line.x[0] * ridge)
+
+    assert not chart.has_log_y
+    drawn = np.interp(np.log(middle), np.log(line.x), np.array(line.y, dtype=float))
+    assert drawn == pytest.approx(3.35 * middle, rel=0.03)
 
 
 def test_numbers_of_four_digits_have_no_exponent() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, floor, log2
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from shapewright.lowering.operations.collective import Collective
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.memory import MemoryOutput
     from shapewright.app.report.outputs.mfu import MfuOutput, WaterfallOutput
+    from shapewright.app.report.outputs.predict import OperationOutput
     from shapewright.hardware.device import Device
     from shapewright.prediction.composition.stages import PricedOperation
     from shapewright.prediction.predict import Prediction
@@ -178,14 +179,12 @@ def _operation_label(entry: PricedOperation) -> str:
     return ".".join(entry.operation.module_path[:2])
 
 
-CEILING = "peak and memory"
-"""Name of the ceiling's line in the roofline of a step."""
-
 # Points beyond this number hide each other; every n-th one is drawn instead.
 _MAX_SAMPLE_POINTS = 600
 # The roofline of a step shows the most expensive operations.
 _MAX_STEP_POINTS = 60
 _MAX_NAMED_POINTS = 12
+_SLOPE_POINTS = 17
 
 
 def samples_roofline_chart(samples: Sequence[Sample], device: Device, dtype: str) -> XYChart:
@@ -224,17 +223,15 @@ def samples_roofline_chart(samples: Sequence[Sample], device: Device, dtype: str
 
 
 def step_roofline_chart(prediction: Prediction) -> XYChart:
-    """Draw the most expensive operations of a step that compute, on logarithmic axes."""
-    device = prediction.device
-    peak = device.peak_flops_per_s(prediction.workload.dtype)
-    bandwidth = device.memory_bandwidth_bytes_per_s
-    entries = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    """Draw the most expensive operations of a step that compute, on logarithmic axes, below the peak of their format.
+
+    Where they have several formats, as in fp8, whose attention stays in 16 bits, each has its ceiling, and the names
+    of the points say to which they belong.
+    """
+    ceilings = _ceilings(prediction)
     points: dict[str, list[tuple[float, float, str, str]]] = {}
     named: set[str] = set()
-    for entry in entries[:_MAX_STEP_POINTS]:
-        facts = operation_output(entry)
-        if not facts.flops or not facts.bytes or not facts.time_s or isinstance(entry.operation, Collective):
-            continue
+    for entry, facts in _step_points(prediction):
         # As in the table of operations: a mask leaves attention less to compute than the whole square.
         intensity, rate = facts.executed_flops / facts.bytes, facts.executed_flops / facts.time_s
         words = (
@@ -245,18 +242,25 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
         module = entry.operation.module
         name = module if module not in named and len(named) < _MAX_NAMED_POINTS else ""
         named.add(module)
-        points.setdefault(facts.kind.replace("_", " "), []).append((intensity, rate / TERA, words, name))
-    known = [row[0] for rows in points.values() for row in rows]
-    ridge = peak / bandwidth
+        kind = facts.kind.replace("_", " ") + (f", {facts.dtype}" if len(ceilings) > 1 else "")
+        points.setdefault(kind, []).append((intensity, rate / TERA, words, name))
+    bandwidth = prediction.device.memory_bandwidth_bytes_per_s
+    ridges = [peak / bandwidth for peak in ceilings.values()]
+    known = [row[0] for rows in points.values() for row in rows] + ridges
     # The range ends at powers of two, which are ticks of the axis.
-    low, high = 2.0 ** floor(log2(min([*known, ridge]) / 2.0)), 2.0 ** ceil(log2(max([*known, ridge])))
-    ceiling = Line(CEILING, [low, ridge, high], [low * bandwidth / TERA, peak / TERA, peak / TERA])
+    low, high = 2.0 ** floor(log2(min(known) / 2.0)), 2.0 ** ceil(log2(max(known)))
+    lines = []
+    for (dtype, peak), ridge in zip(ceilings.items(), ridges, strict=True):
+        # A line of constant bandwidth is curved where the rates span too little for a logarithmic axis.
+        slope = np.geomspace(low, ridge, _SLOPE_POINTS).tolist()
+        rates = [intensity * bandwidth / TERA for intensity in slope]
+        lines.append(Line(_ceiling_name(dtype), [*slope, high], [*rates, peak / TERA]))
     return XYChart(
         title="Roofline",
         x_label="FLOPs per byte",
         y_label="TFLOP/s",
         series=[
-            ceiling,
+            *lines,
             *(
                 Points(
                     name,
@@ -274,12 +278,34 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
     )
 
 
-def describe_ceiling(prediction: Prediction) -> str:
-    """Text with both ceilings and their intersection."""
-    device = prediction.device
-    peak, bandwidth = device.peak_flops_per_s(prediction.workload.dtype), device.memory_bandwidth_bytes_per_s
-    ridge = format_amount(peak / bandwidth)
-    return f"{format_rate(peak)} above {ridge} FLOPs per byte, {bandwidth / GIGA:,.0f} GB/s below"
+def _step_points(prediction: Prediction) -> Iterator[tuple[PricedOperation, OperationOutput]]:
+    """The most expensive operations of a step that compute."""
+    entries = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    for entry in entries[:_MAX_STEP_POINTS]:
+        facts = operation_output(entry)
+        if facts.flops and facts.bytes and facts.time_s and not isinstance(entry.operation, Collective):
+            yield entry, facts
+
+
+def _ceilings(prediction: Prediction) -> dict[str, float]:
+    """Peak of each format that the drawn operations of a step compute in [flop/s]."""
+    peaks = prediction.device.dense_flops_per_s
+    dtypes = [prediction.workload.dtype, *(facts.dtype for _, facts in _step_points(prediction))]
+    return {dtype: peaks[dtype] for dtype in dict.fromkeys(dtypes) if dtype in peaks}
+
+
+def _ceiling_name(dtype: str) -> str:
+    return f"{dtype} peak and memory"
+
+
+def describe_ceilings(prediction: Prediction) -> dict[str, str]:
+    """Text of each ceiling and of where its two parts meet, by the name of its line."""
+    bandwidth = prediction.device.memory_bandwidth_bytes_per_s
+    return {
+        _ceiling_name(dtype): f"{format_rate(peak)} in {dtype} above {format_amount(peak / bandwidth)} FLOPs per byte, "
+        f"{bandwidth / GIGA:,.0f} GB/s below"
+        for dtype, peak in _ceilings(prediction).items()
+    }
 
 
 def _flops(entry: PricedSample) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.step import describe_ceiling, operations_chart, step_roofline_chart
+from shapewright.app.figures.step import describe_ceilings, operations_chart, step_roofline_chart
 from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of, fill
@@ -110,7 +110,9 @@ def review_sections(review: Review) -> list[Section]:
         sections.append(waterfall_figure(mfu_output(review.utilization)))
     if prediction is not None:
         roofline = step_roofline_chart(prediction)
-        sections.append(Figure(roofline, caption=f"{roofline.alt} {describe_ceiling(prediction)}."))
+        sections.append(
+            Figure(roofline, caption=f"{roofline.alt} {'; '.join(describe_ceilings(prediction).values())}.")
+        )
     sections.append(_findings(review.check.findings))
     if review.capacity is not None:
         sections += _memory(review.capacity)

@@ -33,9 +33,8 @@ from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
 from shapewright.app.figures.plan import pipeline_chart
 from shapewright.app.figures.shapes import loss_against_time_chart, speedup_chart
 from shapewright.app.figures.step import (
-    CEILING,
     component_words,
-    describe_ceiling,
+    describe_ceilings,
     layer_chart,
     memory_chart,
     shown_waterfall_parts,
@@ -140,8 +139,12 @@ def _layer_figure(prediction: Prediction) -> FigureOutput:
 
 def _roofline_figure(prediction: Prediction) -> FigureOutput:
     chart = step_roofline_chart(prediction)
-    texts = {part.name: list(part.labels) for part in chart.series if isinstance(part, Points)}
-    return figure(chart, {**texts, CEILING: [describe_ceiling(prediction)] * 3})
+    ceilings = describe_ceilings(prediction)
+    texts = {
+        part.name: list(part.labels) if isinstance(part, Points) else [ceilings[part.name]] * len(part.x)
+        for part in chart.series
+    }
+    return figure(chart, texts)
 
 
 def _waterfall_figure(prediction: Prediction) -> FigureOutput:
