@@ -184,7 +184,12 @@ def test_plans_are_for_the_devices_of_the_field(open_page: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("page_name", "values", "verdict", "words"),
     [
-        ("plan", {"plan-devices": "4", "plan-batch": "64", "plan-objective": "memory"}, "#plan-verdict", "tp 4, micro-batch 1"),
+        (
+            "plan",
+            {"plan-devices": "4", "plan-batch": "64", "plan-objective": "memory"},
+            "#plan-verdict",
+            "tp 4, micro-batch 1",
+        ),
         (
             "serving",
             {
@@ -243,7 +248,7 @@ def test_a_link_holds_what_a_search_varies(open_page: Callable[..., Any]) -> Non
 
 
 def test_all_chosen_devices_are_compared(open_page: Callable[..., Any]) -> None:
-    """A 25th device has its row or its problem, and more than the server compares are refused beside the chips that remove some."""
+    """A 25th device has its row or its problem; more than the server compares are refused beside the chips."""
     names = list(list_devices())
     chosen = quote(json.dumps(names[:25]))
     page = open_page(f"page=devices&preset=gpt2&device={names[0]}&v.devices={chosen}", errors=["422"])
