@@ -12,6 +12,7 @@ import pytest
 
 import shapewright
 from shapewright.app.cli import main
+from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.page import Table, find_browser
 from shapewright.app.report.review import gather_review, review_sections
 from shapewright.core.notebook import PRINTERS
@@ -44,10 +45,23 @@ def test_report_agrees_with_predict_check_and_search(tmp_path: Path) -> None:
     assert f"{prediction.tokens_per_s_per_device:,.0f}" in text
     for code in ("ME101", "TC103", "TC101"):
         assert code in text
-    best = shapewright.search("gpt3-2.7b", device="a100-sxm-40gb", workload=workload).candidates[0]
-    assert f"{best.speedup.factor:.3f}x" in text
+    found = search_output(shapewright.search("gpt3-2.7b", device="a100-sxm-40gb", workload=workload))
+    best = found.candidates[0]
+    assert f"{best.speedup:.3f}x" in text
+    assert f"shape of this size {found.verdict.text}" in " ".join(text.split())
+    assert "fastest shape" not in text
     assert prediction.calibration["gemm"].label in text
-    assert "312 TFLOP/s above 201 FLOPs per byte, 1,555 GB/s below" in text
+    assert "312 TFLOP/s in fp16 above 201 FLOPs per byte, 1,555 GB/s below" in text
+
+
+def test_report_puts_the_loss_before_the_speed() -> None:
+    """The verdict is the search's, which keeps Llama-3-8B: its fastest shape takes longer to the same loss."""
+    table = review_sections(gather_review(build_scenario("llama-3-8b", "h100-sxm-80gb")))[0]
+    assert isinstance(table, Table)
+    rows = dict(table.rows)
+
+    assert rows["shape of this size"].startswith("keep your shape")
+    assert "fastest shape of this size" not in rows
 
 
 def test_report_names_the_records_of_the_step() -> None:

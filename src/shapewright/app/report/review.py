@@ -18,7 +18,7 @@ from shapewright.app.report.optimize.search import describe_space
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.mfu import mfu_output
-from shapewright.app.report.outputs.search import search_output
+from shapewright.app.report.outputs.search import search_output, verdict_output
 from shapewright.app.report.page import Figure, Section, Table, Words, render_page, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
@@ -139,7 +139,9 @@ def _verdict(review: Review) -> Section:
         if costly
         else ""
     )
-    if review.search is not None and review.search.candidates:
+    if review.search is not None and review.search.verdict is not None:
+        facts["shape of this size"] = verdict_output(review.search.verdict).text
+    elif review.search is not None and review.search.candidates:
         best = review.search.candidates[0]
         facts["fastest shape of this size"] = (
             f"{best.speedup.factor:.3f}x ({best.speedup.low:.3f} to {best.speedup.high:.3f}), "
