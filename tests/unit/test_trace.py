@@ -18,7 +18,8 @@ from shapewright.core.errors import MeasuredFileError
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.utilization import kineto
 from shapewright.prediction.utilization.kineto import read_trace
-from shapewright.prediction.utilization.trace_losses import TraceComparison
+from shapewright.prediction.utilization.trace_losses import TraceComparison, compare_trace
+from shapewright.prediction.utilization.trace_match import kernel_keys
 
 LAYERS, WIDTH, INNER, HEADS, VOCAB, BATCH, TOKENS = 2, 64, 256, 4, 512, 2, 32
 MODEL = TransformerConfig(
@@ -319,6 +320,55 @@ def test_a_trace_of_torch_runs_the_predicted_gemms(tmp_path: Path) -> None:
     assert sum(group.num_predicted for group in gemms) == 3 * (4 * LAYERS + 1) + 2 * LAYERS
     assert found.matched_fraction > 0.99
     assert "recomputation" not in {loss.name for loss in found.losses}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_convolutions_of_torch_match_their_gemms(tmp_path: Path) -> None:
+    """Patches, groups and a transposed convolution, forward and backward: each GEMM is measured, and no other.
+
+    The first one has no gradient of its input; a depthwise convolution is memory traffic.
+    """
+    torch = pytest.importorskip("torch", reason="profiling needs torch")
+    profiler = importlib.import_module("torch.profiler")
+    nn = torch.nn
+    module = nn.Sequential(
+        nn.Conv2d(3, 64, 16, stride=16), nn.Conv2d(64, 32, 3, padding=1, groups=2), nn.GELU(),
+        nn.Conv2d(32, 32, 3, padding=2, dilation=2, groups=32), nn.ConvTranspose2d(32, 16, 2, stride=2),
+    )  # fmt: skip
+    images = torch.randn(2, 3, 64, 64)
+    traced = shapewright.trace(module, {"input": images}, phase="train")
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        module(images).sum().backward()
+    profile.export_chrome_trace(str(tmp_path / "conv.json"))
+    prediction = shapewright.predict(traced, device="h100-sxm-80gb")
+    found = compare_trace(read_trace(tmp_path / "conv.json"), prediction)
+
+    # 2 x 16 patches of 3 x 16 x 16 values; two groups of 16 channels from 32 x 3 x 3; 32 channels to 16 x 2 x 2.
+    sizes = {("gemm", 1, 32, 64, 768), ("gemm", 1, 64, 768, 32), ("gemm", 2, 16, 32, 288), ("gemm", 2, 32, 288, 16)}
+    sizes |= {("gemm", 2, 16, 288, 32), ("gemm", 1, 32, 64, 32), ("gemm", 1, 32, 32, 64), ("gemm", 1, 32, 64, 32)}
+    measured = {key for kernel in found.trace.kernels for key in kernel_keys(kernel) if key[0] == "gemm"}
+    gemms = [group for group in found.groups if group.kind == "gemm"]
+    assert measured == sizes
+    assert all(group.num_measured == group.num_predicted > 0 for group in gemms)
+
+
+def test_kernels_of_a_convolution_are_told_apart(tmp_path: Path) -> None:
+    """On a GPU the two gradients have kernels of their own; those that convert layouts are no GEMMs."""
+    sizes = {"Input Dims": [[2, 64, 4, 4], [2, 3, 64, 64], [64, 3, 16, 16], [], []], "Input type": ["c10::BFloat16"]}
+    sizes["Concrete Inputs"] = ["", "", "", "[64]", "[16, 16]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1",
+                                "[True, True, True]"]  # fmt: skip
+    names = ("sm80_xmma_dgrad_implicit_gemm_bf16", "cutlass_tensorop_bf16_s16816wgrad_optimized", "nchwToNhwcKernel")
+    kernels = [event("kernel", name, 100 + 10 * at, 5, **{"External id": 1}) for at, name in enumerate(names)]
+    operator = event("cpu_op", "aten::convolution_backward", 0, 20, **{"External id": 1}, **sizes)
+    found = read_trace(write(tmp_path / "conv.json", [operator, *kernels]))
+
+    assert [kernel_keys(kernel) for kernel in found.kernels] == [
+        [("gemm", 1, 32, 768, 64)], [("gemm", 1, 64, 768, 32)], [("pointwise", "elementwise")]
+    ]  # fmt: skip
+    for broken in ({"Concrete Inputs": ["x"] * 11}, {"Input Dims": [[1], [2]]}):
+        hostile = event("cpu_op", "aten::convolution_backward", 0, 20, **{"External id": 1, **sizes, **broken})
+        first, *_ = read_trace(write(tmp_path / "broken.json", [hostile, *kernels])).kernels
+        assert kernel_keys(first) == [("gemm",)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -217,13 +217,7 @@ def _refuse_mixed(first: Any, second: Any) -> None:
 
 
 def read_convolution(name: str, args: Sequence[Any], output: Any, dtype_of: Any) -> list[tuple[str, Operation]]:
-    """Read a convolution as implicit GEMMs: (gradient, GEMM) each; empty for other operators and depthwise ones.
-
-    Rows are the positions of the output, columns its channels, and the contraction runs over input channels and kernel.
-    A depthwise convolution has one channel per group: it is memory traffic.
-
-    Source: arXiv 1410.0759 (cuDNN), section 3.
-    """
+    """Read a convolution as implicit GEMMs: (gradient, GEMM) each; empty for other operators and depthwise ones."""
     if name in ("convolution", "_convolution", "cudnn_convolution"):
         source, weight, outputs = args[0], args[1], [("", output)]
         transposed, groups = (args[6], args[8]) if name != "cudnn_convolution" else (False, args[5])
@@ -236,12 +230,38 @@ def read_convolution(name: str, args: Sequence[Any], output: Any, dtype_of: Any)
         return []
     if not outputs:
         return []
+    sizes = convolution_gemms(source.shape, weight.shape, outputs[0][1].shape, transposed=transposed, groups=groups)
+    found: list[tuple[str, Operation]] = []
+    for gradient in (gradient for gradient, _ in outputs if sizes):
+        m, n, k, layout = sizes[gradient]
+        found.append((gradient, Gemm(name="", m=m, n=n, k=k, batch=groups, layout=layout, dtype=dtype_of(source))))
+    return found
+
+
+def convolution_gemms(
+    source: Sequence[int], weight: Sequence[int], output: Sequence[int], *, transposed: bool, groups: int
+) -> dict[str, tuple[int, int, int, str]]:
+    """Sizes m, n and k and layout of the implicit GEMM of each group of a convolution, and of its two gradients.
+
+    Rows are the positions of the output, columns its channels, and the contraction runs over input channels and kernel.
+    A depthwise convolution has one channel per group: it is memory traffic, and has no GEMM here.
+
+    Args:
+        source: Dimensions of the input: samples, channels, positions.
+        weight: Dimensions of the weight: output channels, input channels of a group, kernel.
+        output: Dimensions of the output, as those of the input.
+
+    Source: arXiv 1410.0759 (cuDNN), section 3.
+
+    >>> convolution_gemms((2, 3, 64, 64), (64, 3, 16, 16), (2, 64, 4, 4), transposed=False, groups=1)[""]
+    (32, 64, 768, 'NT')
+    """
     # A transposed convolution is the gradient of a convolution: its input has the role of the output.
-    positions_of = source if transposed else outputs[0][1]
-    positions = positions_of.shape[0] * prod(positions_of.shape[2:])
-    channels, kernel = weight.shape[0] // groups, prod(weight.shape[1:])
-    if channels == 1 and weight.shape[1] == 1:
-        return []
+    positions_of = source if transposed else output
+    positions = positions_of[0] * prod(positions_of[2:])
+    channels, kernel = weight[0] // groups, prod(weight[1:])
+    if channels == 1 and weight[1] == 1:
+        return {}
     sizes = {
         "": (positions, channels, kernel, "NT"),
         "dgrad": (positions, kernel, channels, "NN"),
@@ -249,11 +269,7 @@ def read_convolution(name: str, args: Sequence[Any], output: Any, dtype_of: Any)
     }
     if transposed:
         sizes[""], sizes["dgrad"] = sizes["dgrad"], sizes[""]
-    found: list[tuple[str, Operation]] = []
-    for gradient, _ in outputs:
-        m, n, k, layout = sizes[gradient]
-        found.append((gradient, Gemm(name="", m=m, n=n, k=k, batch=groups, layout=layout, dtype=dtype_of(source))))
-    return found
+    return sizes
 
 
 _COLLECTIVES = {

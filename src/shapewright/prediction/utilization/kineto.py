@@ -46,6 +46,10 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the las
 _LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "runtime")
 _COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|SendRecv|AllToAll", re.IGNORECASE)
 _FORWARD_OPERATORS = ("aten::linear", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::rms_norm")
+CONVOLUTION_OPERATOR = re.compile(r"aten::\w*conv(?!ert)")
+"""Operators of convolutions: those of libraries run under ``aten::convolution``."""
+_CONVOLUTION = "aten::convolution"
+_CONVOLUTIONS = (_CONVOLUTION, "aten::convolution_backward")
 _WRAPPERS = (*_FORWARD_OPERATORS, "aten::matmul")
 """Operators that call others: their own time is host time, not computation."""
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -60,12 +64,14 @@ class Operator(NamedTuple):
         dims: Dimensions of its tensor inputs; empty without ``record_shapes``.
         dtype: Type of its first input, such as ``c10::BFloat16``; empty if unknown.
         is_recomputed: Whether it is a forward operator that runs again inside the backward pass.
+        arguments: Its other arguments as text, of convolutions alone; empty without ``record_shapes``.
     """
 
     name: str
     dims: tuple[tuple[int, ...], ...]
     dtype: str
     is_recomputed: bool
+    arguments: tuple[str, ...] = ()
 
 
 class Kernel(NamedTuple):
@@ -297,6 +303,9 @@ def _collect(reader: _EventReader, path: Path) -> Trace:
             steps.append((start_us, start_us + duration_us))
         elif category in ("cpu_op", "operator") and not name.startswith("ProfilerStep"):
             kept = {key: args[key] for key in ("External id", "Input Dims", "Input type") if key in args}
+            settings = args.get("Concrete Inputs")
+            if name in _CONVOLUTIONS and isinstance(settings, list):
+                kept["Concrete Inputs"] = tuple(str(one)[:_MOST_NAME_CHARACTERS] for one in settings[:20])
             spans.append(_Span((event.get("pid"), event.get("tid")), start_us, start_us + duration_us, name, kept))
         elif category in _LAUNCH_CATEGORIES and "launch" in name.lower():
             num_launches += 1
@@ -362,15 +371,24 @@ def _attribute_time(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kerne
     operators: dict[Any, Operator] = {}
     host_kernels: list[Kernel] = []
     stack: list[tuple[_Span, list[float], bool, bool]] = []  # span, time of inner spans, in backward, recomputed
+    calling: set[int] = set()  # depths of operators that call a convolution
 
     def close() -> None:
         span, inner_us, _, is_recomputed = stack.pop()
+        is_convolution = bool(CONVOLUTION_OPERATOR.match(span.name))
+        is_wrapper = is_convolution and len(stack) in calling
+        calling.discard(len(stack))
+        if is_convolution:
+            calling.add(len(stack) - 1)
         if stack:
             stack[-1][1].append(span.end_us - span.start_us)
-        operator = Operator(span.name, _dims(span.args), _dtype(span.args), is_recomputed)
+        # The kernels of a convolution take their sizes from the one operator that all libraries run under.
+        outer = next((one[0] for one in stack if one[0].name in _CONVOLUTIONS), span) if is_convolution else span
+        arguments = outer.args.get("Concrete Inputs", ())
+        operator = Operator(span.name, _dims(outer.args), _dtype(outer.args), is_recomputed, arguments)
         operators[_external_id(span.args.get("External id")) or f"operator {len(operators)}"] = operator
         own_us = span.end_us - span.start_us - sum(inner_us)
-        is_wrapper = span.name in _WRAPPERS and bool(inner_us)
+        is_wrapper |= span.name in _WRAPPERS and bool(inner_us)
         if span.name.startswith(("aten::", "c10d::")) and own_us > 0.0 and not is_wrapper:
             is_collective = bool(_COLLECTIVE.search(span.name))
             host_kernels.append(
@@ -382,7 +400,9 @@ def _attribute_time(spans: list[_Span]) -> tuple[dict[Any, Operator], list[Kerne
         while stack and (stack[-1][0].thread != span.thread or stack[-1][0].end_us <= span.start_us):
             close()
         in_backward = bool(stack and stack[-1][2]) or span.name.startswith(_BACKWARD) or _CHECKPOINT in span.name
-        is_recomputed = bool(stack and stack[-1][3]) or (in_backward and span.name in _FORWARD_OPERATORS)
+        is_recomputed = bool(stack and stack[-1][3]) or (
+            in_backward and span.name in (*_FORWARD_OPERATORS, _CONVOLUTION)
+        )
         stack.append((span, [], in_backward, is_recomputed))
     while stack:
         close()

@@ -23,7 +23,7 @@ from shapewright.prediction.utilization.trace_match import (
     add_kernel,
     add_prediction,
     finish_group,
-    kernel_key,
+    kernel_keys,
     merge_gemms,
 )
 
@@ -123,16 +123,20 @@ def compare_trace(trace: Trace, prediction: PredictedStep) -> TraceComparison:
     for entry in prediction.busiest_operations:
         if entry.operation.pass_name != "recompute":
             add_prediction(groups, entry)
-    keys = [kernel_key(kernel) for kernel in trace.kernels]
-    unsized = sum(key == ("gemm",) for key in keys)
+    keys = [kernel_keys(kernel) for kernel in trace.kernels]
+    unsized = sum(own == [("gemm",)] for own in keys)
     # Without record_shapes, and for kernels of CUDA graphs, sizes are unknown: all GEMMs are one group.
-    has_shapes = 2 * unsized <= sum(key[0] == "gemm" for key in keys)
+    has_shapes = 2 * unsized <= sum(own[0][0] == "gemm" for own in keys)
     if not has_shapes:
         groups = merge_gemms(groups)
     recomputed = [kernel for kernel in trace.kernels if kernel.operator and kernel.operator.is_recomputed]
-    for kernel, key in zip(trace.kernels, keys, strict=True):
-        if not (kernel.operator and kernel.operator.is_recomputed):
-            add_kernel(groups, kernel, key if has_shapes or key[0] != "gemm" else ("gemm",))
+    for kernel, own in zip(trace.kernels, keys, strict=True):
+        if kernel.operator and kernel.operator.is_recomputed:
+            continue
+        # Both gradients of a convolution, which one operator of a CPU computes, have as many FLOPs.
+        for key in own:
+            sized = key if has_shapes or key[0] != "gemm" else ("gemm",)
+            add_kernel(groups, kernel, sized, kernel.time_s / len(own))
     found = sorted((finish_group(group, steps) for group in groups.values()), key=lambda one: -one.lost_s)
     total_s = sum(kernel.time_s for kernel in trace.kernels) / steps
     unmatched_s = sum(one.measured_s for one in found if not one.num_predicted)

@@ -18,10 +18,12 @@ from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.pointwise import LOG_SOFTMAX, Pointwise
+from shapewright.lowering.torch_trace.operators import convolution_gemms
+from shapewright.prediction.utilization.kineto import CONVOLUTION_OPERATOR
 
 if TYPE_CHECKING:
     from shapewright.prediction.composition.stages import PricedOperation
-    from shapewright.prediction.utilization.kineto import Kernel
+    from shapewright.prediction.utilization.kineto import Kernel, Operator
 
 _FP32_TYPES = ("float", "c10::Float")
 _CLASSES = (  # of memory-bound kernels, by words in the names of operator and kernel
@@ -47,6 +49,10 @@ _SCAN = re.compile(
     r"gated_delta|delta_rule|chunk_fwd|chunk_bwd|kda|selective_scan|_chunk_scan|_chunk_state", re.IGNORECASE
 )
 _CONVOLUTION = re.compile(r"causal_conv1d", re.IGNORECASE)
+# Not the kernels that convert layouts or add up the gradient of a bias.
+_CONVOLUTION_KERNEL = re.compile(
+    r"aten::|gemm|cutlass|nvjet|xmma|convolve|fprop|dgrad|wgrad|winograd|Cijk", re.IGNORECASE
+)
 _GEMM_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm")
 _GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|_mm_|Cijk", re.IGNORECASE)
 _COLLECTIVES = {
@@ -157,20 +163,61 @@ def merge_gemms(groups: dict[Key, GroupSums]) -> dict[Key, GroupSums]:
     return merged
 
 
-def add_kernel(groups: dict[Key, GroupSums], kernel: Kernel, key: Key) -> None:
-    """Add a kernel to the group of the operation that it runs."""
+def add_kernel(groups: dict[Key, GroupSums], kernel: Kernel, key: Key, time_s: float) -> None:
+    """Add a kernel to the group of the operation that it runs, for which it took a time [s]."""
     group = groups.setdefault(key, GroupSums(str(key[0])))
-    group.measured_s += kernel.time_s
+    group.measured_s += time_s
     group.num_measured += 1
-    group.longest = max(group.longest, (kernel.time_s, kernel.name))
+    group.longest = max(group.longest, (time_s, kernel.name))
     group.num_fp32 += bool(kernel.operator and kernel.operator.dtype in _FP32_TYPES)
     if not group.num_predicted and len(group.names) < _MOST_NAMES:
         name = kernel.operator.name if kernel.operator else kernel.name
         group.names += [] if name in group.names else [name]
 
 
-def kernel_key(kernel: Kernel) -> Key:
-    """Return the key of the group of a kernel."""
+def kernel_keys(kernel: Kernel) -> list[Key]:
+    """Return the key of the group of a kernel; two for an operator of a CPU that computes both gradients at once."""
+    operator = kernel.operator
+    if operator and not kernel.is_collective and CONVOLUTION_OPERATOR.match(operator.name):
+        sizes = _convolution_sizes(operator)
+        if sizes == {}:
+            return [("pointwise", _ELEMENTWISE)]
+        if _CONVOLUTION_KERNEL.search(kernel.name):
+            named = [gradient for gradient in ("dgrad", "wgrad") if gradient in kernel.name]
+            chosen = [sizes[gradient] for gradient in named or sizes if gradient in sizes] if sizes else []
+            is_known = len(chosen) == 1 or kernel.name == operator.name
+            return chosen if chosen and is_known else [("gemm",)]
+    return [_kernel_key(kernel)]
+
+
+def _convolution_sizes(operator: Operator) -> dict[str, Key] | None:
+    """Return the keys of the GEMMs that a convolution or its gradients run; None if its sizes are unknown.
+
+    Source: pytorch/pytorch, aten/src/ATen/native/native_functions.yaml (arguments of convolution and
+    convolution_backward).
+    """
+    is_backward = operator.name.endswith("_backward")
+    dims, settings = operator.dims[is_backward:], operator.arguments[3 + is_backward :]
+    if len(dims) < 2 or len(settings) < 6 + is_backward or len(dims[0]) != len(dims[1]):
+        return None
+    source, weight = dims[:2]
+    stride, padding, dilation = ([int(size) for size in re.findall(r"\d{1,9}", text)] for text in settings[:3])
+    (groups,) = [int(size) for size in re.findall(r"^\d{1,9}$", settings[5])] or [0]
+    if not groups or 0 in stride or not len(stride) == len(padding) == len(dilation) == len(source) - 2:
+        return None
+    output = operator.dims[0]
+    if not is_backward:
+        spans = zip(source[2:], padding, dilation, weight[2:], stride, strict=True)
+        output = (source[0], weight[0], *((size + 2 * p - d * (w - 1) - 1) // s + 1 for size, p, d, w, s in spans))
+    found = convolution_gemms(source, weight, output, transposed=settings[3] == "True", groups=groups)
+    wanted = [""]
+    if is_backward:
+        gradients = zip(("dgrad", "wgrad"), re.findall("True|False", settings[6]), strict=False)
+        wanted = [gradient for gradient, is_wanted in gradients if is_wanted == "True"]
+    return {name: gemm_key(groups, *found[name][:3]) for name in wanted if found}
+
+
+def _kernel_key(kernel: Kernel) -> Key:
     operator = kernel.operator
     words = f"{operator.name if operator else ''} {kernel.collective} {kernel.name}"
     if kernel.is_collective:
