@@ -57,6 +57,29 @@ def test_the_next_command_plans_the_mean_lengths(capsys: pytest.CaptureFixture[s
     assert "--isl 800 --osl 100 " in text.splitlines()[-1]
 
 
+def test_the_next_command_launches_the_best_server_for_the_lengths_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its prompts of 900 and 300 tokens are 600 on average; the plan has one instance of the best server."""
+    path = tmp_path / "requests.csv"
+    path.write_text(ROWS + "0,900,40\n1,300,20\n", encoding="utf-8")
+    question = ["llama-3-8b", "--device", "l4,h100-sxm-80gb", "--trace", str(path), "--gpus", "2", "--tpot-p90", "30ms"]
+    _, text, _ = run_command(["serve-plan", *question, "--usd-per-hour", "2"], capsys)
+    _, out, _ = run_command(["serve-plan", *question, "--json"], capsys)
+    facts = json.loads(out)
+    best = facts["servers"][facts["runs"][facts["best"]]["server"]]
+    words = text.splitlines()[-1].split()
+    given = dict(zip(words[4::2], words[5::2], strict=True))
+
+    assert "USD/1M tokens" in text
+    assert (best["device"], best["mode"]) == ("h100-sxm-80gb", "aggregated")
+    assert (given["--device"], given["--isl"], given["--osl"]) == ("h100-sxm-80gb", "600", "30")
+    assert int(given["--gpus"]) == best["layout"]["num_devices"]
+    _, launch, _ = run_command(words[2:], capsys)
+    assert f"--tensor-parallel-size {best['layout']['tensor_parallel']} " in launch
+    assert "kv-transfer" not in launch
+
+
 def test_missed_limits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and what to change."""
     code, text, _ = run([*RANDOM, "--arrivals", "4/s", "--tpot-p90", "1us"], capsys)

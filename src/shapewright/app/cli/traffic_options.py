@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shapewright.app.cli.console import print_output
 from shapewright.app.cli.device_options import Command, named_device
-from shapewright.app.cli.help_pages import GroupedOption
+from shapewright.app.cli.help_pages import GroupedOption, set_next
 from shapewright.app.cli.param_types import SECONDS, AnyParam
 from shapewright.app.report.flags import flag_of
 from shapewright.core.ray_cluster import ENGINES
+
+if TYPE_CHECKING:
+    from shapewright.app.report.outputs.traffic import TrafficOutput
+    from shapewright.hardware.device import Device
 
 TRAFFIC = "traffic"
 _PREFIX = f"{TRAFFIC}__"
@@ -154,9 +159,33 @@ def simulate_traffic(config: str | None, device: str, *, as_json: bool, html: st
     from shapewright.app.report.optimize.traffic import print_traffic, traffic_page
     from shapewright.app.report.outputs.traffic import traffic_output
 
-    first, *others = [name for name in device.split(",") if name.strip()] or [device]
-    output = traffic_output(
-        serve_traffic(config, device=named_device(first), devices=[named_device(name) for name in others], **given)
-    )
+    names = [name for name in device.split(",") if name.strip()] or [device]
+    devices = [named_device(name) for name in names]
+    output = traffic_output(serve_traffic(config, device=devices[0], devices=devices[1:], **given))
     print_output(output, print_traffic, as_json=as_json, html=html, page=traffic_page)
+    set_next("serve-plan {serving_job} --format {engine}", _launched_fields(output, dict(zip(names, devices, strict=True))))
     return 0 if output.keeps_limits else 1
+
+
+def _launched_fields(output: TrafficOutput, devices: Mapping[str, Device]) -> dict[str, Any]:
+    """Return options of the closed form that plan a unit of the best server for the requests that were simulated.
+
+    Args:
+        devices: The devices by the words that named them.
+    """
+    request = output.request
+    fields: dict[str, Any] = {}
+    if request.source == "trace":
+        fields = {"prompt_len": round(request.mean_prompt_len), "output_len": max(round(request.mean_output_len), 1)}
+    if output.best is None:
+        return fields
+    server = output.servers[output.runs[output.best].server]
+    words = next(words for words, device in devices.items() if device.name == server.device)
+    fields |= {"device": words, "num_devices": server.num_devices // server.num_units}
+    if server.prefill_layout is None:
+        # On as many devices as one instance has, its degrees leave no other plan.
+        degrees = {name: degree for name, degree in vars(server.layout).items() if name != "num_devices"}
+        fields |= {name: degree for name, degree in degrees.items() if degree is not None and degree > 1}
+        if server.layout.expert_parallel > 1:
+            fields["expert_tensor_parallel"] = server.layout.expert_tensor_parallel
+    return fields

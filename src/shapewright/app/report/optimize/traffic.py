@@ -47,7 +47,7 @@ _RUN_COLUMNS = (
     Column("prefix hits", lambda run: _unless_zero(run, "{prefix_hit_fraction}"), rank=6),
     Column("goodput/s", "{goodput_requests_per_s:amount}", rank=1),
     Column("tokens/s/GPU", "{tokens_per_s_per_device:,.0f}", rank=2),
-    Column("USD/1M tokens", "{usd_per_million_tokens:.4g}", rank=2),
+    Column("USD/1M tokens", "{usd_per_million_tokens:.4g}"),  # shown only where a price was given
 )
 _SERVER_COLUMNS = (
     Column("device", "{device}", is_text=True),
