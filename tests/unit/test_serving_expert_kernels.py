@@ -29,8 +29,10 @@ def test_experts_with_server_kernels() -> None:
 def test_a_plan_takes_the_kernel_of_experts() -> None:
     """The option reaches every pass of a plan and its JSON."""
     wanted = {"formats": [], "workload": {"dtype": "fp8"}, "layout": {"tensor_parallel": 1}}
-    measured = plan("mixtral-8x7b", **wanted)
-    own = plan("mixtral-8x7b", **wanted | {"workload": {"dtype": "fp8", "expert_kernel": "as-16-bit"}})
+    own, measured = (
+        plan("mixtral-8x7b", **wanted | {"workload": {"dtype": "fp8", "expert_kernel": kernel}})
+        for kernel in ("as-16-bit", "measured")
+    )
 
     fast, slow = own.best(), measured.best()
     assert fast is not None

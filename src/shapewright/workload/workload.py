@@ -87,7 +87,7 @@ class Workload:
     expert_kernel: str = doc_field(
         "expert kernels in 8 or 4 bits in inference: measured: as fast as the measured kernel of the serving library; "
         "as-16-bit: at the efficiency of its 16-bit kernels if the measured one reaches less than half of their "
-        "bandwidth (always in training; default for fp8 checkpoints with block scales)",
+        "bandwidth (always in training; default for fp8 checkpoints with block scales and in plans of serving)",
         default="measured",
         choices=EXPERT_KERNELS,
     )

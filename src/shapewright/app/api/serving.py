@@ -124,8 +124,9 @@ def build_served(
 ) -> Scenario:
     """Build the scenario of a served model; the workload sets its formats, kinds of kernels and images alone.
 
-    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. A named
-    server has expert kernels of its own, whose differences from the 16-bit kernels of the records are fitted.
+    On a device that cannot multiply fp4, that format means stored weights (MXFP4) under 16-bit activations. Servers
+    run other expert kernels than the slow one that was measured for fp8 on Hopper (FlashInfer's CUTLASS): those of a
+    named server are fitted as differences from the 16-bit kernels of the records.
     """
     from shapewright.optimize.serving.request import is_stored_only, wide_dtype
 
@@ -146,7 +147,7 @@ def build_served(
         remarks += (Note(words, "server-elsewhere", "server"),)
     parts["workload"] = {**served, "phase": "prefill", **({"seq_len": new_len} if served.get("images") else {})}
     scenario = build_scenario(source, **parts)
-    if server != CURRENT_SERVER and scenario.config.is_moe and served.get("expert_kernel") is None:
+    if scenario.config.is_moe and served.get("expert_kernel") is None:
         scenario = scenario.replace(expert_kernel="as-16-bit")
     return scenario.replace(remarks=(*scenario.remarks, *remarks)) if remarks else scenario
 

@@ -163,7 +163,8 @@ def simulate_traffic(config: str | None, device: str, *, as_json: bool, html: st
     devices = [named_device(name) for name in names]
     output = traffic_output(serve_traffic(config, device=devices[0], devices=devices[1:], **given))
     print_output(output, print_traffic, as_json=as_json, html=html, page=traffic_page)
-    set_next("serve-plan {serving_job} --format {engine}", _launched_fields(output, dict(zip(names, devices, strict=True))))
+    launched = _launched_fields(output, dict(zip(names, devices, strict=True)))
+    set_next("serve-plan {serving_job} --format {engine}", launched)
     return 0 if output.keeps_limits else 1
 
 
