@@ -297,3 +297,12 @@ def test_advice_names_flags(command: str, advice: str, capsys: pytest.CaptureFix
     """What to change is named as one types it."""
     _, out, err = run(command.split(), capsys)
     assert advice in out + err
+
+
+@pytest.mark.parametrize("command", ["check", "predict", "search"])
+def test_devices_of_a_layout_are_given_by_its_degrees(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--gpus, which plans take, names the degrees and the command that chooses them."""
+    code, _, err = run([command, "llama-3-8b", "--device", "h100-sxm-80gb", "--gpus", "32"], capsys)
+
+    assert code == 2
+    assert "give the degrees of a layout, such as --dp 8 --tp 4; 'plan' chooses them" in err

@@ -163,6 +163,8 @@ def test_invalid_overrides(overrides: dict[str, Any], words: str) -> None:
         ("~nobody-of-this-name/model", "cannot read '~nobody-of-this-name/model'"),
         ("./nothing/here", "nothing at path"),
         ("nothing.json", "nothing at path"),
+        ("my_model.py", "'my_model.py' is Python: name what returns the module, as FILE.py:CALLABLE"),
+        ("my_model.py:build", "is a module of PyTorch, which 'predict', 'check', 'memory',"),
         ("../../etc/presets/gpt2", "nothing at path"),
     ],
 )

@@ -166,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _usage_words(error: click.ClickException) -> str:
     """Message of a click error in one line, with a pointer to the help."""
     words = plain_text(error.format_message()).rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--gpus":
+        words = "no option '--gpus' here: give the degrees of a layout, such as --dp 8 --tp 4; 'plan' chooses them"
     words = _cut(words, _MOST_CHARACTERS)
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
         return f"{words}; give a device or a device file ('shapewright devices' lists all), or set SHAPEWRIGHT_DEVICE"
