@@ -353,6 +353,14 @@ def test_devices_without_a_network_are_refused(capsys: pytest.CaptureFixture[str
     assert "set --network-gbit-per-s" in err
 
 
+def test_a_config_alone_has_the_size_and_its_design() -> None:
+    """Without a size and a budget the shapes have the size of the given model; tokens may be a whole float."""
+    found = design("gpt2", num_parameters=None, train_tokens=1e10)
+
+    assert found.baseline.config == read_model("gpt2").config
+    assert found.request.num_parameters == count_parameters(read_model("gpt2").config).total
+
+
 def test_given_fields_of_a_plan_stay() -> None:
     """Fields of the workload and the layout that a plan chooses keep their values where they are given."""
     found = design(workload={"seq_len": 1024, "micro_batch_size": 2}, layout={"tensor_parallel": 2}, top=2)

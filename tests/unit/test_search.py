@@ -320,6 +320,24 @@ def test_size_alone_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(shape["parameters"] == pytest.approx(3e9, rel=0.02) for shape in facts["candidates"])
 
 
+def test_a_family_with_another_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    """--params with --vocab-size scales a public model of that vocabulary; fewer than all sizes need no whole model."""
+    words = ["--params", "1.5b", "--vocab-size", "100352", "--device", "h200-sxm-141gb", "--vary", "ffn", "--json"]
+    code, out, _ = run(words, capsys)
+    baseline = json.loads(out)["baseline"]
+
+    assert code == 0
+    assert (baseline["config"]["model_type"], baseline["config"]["vocab_size"]) == ("llama", 100352)
+    assert baseline["parameters"] == pytest.approx(1.5e9, rel=0.02)
+
+
+def test_a_size_may_be_a_whole_float() -> None:
+    """1e8 parameters are as many as 100000000."""
+    one, other = (api_search("gpt2", device="l40s", num_parameters=size, vary=["ffn"]) for size in (1e8, 100_000_000))
+
+    assert one.baseline.config == other.baseline.config
+
+
 def test_latency_is_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     """--objective decode-latency decodes, and compares steps."""
     words = ["llama-3.2-1b", "--device", "l40s", "--objective", "decode-latency", "--context-len", "4000", "--json"]

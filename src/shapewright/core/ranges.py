@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from typing import Any
 
 from shapewright.core.errors import ShapewrightError, short_repr
 from shapewright.core.texts import Text
@@ -26,6 +27,15 @@ def read_integer(text: str) -> int | None:
     if len(digits) > _MOST_DIGITS or not digits.removeprefix("-").isdecimal() or not digits.isascii():
         return None
     return int(digits)
+
+
+def whole_number(value: Any) -> Any:
+    """Return a float that is a whole number, as 1.5e9 is, as an integer, and other values as they are.
+
+    >>> whole_number(1.5e9), whole_number(1.5), whole_number(None)
+    (1500000000, 1.5, None)
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_integer(

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, ShapewrightError, WorkloadError
-from shapewright.core.ranges import check_integer
+from shapewright.core.ranges import check_integer, whole_number
 from shapewright.core.texts import with_fields
+from shapewright.models.parameters import count_parameters
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario, find_device
 from shapewright.prediction.scenario import Scenario
 
@@ -53,8 +55,8 @@ def design(
     """Design a model and its training run: shape, layout, micro-batch, recomputation and schedule together.
 
     Size and tokens are given, or chosen for a budget: without ``num_parameters`` the size of the lowest loss, without
-    ``train_tokens`` as many as the budget pays for. Fields that plans choose keep their values where ``workload`` or
-    ``layout`` gives them; those of a Scenario do not.
+    ``train_tokens`` as many as the budget pays for. Without a size and a budget, the size is that of ``config``. Fields
+    that plans choose keep their values where ``workload`` or ``layout`` gives them; those of a Scenario do not.
 
     Args:
         config: Model or Scenario whose shape is scaled, see ScenarioLike; None for a public model of ``family``.
@@ -89,16 +91,22 @@ def design(
     from shapewright.optimize.design.request import DesignRequest, budget_device_hours
     from shapewright.workload.recompute import CORE
 
+    source = config.model if isinstance(config, Scenario) else config
+    overrides = dict(parts.pop("overrides", None) or {})
+    if tokenizer_vocab is not None:
+        overrides["vocab_size"] = check_integer("tokenizer_vocab", tokenizer_vocab, 2, error=ConfigError)
+    budget = budget_device_hours(num_devices, hours=hours, gpu_hours=gpu_hours, usd=usd, usd_per_hour=usd_per_hour)
+    num_parameters = whole_number(num_parameters)
+    if num_parameters is None and source is not None and budget is None:
+        num_parameters = count_parameters(read_model(source, overrides).config).total
     given, layout = given_fields(parts.get("workload")), given_fields(parts.pop("layout", None))
     keep_shape, keep_plan = _split_kept(keep or {}, given, layout)
     expressible, limits = _keep_expressible(keep_plan, formats, given.get("recompute_modules") or CORE)
     request = DesignRequest(
         num_devices=num_devices,
         num_parameters=num_parameters,
-        train_tokens=train_tokens,
-        budget_device_hours=budget_device_hours(
-            num_devices, hours=hours, gpu_hours=gpu_hours, usd=usd, usd_per_hour=usd_per_hour
-        ),
+        train_tokens=whole_number(train_tokens),
+        budget_device_hours=budget,
         usd_per_hour=usd_per_hour,
         keep_plan=expressible,
         keep_shape=keep_shape,
@@ -108,10 +116,6 @@ def design(
         straggler_factor=straggler_factor,
         top=top,
     )
-    overrides = dict(parts.pop("overrides", None) or {})
-    if tokenizer_vocab is not None:
-        overrides["vocab_size"] = check_integer("tokenizer_vocab", tokenizer_vocab, 2, error=ConfigError)
-    source = config.model if isinstance(config, Scenario) else config
     device = parts.get("device") or (config.device if isinstance(config, Scenario) else None)
     degree = 1 if device is None else min(_MOST_TENSOR_PARALLEL, find_device(device).node_size)
     seq_len = given.get("seq_len")
@@ -193,7 +197,6 @@ def _family(
     The tensor degree divides its heads, so that plans can split them. A model of a family has the context window of
     its first training.
     """
-    from shapewright.models.read import read_model
     from shapewright.models.write import without_position_scaling
     from shapewright.optimize.search.baseline import family_models, scale_model, scale_nearest
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.core.notes import Note
+from shapewright.core.ranges import whole_number
 from shapewright.core.texts import with_fields
-from shapewright.models.read import read_model
+from shapewright.models.read import REQUIRED_FIELDS, read_model
 from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split, find_ignored_modules
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.workload import RECOMPUTE_MODES
@@ -90,6 +91,7 @@ def search(
     from shapewright.optimize.search.runners import runner_of
     from shapewright.optimize.search.search import search_shapes
 
+    num_parameters = whole_number(num_parameters)
     request = SearchRequest(
         vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,
         keep=keep or {},
@@ -200,10 +202,12 @@ def _baseline(
     """The model that shapes are compared with: the given one, scaled to a given size, or a public one of that size."""
     from shapewright.optimize.search.baseline import scale_model, usual_model
 
-    if config is None and not overrides:
+    given = overrides or {}
+    is_scaled = family is not None or num_parameters is not None
+    if config is None and (not given or (is_scaled and any(given.get(name) is None for name in REQUIRED_FIELDS))):
         if num_parameters is None:
             raise ConfigError("nothing to search: give a model, or a number of parameters, such as 3b")
-        return usual_model(num_parameters, family or "llama", tensor_parallel)
+        return usual_model(num_parameters, family or "llama", tensor_parallel, overrides=overrides)
     if family is not None:
         raise ConfigError("family has no effect with a model; omit one of them")
     model = read_model(config, overrides)

@@ -69,7 +69,7 @@ Examples:
     "num_parameters",
     type=count_of("parameters"),
     metavar="N",
-    help="parameters, such as 3b (default: for the budget)",
+    help="parameters, such as 3b (default: for the budget, or those of CONFIG)",
 )
 @click.option(
     "--train-tokens", type=count_of("tokens"), metavar="N", help="tokens, such as 300b (default: for the budget)"
