@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -75,3 +76,12 @@ def test_what_is_not_known_is_named(text: str, named: set[str]) -> None:
 def test_substitution_is_that_of_the_shell(text: str, arguments: dict[str, Any]) -> None:
     """Values are those that the shell would give, in the order of the script."""
     assert arguments_of(read_script(text).commands[-1]) == arguments
+
+
+@pytest.mark.parametrize("line", ["a" * 60_000 + "(" + "b" * 60_000, "A" * 60_000 + "=(" + "b" * 60_000 + ")"])
+def test_long_words_are_read_at_once(line: str) -> None:
+    """A word of 120 kB with a bracket took 98 s, as the whole word was matched again for each character."""
+    before_s = time.process_time()
+    read_script(f"run {MODEL}\n{line}")
+
+    assert time.process_time() - before_s < 2.0

@@ -133,7 +133,9 @@ def _tokens(text: str) -> Iterator[str]:
     place, word, brackets, is_start = 0, "", 0, True
     while place < len(text):
         at, double = text[place], text[place : place + 2]
-        in_array = brackets > 0 and _is_array(word)
+        in_array = brackets > 0 and bool(is_array)
+    # Found out once for each word, at its first bracket: a look at the whole word for each of its characters took minutes.
+    is_array: bool | None = None
         if at == "#" and (word[-1:] in ("", "(") or (in_array and word[-1] in " \t\n")):
             place = _find(text, "\n", place, missing=len(text))
             continue
@@ -150,22 +152,19 @@ def _tokens(text: str) -> Iterator[str]:
         if is_end:
             yield from filter(None, (word, operator))
             is_start = bool(operator) or (is_start and not word)
-            word, brackets = "", 0
+            word, brackets, is_array = "", 0, None
             place += length
             continue
         end = _end_of(text, place)
         word += text[place:end]
         brackets += (at == "(") - (at == ")")
         is_start, place = False, end
-    if brackets > 0 and _is_array(word):
+    if brackets > 0 and is_array:
         raise ConfigError("the arguments cannot be read: a bracket is not closed; check the brackets of the file")
+        if at == "(" and is_array is None:
+            is_array = _ASSIGNMENT.fullmatch(word) is not None
     if word:
         yield word
-
-
-def _is_array(word: str) -> bool:
-    found = _ASSIGNMENT.match(word)
-    return found is not None and word.startswith("(", found.end())
 
 
 def _find(text: str, wanted: str, start: int, *, missing: int | None = None) -> int:
