@@ -41,13 +41,33 @@ def test_arguments_in_variables_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "for TP in 4 8; do",
+        "((TP*=2))",
+        "(( TP++ ))",
+        "let TP=4",
+        "read -r TP <<< 4",
+        "while read TP; do",
+        "unset TP",
+        "printf -v TP %d 8",
+    ],
+)
+def test_variables_that_a_command_sets_are_named(command: str) -> None:
+    """A value is not taken in silence where a loop, arithmetic or a builtin sets the variable again before its use."""
+    found = parse_job(f"TP=2\nPP=2\n{command}\nrun {MODEL} --tensor-model-parallel-size $TP --bf16 --seed $PP")
+
+    assert set(found.unread) == {"seed", "$TP (set again, by what is not run)"}
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         (f"run {MODEL} --bf16 $MORE_ARGS", {"$MORE_ARGS"}),
         (f'run {MODEL} --bf16 --seed 1 "$@" $(cat args)', {"seed", "$@", "$(cat)"}),
         (f"run {MODEL} --bf16 --save $FOLDER", {"save=$FOLDER"}),
         (f'OPTIONAL="--seed 1"\nrun {MODEL} --bf16', {"$OPTIONAL (not used)"}),
-        (f"TP=2\n[ $1 ] && TP=4\nrun {MODEL} --bf16 --seed $TP", {"seed", "$TP (set again under a condition)"}),
+        (f"TP=2\n[ $1 ] && TP=4\nrun {MODEL} --bf16 --seed $TP", {"seed", "$TP (set again, by what is not run)"}),
         (f"run {MODEL} --bf16\nrun {MODEL} --fp16", {"(another training command)"}),
     ],
 )

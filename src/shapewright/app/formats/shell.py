@@ -33,6 +33,9 @@ _CLOSING = ("fi", "esac", "done")
 _BEFORE_COMMANDS = ("then", "do", "else", "{")
 _BEFORE_ASSIGNMENTS = ("export", "local", "readonly", "declare", "typeset", "env", "-x", "-a", "-r", "-i")
 _OPERATORS = ("\n", ";", "&&", "||", "|", "&")
+# Commands that set variables to what only a run of the script knows.
+_SETTERS = ("for", "select", "read", "let", "unset", "getopts", "mapfile", "readarray", "printf")
+_SET_BY_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))")
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Script:
         commands: Words of each command; variables that are not known keep their ``$``.
         variables: Values that the script sets, those of arrays joined by spaces.
         used: Names of variables that a command or another variable refers to.
-        set_again: Names of variables with a known value that a condition may change.
+        set_again: Names of variables with a known value that a condition, a loop or a command may change.
     """
 
     commands: list[list[str]] = field(default_factory=list)
@@ -60,7 +63,7 @@ class Script:
 
     def open_questions(self) -> tuple[str, ...]:
         """Names of variables whose values may be others than those taken, with the reason."""
-        again = [f"${name} (set again under a condition)" for name in self.set_again & self.used]
+        again = [f"${name} (set again, by what is not run)" for name in self.set_again & self.used]
         return (*sorted(again), *(f"${name} (not used)" for name in self.unused))
 
 
@@ -131,11 +134,11 @@ def _tokens(text: str) -> Iterator[str]:
     """Words as they are written, and operators; an array is one word, ``NAME=(...)``."""
     is_list = bool(re.match(r"(?:\s|#[^\n]*\n)*--?[A-Za-z]", text))  # arguments alone, over any number of lines
     place, word, brackets, is_start = 0, "", 0, True
+    # Found out once for each word, at its first bracket: a look at the whole word for each of its characters took minutes.
+    is_array: bool | None = None
     while place < len(text):
         at, double = text[place], text[place : place + 2]
         in_array = brackets > 0 and bool(is_array)
-    # Found out once for each word, at its first bracket: a look at the whole word for each of its characters took minutes.
-    is_array: bool | None = None
         if at == "#" and (word[-1:] in ("", "(") or (in_array and word[-1] in " \t\n")):
             place = _find(text, "\n", place, missing=len(text))
             continue
@@ -145,6 +148,8 @@ def _tokens(text: str) -> Iterator[str]:
         elif at in ";&|" and not in_array and not (at == "&" and (word[-1:] in ("<", ">") or double == "&>")):
             length = 2 if double in ("&&", "||", ";;") else 1
             is_end, operator = True, double if double in _OPERATORS else at
+        elif double == "((" and not word and is_start and not is_list:  # arithmetic, as let has it
+            is_end, word, length = True, "let", 2
         elif at == "(" and not word and is_start and not is_list:  # a subshell
             is_end = True
         elif at == ")" and not brackets and not is_list:  # its end, or the pattern of a case
@@ -156,13 +161,13 @@ def _tokens(text: str) -> Iterator[str]:
             place += length
             continue
         end = _end_of(text, place)
+        if at == "(" and is_array is None:
+            is_array = _ASSIGNMENT.fullmatch(word) is not None
         word += text[place:end]
         brackets += (at == "(") - (at == ")")
         is_start, place = False, end
     if brackets > 0 and is_array:
         raise ConfigError("the arguments cannot be read: a bracket is not closed; check the brackets of the file")
-        if at == "(" and is_array is None:
-            is_array = _ASSIGNMENT.fullmatch(word) is not None
     if word:
         yield word
 
@@ -207,12 +212,28 @@ def _run(script: Script, words: list[str], *, is_certain: bool) -> None:
     if words and words[0] in _BEFORE_ASSIGNMENTS:
         while words and words[0] in _BEFORE_ASSIGNMENTS:
             words = words[1:]
+    script.set_again |= _set_by(words) & script.variables.keys()
     while words and (found := _ASSIGNMENT.match(words[0])):
         _assign(script, found, words[0][found.end() :], is_certain=is_certain)
         words = words[1:]
     expanded = list(_expanded(script, words))
     if expanded:
         script.commands.append(expanded)
+
+
+def _set_by(words: list[str]) -> set[str]:
+    """Names of the variables that a command sets.
+
+    >>> sorted(_set_by(["while", "read", "-r", "TP", "PP"])), _set_by(["let", "TP*=2", "N == 3"])
+    (['-r', 'PP', 'TP'], {'TP'})
+    """
+    place = next((place for place, word in enumerate(words[:3]) if word in _SETTERS), len(words))
+    kind, rest = words[place : place + 1], words[place + 1 :]
+    if kind == ["let"]:
+        return set(_SET_BY_ARITHMETIC.findall(" ".join(rest)))
+    if kind == ["printf"]:
+        return set(rest[1:2]) if rest[:1] == ["-v"] else set()
+    return set(rest[:1] if kind in (["for"], ["select"]) else rest)
 
 
 def _assign(script: Script, found: re.Match[str], raw: str, *, is_certain: bool) -> None:
