@@ -245,6 +245,40 @@ def test_unread_keys_are_named() -> None:
     assert {"out_dir", "wandb_log"} <= set(parse_job(NANOGPT).unread)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["n_layer: int = 24\nn_embd = 1024", "n_layer, n_embd = 24, 1024", "n_layer = depth = 24\nn_embd = 1024"],
+)
+def test_any_literal_assignment_of_nanogpt_is_read(text: str) -> None:
+    """Assignments with a type, of tuples and of several names set sizes; the defaults were taken in their place."""
+    found = parse_job(f"n_head = 16\n{text}\nblock_size = 512")
+
+    assert [found.fields[name] for name in ("num_layers", "num_heads", "hidden_size")] == [24, 16, 1024]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("n_layer *= 2", "n_layer"),
+        ("if True:\n    n_embd = 1600", "n_embd"),
+        ("n_embd = 64 * n_head", "n_embd"),
+        ("for n_layer in (24, 48):\n    pass", "n_layer"),
+        ("n_head, batch_size = sizes()", "n_head"),
+    ],
+)
+def test_sizes_of_nanogpt_that_need_a_run_are_refused(line: str, name: str) -> None:
+    """A size that a condition, loop or expression sets is an error, not the default or an earlier value in silence."""
+    with pytest.raises(ConfigError, match=rf"{name} is set by a statement that is not run \(line 3\)"):
+        parse_job(f"n_layer = 12\nn_head = 12\n{line}")
+
+
+def test_what_may_set_names_of_nanogpt_is_named() -> None:
+    """Other names that are set by what is not run, and functions that may set any name, are listed as unread."""
+    text = "n_layer = 12\ngradient_accumulation_steps //= 2\nexec(open('configurator.py').read())"
+
+    assert set(parse_job(text).unread) == {"gradient_accumulation_steps", "exec(...)"}
+
+
 def test_flavors_are_data(tmp_path: Path) -> None:
     """A flavor of torchtitan is found in its file, which is never run; a missing one is an error with those there."""
     (tmp_path / "flavors.py").write_text(TITAN_FLAVORS, encoding="utf-8")

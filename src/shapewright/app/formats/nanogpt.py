@@ -6,6 +6,8 @@ Source: train.py and model.py of karpathy/nanoGPT, master of 2024 and 2025.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.formats.output_format import (
@@ -42,6 +44,9 @@ _RUN = {
 }
 _SIZES = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size"}
 _DEFAULTS = {"n_layer": 12, "n_head": 12, "n_embd": 768}
+_MUST_BE_LITERAL = frozenset((*_SIZES, "block_size", "vocab_size", "batch_size"))
+# Functions that may set any name.
+_SETTERS = frozenset(("exec", "eval", "globals", "locals", "vars", "setattr"))
 # Weights that init_from names; they set all sizes but the context, which may be cut.
 _PRETRAINED = {
     "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
@@ -127,15 +132,7 @@ def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> lis
 
 def read_nanogpt(text: str) -> Reading:
     """Read a config file of nanoGPT, on top of the defaults of train.py."""
-    assignments: dict[str, Any] = {}
-    unread = []
-    for statement in parse_python(text).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            name = statement.targets[0].id
-            try:
-                assignments[name] = literal(statement.value)
-            except (ValueError, TypeError, RecursionError):
-                unread.append(name)
+    assignments, unread = _read_assignments(parse_python(text))
     values = Values(_with_pretrained(assignments))
     has_bias = values.flag("bias")
     dropout = values.number("dropout", default=0.0)
@@ -170,6 +167,44 @@ def read_nanogpt(text: str) -> Reading:
         },
         unread=tuple(sorted((*unread, *values.unread()))),
     )
+
+
+def _read_assignments(module: ast.Module) -> tuple[dict[str, Any], list[str]]:
+    """Values of names that are set to literals, and what else may set a name, which is not run.
+
+    Raises:
+        ConfigError: a size of the model is set by something that is not run.
+    """
+    found: dict[str, Any] = {}
+    unread: dict[str, None] = {}
+    for statement in module.body:
+        values = dict(_literals(statement))
+        found |= values
+        for node in ast.walk(statement):
+            name = node.id if isinstance(node, ast.Name) else ""
+            if name in _MUST_BE_LITERAL and isinstance(node.ctx, ast.Store) and name not in values:  # type: ignore[attr-defined]
+                raise ConfigError(
+                    f"{name} is set by a statement that is not run (line {statement.lineno}); write its value into the "
+                    f"file, as in {name} = {_DEFAULTS.get(name, 1024)}"
+                )
+            if name in _SETTERS or (name not in values and isinstance(getattr(node, "ctx", None), ast.Store) and name):
+                unread[f"{name}(...)" if name in _SETTERS else name] = None
+    return found, list(unread)
+
+
+def _literals(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
+    """Names that an assignment sets, with their values; none of those whose value is no literal."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    if isinstance(statement, ast.Assign):
+        pairs = [(target, statement.value) for target in statement.targets]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        pairs = [(statement.target, statement.value)]
+    for target, value in pairs:
+        whole = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+        for each, its in zip(target.elts, value.elts, strict=True) if whole else ((target, value),):  # type: ignore[attr-defined]
+            if isinstance(each, ast.Name):
+                with suppress(ValueError, TypeError, RecursionError):
+                    yield each.id, literal(its)
 
 
 def _with_pretrained(assignments: dict[str, Any]) -> dict[str, Any]:

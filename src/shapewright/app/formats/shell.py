@@ -134,7 +134,7 @@ def _tokens(text: str) -> Iterator[str]:
     """Words as they are written, and operators; an array is one word, ``NAME=(...)``."""
     is_list = bool(re.match(r"(?:\s|#[^\n]*\n)*--?[A-Za-z]", text))  # arguments alone, over any number of lines
     place, word, brackets, is_start = 0, "", 0, True
-    # Found out once for each word, at its first bracket: a look at the whole word for each of its characters took minutes.
+    # Found out once, at the first bracket of a word: a look at a whole long word for each character took minutes.
     is_array: bool | None = None
     while place < len(text):
         at, double = text[place], text[place : place + 2]
