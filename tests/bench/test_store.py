@@ -160,6 +160,18 @@ def test_two_writers_share_a_store(tmp_path: Path) -> None:
         assert sorted(row.m or 0 for row in first.rows()) == [1, 2, 3]
 
 
+LARGE = "hex(zeroblob(300000000))"  # 600 MB for each row
+PROGRAMS = {
+    "generated": f"state_before TEXT GENERATED ALWAYS AS ({LARGE})",
+    "generated-short": f"state_before TEXT aS\n({LARGE})",
+    "check": f"state_before TEXT CHECK (length({LARGE}) > 0)",
+    "default": f"state_before TEXT, more TEXT DEFAULT ({LARGE})",
+    "index": f"CREATE INDEX i ON measurements (length({LARGE}))",
+    "partial": f"CREATE INDEX i ON measurements (m) WHERE length({LARGE}) > 0",
+}
+"""Expressions of SQL that are computed where rows are read, written or verified."""
+
+
 def spoil(path: Path, how: str) -> None:
     """Create a file that is not a usable store."""
     if how in ("newer", "older"):
@@ -184,6 +196,18 @@ def spoil(path: Path, how: str) -> None:
             else f"CREATE VIEW v AS {endless}"
         )
         connection.close()
+    elif how in PROGRAMS:
+        Store(path).close()
+        with closing(sqlite3.connect(path)) as connection, connection:
+            statement, (table,) = (
+                PROGRAMS[how],
+                connection.execute("SELECT sql FROM sqlite_master WHERE name = 'measurements'").fetchone(),
+            )
+            if statement.startswith("CREATE INDEX"):
+                connection.execute(statement)
+            else:
+                connection.execute("DROP TABLE measurements")
+                connection.execute(table.replace("state_before TEXT NOT NULL", statement))
     elif how == "folder":
         path.mkdir()
 
@@ -197,6 +221,7 @@ def spoil(path: Path, how: str) -> None:
         ("foreign", "not a store of measurements"),
         ("trigger", "not a store of measurements"),
         ("view", "not a store of measurements"),
+        *((how, "not a store of measurements") for how in PROGRAMS),
         ("folder", "unable to open"),
     ],
 )
