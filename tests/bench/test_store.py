@@ -237,6 +237,39 @@ def test_bad_stores_are_rejected_and_not_modified(how: str, words: str, tmp_path
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
+def test_a_store_named_as_one_in_memory_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite keeps ``:memory:`` nowhere: what was measured would be lost when the command ends."""
+    monkeypatch.chdir(tmp_path)
+    with Store(":memory:") as store:
+        store.add_run(RUN)
+        store.add(make_row())
+
+    with Store(":memory:", read_only=True) as store:
+        assert store.rows() == [make_row()]
+
+
+def test_a_link_finds_the_log_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that cannot be written, rows in the log of a store are read through a link as well."""
+    (tmp_path / "link").symlink_to("s.sqlite")
+    with open_store(tmp_path) as writer:
+        writer.add(make_row())
+        monkeypatch.setattr("os.access", lambda *_: False)
+        with Store(tmp_path / "link", read_only=True) as store:
+            assert store.rows() == [make_row()]
+
+
+def test_indices_of_columns_are_no_programs(tmp_path: Path) -> None:
+    """An index that a user adds on columns, or statistics of ANALYZE, leave a store as it is."""
+    with open_store(tmp_path) as store:
+        store.add(make_row())
+    with closing(sqlite3.connect(tmp_path / "s.sqlite")) as connection, connection:
+        connection.execute('CREATE UNIQUE INDEX "by name" ON measurements (name COLLATE NOCASE, "key" DESC)')
+        connection.execute("ANALYZE")
+
+    with Store(tmp_path / "s.sqlite") as store:
+        assert store.rows() == [make_row()]
+
+
 def fill(store: Store) -> None:
     """Add rows until an error occurs."""
     for m in range(1, 10_000):

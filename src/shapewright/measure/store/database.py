@@ -118,7 +118,8 @@ class Store:
             raise StoreError(f"no store at {self.path}; give a file that 'shapewright bench' has written")
         try:
             self._connection = sqlite3.connect(
-                _read_only_uri(self.path) if read_only else str(self.path),
+                # With its folder: a store named ":memory:" would be kept nowhere.
+                _read_only_uri(self.path) if read_only else os.path.join(os.curdir, self.path),  # noqa: PTH118
                 timeout=_BUSY_TIMEOUT_S,
                 isolation_level=None,
                 uri=read_only,
@@ -137,7 +138,7 @@ class Store:
         # Checked before anything is written, so that other SQLite files are never modified; in one transaction, since
         # another process may be creating the same store.
         execute("BEGIN")
-        kinds = dict(execute("SELECT name, type FROM sqlite_master WHERE type <> 'index'"))
+        found = execute("SELECT name, type, coalesce(sql, '') FROM sqlite_master").fetchall()
         version = self._version()
         execute("COMMIT")
         tables = {name for name, kind, _ in found if kind == "table"}
@@ -378,10 +379,11 @@ def require_writable(path: str | Path) -> None:
 
 def _read_only_uri(path: Path) -> str:
     """URI that opens a file read-only, and as immutable if its folder is not writable."""
-    uri = f"{path.resolve().as_uri()}?mode=ro"
-    log = path.with_name(f"{path.name}-wal")
+    file = path.resolve()  # SQLite keeps the log beside the file that a link leads to
+    uri = f"{file.as_uri()}?mode=ro"
+    log = file.with_name(f"{file.name}-wal")
     has_log = log.is_file() and log.stat().st_size > 0
-    return uri if has_log or os.access(path.resolve().parent, os.W_OK) else f"{uri}&immutable=1"
+    return uri if has_log or os.access(file.parent, os.W_OK) else f"{uri}&immutable=1"
 
 
 def _encode(name: str, value: Any) -> Any:
