@@ -24,7 +24,7 @@ from shapewright.measure.bench.device.backend import Backend
 from shapewright.measure.bench.device.open_device import open_backend
 from shapewright.measure.bench.measuring import measure_case
 from shapewright.measure.bench.run import make_run
-from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
+from shapewright.measure.bench.suites.registry import choose_dtypes, get_suite, make_suite
 from shapewright.measure.bench.worker import Worker, WorkerOptions
 from shapewright.measure.store.record import FAILED, OK, Case, Row
 
@@ -97,7 +97,7 @@ def one_of_each(suite: str, dtypes: tuple[str, ...]) -> list[Case]:
 def test_all_kinds_of_cases_are_measured(suite: str, gpu: Backend) -> None:
     """Each of these cases is correct and replayed from a graph; training steps are timed eagerly."""
     gpu.broken_captures.clear()
-    cases = one_of_each(suite, default_dtypes(suite, gpu.dtypes, cpu=False))
+    cases = one_of_each(suite, choose_dtypes(get_suite(suite).default_dtypes, gpu.dtypes, cpu=False))
     rows = [measured(case, gpu) for case in cases]
     bad = [f"{row.kind} {row.name} {row.variant} {row.dtype} {row.layout} {row.status} {row.error}" for row in rows
            if row.status != OK and not any(words in row.error for words in UNSUPPORTED)]  # fmt: skip

@@ -15,9 +15,9 @@ from shapewright.measure.bench.suites.registry import (
     CALIBRATION,
     COLLECTIVES,
     MAMF,
+    SUITES,
     coarse_first,
     make_suite,
-    suite_names,
 )
 from shapewright.measure.store.record import Case
 
@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES, CALIBRATION, "compiled"}))
+@pytest.mark.parametrize("name", sorted(set(SUITES) - {MAMF, COLLECTIVES, CALIBRATION, "compiled"}))
 def test_suites_contain_distinct_cases(name: str, small: bool) -> None:
     """Cases of a suite are distinct, and their order depends on the seed only."""
     cases = make_suite(name, ("bf16",), small=small, seed=1)

@@ -20,7 +20,7 @@ from shapewright.core.errors import BenchError
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes
-from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
+from shapewright.measure.bench.suites.registry import choose_dtypes, get_suite, make_suite
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case
 from shapewright.models.transformer import TransformerConfig
@@ -149,9 +149,8 @@ def test_unsupported_models_become_failed_rows(backend: Backend) -> None:
 def test_dtypes_of_suites() -> None:
     """The alignment suite covers all formats, in sizes that 8-bit GEMMs support; other suites cover one or two."""
     device = ("fp32", "fp16", "tf32", "bf16", "int8", "fp8")
-    assert default_dtypes("alignment", device, cpu=False) == device
-    assert default_dtypes("layer", device, cpu=False) == ("bf16",)
-    assert default_dtypes("paper", device, cpu=False) == ("bf16", "fp16")
+    for suite, dtypes in (("alignment", device), ("layer", ("bf16",)), ("paper", ("bf16", "fp16"))):
+        assert choose_dtypes(get_suite(suite).default_dtypes, device, cpu=False) == dtypes
     for dtype, step in (("fp8", 16), ("int8", 8)):
         operations = [case.operation for case in make_suite("alignment", (dtype,), small=False, seed=0)]
         assert len(operations) > 80

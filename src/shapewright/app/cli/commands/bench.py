@@ -171,10 +171,10 @@ def _read_suites(suite: str | None, shapes_from: str | None, given: Mapping[str,
         UsageError: neither or both are given, or an option without effect on a suite.
         BenchError: there is no such suite.
     """
-    from shapewright.measure.bench.suites.registry import get_suite, suite_names
+    from shapewright.measure.bench.suites.registry import SUITES, get_suite
 
     if (suite is None) == (shapes_from is None):
-        raise click.UsageError(f"give one suite ({', '.join(suite_names())}), or --shapes-from CONFIG instead of it")
+        raise click.UsageError(f"give one suite ({', '.join(SUITES)}), or --shapes-from CONFIG instead of it")
     suites = tuple(word.strip() for word in suite.split(",")) if suite else ()
     for name in suites:
         get_suite(name)

@@ -55,12 +55,12 @@ def command(what: str, output: str, store_path: str, device_name: str, dtype: st
     """
     from shapewright.app.figures.registry import FIGURE_NAMES, draw_figure
     from shapewright.core.errors import close_names
-    from shapewright.measure.bench.suites.registry import suite_names
+    from shapewright.measure.bench.suites.registry import SUITES
 
     ending = Path(output).suffix.lower()
     if ending not in _ENDINGS:
         raise click.UsageError(f"-o {output!r} must end in one of {', '.join(_ENDINGS)}")
-    known = (*FIGURE_NAMES, *(name for name in suite_names() if name not in FIGURE_NAMES))
+    known = (*FIGURE_NAMES, *(name for name in SUITES if name not in FIGURE_NAMES))
     if what not in known:
         hint = close_names(what, known)
         raise click.UsageError(

@@ -86,11 +86,6 @@ SUITES: Mapping[str, Suite] = {
 }
 
 
-def suite_names() -> tuple[str, ...]:
-    """Names of all suites."""
-    return tuple(SUITES)
-
-
 def get_suite(name: str) -> Suite:
     """Look up a suite by its name.
 
@@ -117,16 +112,11 @@ def choose_dtypes(preferred: tuple[str, ...] | None, device_dtypes: Sequence[str
     return tuple(dtype for dtype in preferred if dtype in device_dtypes) or tuple(device_dtypes[:1])
 
 
-def default_dtypes(suite: str, device_dtypes: Sequence[str], *, cpu: bool) -> tuple[str, ...]:
-    """Element formats in which a suite is measured by default."""
-    return choose_dtypes(get_suite(suite).default_dtypes, device_dtypes, cpu=cpu)
-
-
 def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> list[Case]:
     """List the cases of a suite in the order of measurement.
 
     Args:
-        name: One of suite_names(), other than MAMF, COLLECTIVES and CALIBRATION.
+        name: A key of SUITES, other than MAMF, COLLECTIVES and CALIBRATION.
         small: Whether to scale the sweeps down to shapes that a few CPU cores can measure.
         seed: Seed of the shuffle within blocks.
 
