@@ -11,6 +11,7 @@ from judging import ALL_LIMITS, measured_file
 from shapewright.hardware.loader import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.kernels import KernelGroup
+from shapewright.measure.accuracy.tables.registry import KERNEL_TABLES
 from shapewright.pricing.kernels.price import kernel_rates
 
 pytest.importorskip("scipy", reason="refits need the fit extra")
@@ -18,7 +19,7 @@ pytest.importorskip("scipy", reason="refits need the fit extra")
 from shapewright.measure.refit import kernels
 
 LIMITS = ALL_LIMITS["kernels"]
-TABLES = {table.name: table for table in kernels.TABLES}
+TABLES = {table.name: table for table in KERNEL_TABLES}
 # One device and every fourth kernel tell the numbers of large tables as well, and are quicker.
 ONE_DEVICE = {
     "attention_encoder": "h100_sxm",

@@ -37,17 +37,6 @@ def test_steps_take_their_options(step: Step) -> None:
     assert set(step.options) <= set(OPTIONS)
 
 
-def test_kernels_names_all_tables_that_it_reads() -> None:
-    """A folder without one of them is refused before the first fit, and --list names each record."""
-    for package in ("pandas", "pyarrow", "scipy", "lightgbm"):
-        pytest.importorskip(package, reason="refits need the fit extra")
-    from shapewright.measure.refit.kernels import TABLES
-
-    (step,) = find_steps(["kernels"])
-
-    assert {name.partition(".")[0] for name in step.tables} == {table.name for table in TABLES}
-
-
 def test_software_names_all_tables_that_it_reads() -> None:
     """Without the table of the Gemstones models, their generation would keep its record from before, silently."""
     for package in ("pandas", "pyarrow", "scipy", "lightgbm"):

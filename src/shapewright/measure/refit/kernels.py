@@ -18,9 +18,9 @@ import numpy as np
 from shapewright.core.records import dataclass
 from shapewright.hardware.loader import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.accuracy.tables.attention import ENCODER, LATENT, LINEAR, SPARSE, TRAINING
-from shapewright.measure.accuracy.tables.communication import ALL_REDUCE, EXCHANGE
-from shapewright.measure.accuracy.tables.kernels import FUSED, NORMS, QUANTIZE, KernelGroup, KernelTable
+from shapewright.measure.accuracy.tables.attention import TRAINING
+from shapewright.measure.accuracy.tables.kernels import FUSED, NORMS, KernelGroup, KernelTable
+from shapewright.measure.accuracy.tables.registry import KERNEL_TABLES
 from shapewright.measure.fit.shared import (
     Array,
     error_summary,
@@ -337,12 +337,11 @@ def _gap_error(excess: Array, everywhere: Array, rows: KernelRows) -> float:
 # Source and licence of tables, if not SOURCE.
 _CUDNN, _LIGER = "NVIDIA/cudnn-frontend @3929da2, MIT", "linkedin/Liger-Kernel @ead96b6, BSD-2-Clause"
 SOURCES = {TRAINING.name: _CUDNN, NORMS.name: _CUDNN, FUSED.name: _LIGER}
-TABLES = (TRAINING, ENCODER, LATENT, NORMS, FUSED, QUANTIZE, LINEAR, SPARSE, ALL_REDUCE, EXCHANGE)
 
 
 def refit(data: Path, kinds: Sequence[str] = ()) -> None:
     """Fit every record of these kinds, or of all."""
-    for table in TABLES:
+    for table in KERNEL_TABLES:
         if not kinds or table.name in kinds:
             columns = table.label_sizes(read_columns(data / table.file_name, table.columns, Counter()))
             for (name,), rows in columns.groups("device"):

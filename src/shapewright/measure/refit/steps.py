@@ -7,6 +7,7 @@ from importlib import import_module
 
 from shapewright.core.errors import CalibrationError
 from shapewright.core.records import dataclass
+from shapewright.measure.accuracy.tables.registry import KERNEL_TABLES
 
 PACKAGE = "shapewright.measure.refit"
 
@@ -45,11 +46,6 @@ class Step:
 
 _PAPER_TABLES = ("paper_gemm.csv", "paper_layers.csv")
 _ATTENTION_TABLES = ("attention_prefill.parquet", "attention_decode.parquet")
-_KERNEL_TABLES = (
-    "attention_training.csv", "attention_encoder.parquet", "mla.parquet", "norms.csv", "fused_ops.csv",
-    "quantize.parquet", "linear_attention.parquet", "sparse_attention.parquet", "collectives_more.parquet",
-    "expert_exchange.parquet",
-)  # fmt: skip
 
 STEPS: tuple[Step, ...] = (
     Step("gemm", "gemm.physics:refit", ("gemm.parquet", *_PAPER_TABLES), "gemm/*.json",
@@ -88,8 +84,8 @@ STEPS: tuple[Step, ...] = (
     Step("pointwise-fp32-intervals", "pointwise_fp32:refit_intervals", ("pointwise_fp32.parquet",),
          "intervals/pointwise-fp32.json", reason="prices each device of pointwise-fp32 with the record of another"),
     Step("collectives", "collectives:refit", ("collectives.parquet",), "collectives/*.json"),
-    Step("kernels", "kernels:refit", _KERNEL_TABLES,
-         ", ".join(f"{name.partition('.')[0]}/*" for name in _KERNEL_TABLES), options=("kind",),
+    Step("kernels", "kernels:refit", tuple(table.file_name for table in KERNEL_TABLES),
+         ", ".join(f"{table.name}/*" for table in KERNEL_TABLES), options=("kind",),
          replaces_record=True),
     Step("tuned-experts", "experts.tuned_shapes:refit", (), "tuned_experts.json",
          reason="before moe, when a serving library was released; DIR holds its packages", on_request=True),

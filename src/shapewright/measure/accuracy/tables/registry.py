@@ -50,6 +50,8 @@ class Table(NamedTuple):
     price: Callable[[Columns, Context], Iterator[Chunk]]
 
 
+KERNEL_TABLES = (*attention.KERNEL_TABLES, *kernels.KERNEL_TABLES, *communication.KERNEL_TABLES)
+"""Tables of kernels that are priced by their work."""
 _NAMED = (
     Table("gemm.parquet", gemm.FORMAT, gemm.price),
     Table("gemm_amd.parquet", gemm.AMD_FORMAT, gemm.price_amd),
@@ -84,11 +86,7 @@ _NAMED = (
     Table("serving_throughput.csv", serving_rows.FORMAT, serving_table.price),
     Table("serving_static.csv", serving_rows.STATIC_FORMAT, serving_table.price_static),
     Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, partial(training.price, table="training_mlperf")),
-    *(
-        Table(table.file_name, table.columns, table.price)
-        for module in (attention, kernels, communication)
-        for table in module.KERNEL_TABLES
-    ),
+    *(Table(table.file_name, table.columns, table.price) for table in KERNEL_TABLES),
 )
 TABLES: Mapping[str, Table] = {Path(table.file_name).stem: table for table in _NAMED}
 
