@@ -50,6 +50,11 @@ def fold_of_rows(*columns: Sequence[object]) -> Int[np.ndarray, " rows"]:
     return np.array([known.setdefault(key, fold_of(*key)) for key in zip(*columns, strict=True)])
 
 
+def half_of_rows(*columns: Sequence[object]) -> Int[np.ndarray, " rows"]:
+    """Return 0 or 1 for each row by its whole shape, independent of the folds."""
+    return fold_of_rows(["half"] * len(columns[0]), *columns) % 2
+
+
 def split_by_shape(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split rows into fitted and held-out ones by whole (n, k), so that no held-out row has a fitted neighbor."""
     shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)
@@ -241,7 +246,7 @@ def crossed_coverage(
         shapes: Columns that identify the shape of a row; each half has whole shapes.
         coverage: As for interval_of.
     """
-    half = fold_of_rows(["half"] * len(predicted), *shapes) % 2 == 0  # other folds than those held out
+    half = half_of_rows(*shapes) == 0
     if half.all() or not half.any():
         return None
     shares = [

@@ -27,6 +27,7 @@ from shapewright.measure.fit.shared import (
     fit_log_times,
     fold_of_rows,
     interval_of,
+    mean_error,
     upper_quantile,
 )
 from shapewright.measure.refit.record_files import SAME_CHIP, SOURCE, command, record_path, write_record
@@ -212,7 +213,7 @@ def fit_kernel(
     if not known.any():  # too few rows to leave any out
         rows = KernelRows(measured, fitted_s, unseen[()], doublings[()], folds, names)
         return KernelFit(weights, (), None, rows, {"fit": error_summary(fitted_s, measured)})
-    errors = {axes: float(np.mean(np.abs(times[known] / measured[known] - 1.0))) for axes, times in unseen.items()}
+    errors = {axes: mean_error(times[known], measured[known]) for axes, times in unseen.items()}
     ratio = RECURRING_RATIO if shapes_recur else WORTHWHILE_RATIO
     best = min(choices, key=lambda axes: errors[axes], default=())
     best = best if errors[best] < ratio * errors[()] else ()
@@ -220,7 +221,7 @@ def fit_kernel(
         parts, _ = _folds([sequences])
         unseen_parts, doublings_parts = _leave_out(work, measured, parts, choices)
         in_parts = ~np.isnan(unseen_parts[()])
-        off = {axes: np.abs(times / measured - 1.0)[in_parts].mean() for axes, times in unseen_parts.items()}
+        off = {axes: mean_error(times[in_parts], measured[in_parts]) for axes, times in unseen_parts.items()}
         best = next((axes for axes in choices if off[axes] < ratio * off[()]), ())
         if best:
             known, folds, unseen, doublings = in_parts, parts, unseen_parts, doublings_parts

@@ -21,6 +21,7 @@ from shapewright.measure.fit.shared import (
     fit_log_times,
     fold_of_rows,
     interval_of,
+    mean_error,
     predict_in_turn,
     round_numbers,
 )
@@ -289,11 +290,6 @@ def predict_held_out(kernel: Kernel, rows: pd.DataFrame, fit: Fit) -> Array:
     return predict_in_turn(layout_folds(rows), predict_fold)
 
 
-def error_of(predicted: Array, rows: pd.DataFrame) -> float:
-    """Return the mean of |predicted / measured - 1|."""
-    return float(np.mean(np.abs(predicted / rows.latency_s.to_numpy() - 1.0)))
-
-
 def calibrate_family(
     device: Device, source: Source, phase: str, rows: pd.DataFrame, known: Mapping[str, float] | None = None
 ) -> dict[int, Any]:
@@ -323,7 +319,8 @@ def calibrate_family(
             for_head_dim = family.for_head_dim(device, width, common, num_layouts)
             own = for_head_dim.choose(part)
             own_predicted = predict_held_out(for_head_dim, part, own)
-            if error_of(own_predicted, part) < WORTHWHILE_RATIO * error_of(predicted, part):
+            measured = part.latency_s.to_numpy()
+            if mean_error(own_predicted, measured) < WORTHWHILE_RATIO * mean_error(predicted, measured):
                 kernel, fit, predicted = for_head_dim, own, own_predicted
         parameters = kernel.parameters(fit)
         if phase == "prefill":

@@ -29,12 +29,12 @@ from shapewright.measure.fit.shared import (
     error_summary,
     fold_of_rows,
     interval_of,
+    mean_error,
     predict_in_turn,
 )
 from shapewright.measure.refit.attention.kernel_fit import (
     AIMED_COVERAGE,
     Source,
-    error_of,
     layout_folds,
     shape_from_rows,
 )
@@ -256,16 +256,16 @@ class Learner:
         families = sorted(rows.family.unique())
         for (family, width), index in train.groupby(["family", "head_dim"]).indices.items():
             part, name = train.iloc[index], f"{origin}/{family}_{width}/{phase}"
-            own_physics_s = physics_s[~held_out][index]
-            if error_of(left_out_s[index], part) > WORTHWHILE_RATIO * error_of(own_physics_s, part):
+            own_physics_s, measured = physics_s[~held_out][index], part.latency_s.to_numpy()
+            if mean_error(left_out_s[index], measured) > WORTHWHILE_RATIO * mean_error(own_physics_s, measured):
                 print(self.alias, name, "gets no table", flush=True)
                 continue
             ours = ((rows.family == family) & (rows.head_dim == width)).to_numpy()
             table = tabulate(trees, rows[ours], self.knots[phase], physics, families.index(family))
             for window, steps in zip(table.windows, table.log_steps, strict=True):
                 self.tables[name, int(window)] = steps
-            self.intervals[name] = interval_of(left_out_s[index], part.latency_s.to_numpy(), AIMED_COVERAGE)
-            self.reports[name] = {"left_out": error_summary(left_out_s[index], part.latency_s.to_numpy())}
+            self.intervals[name] = interval_of(left_out_s[index], measured, AIMED_COVERAGE)
+            self.reports[name] = {"left_out": error_summary(left_out_s[index], measured)}
             judged = rows[held_out & ours]
             if len(judged):
                 corrected_s = correct(table, judged, source, float(width), physics_s[held_out & ours])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shapewright.hardware.device import Device
 from shapewright.hardware.loader import load_device
 from shapewright.measure.accuracy.tables.moe import block_of, unlisted_s
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, error_summary, interval_of, predict_in_turn
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, error_summary, interval_of, mean_error, predict_in_turn
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table
 from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
@@ -191,7 +191,7 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
             for feature_set in FEATURE_SETS
             for share in SHARES
         }
-        feature_set, share = min(tried, key=lambda each: float(np.abs(tried[each] / train.measured - 1.0).mean()))
+        feature_set, share = min(tried, key=lambda each: mean_error(tried[each], train.measured))
         left_out_s = tried[feature_set, share]
         report: dict[str, Any] = {
             "left_out": error_summary(left_out_s, train.measured),

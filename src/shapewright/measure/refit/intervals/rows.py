@@ -6,7 +6,7 @@ The splits into fitted and held-out rows are those of the refits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from shapewright.measure.accuracy.tables.paper_layers import (
     price_block,
 )
 from shapewright.measure.accuracy.tables.registry import TABLES
-from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, fold_of, fold_of_rows, split_by_shape
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, NUM_FOLDS, Array, fold_of_rows, half_of_rows, split_by_shape
 from shapewright.measure.refit.gemm.rows import PAPER, SOURCES, layer_rows, paper_rows
 from shapewright.pricing.calibration.records import load_record
 
@@ -122,12 +122,6 @@ def is_new(name: str, columns: Columns) -> NDArray[np.bool_]:
     return np.asarray(folds == HELD_OUT_FOLD)
 
 
-def halves(keys: Sequence[tuple[object, ...]]) -> np.ndarray:
-    """Return 0 or 1 for each row by its whole shape, independent of the folds."""
-    known: dict[tuple[object, ...], int] = {}
-    return np.array([known.setdefault(key, fold_of("half", *key) % 2) for key in keys])
-
-
 def held_out_rows(folder: Path, name: str) -> Columns:
     """Return the held-out rows of a table."""
     columns = read_table(folder, name)
@@ -136,7 +130,7 @@ def held_out_rows(folder: Path, name: str) -> Columns:
 
 def seen_and_halves(name: str, columns: Columns) -> list[tuple[np.ndarray, dict[str, Any]]]:
     """Return masks and labels of the fitted rows, and of the held-out ones in two halves without a common shape."""
-    held_out, half = is_new(name, columns), halves(shapes_of(name, columns))
+    held_out, half = is_new(name, columns), half_of_rows(*zip(*shapes_of(name, columns), strict=True))
     parts = [(held_out & (half == side), {"is_held_out": True, "half": side}) for side in (0, 1)]
     return [(~held_out, {"is_held_out": False, "half": 0}), *parts]
 
