@@ -88,6 +88,11 @@ class Columns:
         labels = {name: column.take(index) for name, column in self.labels.items()}
         return Columns(np.arange(self.num_rows)[index].size, numbers, labels)
 
+    def row(self, place: int) -> tuple[dict[str, str], dict[str, float]]:
+        """Return labels and numbers of one row, by column."""
+        labels = {name: column[place] for name, column in self.labels.items()}
+        return labels, {name: float(column[place]) for name, column in self.numbers.items()}
+
     def groups(self, *names: str) -> Iterator[tuple[tuple[str, ...], Columns]]:
         """Yield the parts in which all the named labels are equal, with those labels."""
         for words, index in group_rows([self.labels[name] for name in names], self.num_rows):

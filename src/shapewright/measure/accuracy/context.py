@@ -255,6 +255,14 @@ class Context:
             self.note(f"{name!r} is read as {device.name}")
         return device if not self.devices or device.name in self.devices else None
 
+    def device_groups(self, columns: Columns, *by: str) -> Iterator[tuple[Device, tuple[str, ...], Columns]]:
+        """Yield rows of selected devices that share the labels ``by``, of which the first is the device."""
+        for words, rows in columns.groups(*by):
+            device = self.find_device(words[0], rows.num_rows)
+            if device is not None:
+                yield device, words, rows
+            self.advance(rows.num_rows)
+
     def price_groups(
         self, columns: Columns, by: tuple[str, ...], price: PriceGroup
     ) -> Iterator[tuple[Columns, Device, tuple[str, ...], Prices]]:

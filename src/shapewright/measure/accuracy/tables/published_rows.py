@@ -314,7 +314,7 @@ def read_row(rows: Columns, place: int, filled: Counter[str]) -> PublishedRow:
     Raises:
         UnusableRowError: it lacks a field, or is not pre-training.
     """
-    labels = {name: column[place] for name, column in rows.labels.items()}
+    labels, stated = rows.row(place)
     model, source = labels["model"], labels["source"]
     if "(SFT)" in source:
         raise UnusableRowError("fine-tuning on packed sequences")
@@ -322,7 +322,6 @@ def read_row(rows: Columns, place: int, filled: Counter[str]) -> PublishedRow:
         raise UnusableRowError("ZeRO-3 of 2021, whose communication took several times what its links allow")
     if source == _POWER_LIMITED:
         raise UnusableRowError("a power limit that is not stated")
-    stated = {name: float(column[place]) for name, column in rows.numbers.items()}
     numbers = fill_gaps(stated, model, source, filled)
     has_experts = numbers["moe"] > 0.0
     preset = preset_of(model) if has_experts else None

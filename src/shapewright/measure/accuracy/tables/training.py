@@ -101,10 +101,8 @@ def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = 
         has_experts: Whether models have experts; None for both kinds.
     """
     assumed: Counter[str] = Counter()
-    for (gpu,), rows in columns.groups("gpu"):
-        device = context.find_device(gpu, rows.num_rows)
-        for row in range(rows.num_rows if device else 0):
-            assert device is not None
+    for device, _, rows in context.device_groups(columns, "gpu"):
+        for row in range(rows.num_rows):
             try:
                 run = _read_run(rows, row, device, assumed)
             except ShapewrightError as error:
@@ -112,7 +110,6 @@ def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = 
             else:
                 if has_experts in (None, run.config.is_moe):
                     yield run
-        context.advance(rows.num_rows)
     if assumed:
         listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
         context.note(

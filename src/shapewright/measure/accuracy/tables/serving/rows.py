@@ -145,19 +145,14 @@ class ServedRow:
 def read_served(columns: Columns, context: Context) -> Iterator[ServedRow]:
     """Complete the rows of serving_throughput.csv; reasons for the others are counted in the context."""
     assumed: Counter[str] = Counter()
-    for (name,), rows in columns.groups("device"):
-        device = context.find_device(name, rows.num_rows)
-        repeated = _repeated_prompts(rows)
-        for place in range(rows.num_rows if device else 0):
-            assert device is not None
-            words = {key: column[place] for key, column in rows.labels.items()}
-            numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
-            numbers["repeated_prompts"] = repeated[place]
+    for device, _, rows in context.device_groups(columns, "device"):
+        for place, repeated in enumerate(_repeated_prompts(rows)):
+            words, numbers = rows.row(place)
+            numbers["repeated_prompts"] = repeated
             try:
                 yield _read_row(words, numbers, context.with_pricing(device), assumed)
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
-        context.advance(rows.num_rows)
     if assumed:
         context.note(
             "serving_throughput: assumed: " + "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
@@ -190,7 +185,7 @@ def _read_row(words: Mapping[str, str], numbers: dict[str, float], device: Devic
     metric = words["metric"]
     if metric.startswith("production"):
         raise UnusableRowError(f"{metric}: input lengths and concurrency are not stated")
-    model = _read_model(words["model_id"])
+    model = read_model(preset_of(words["model_id"]))
     server = server_of(words["framework"], words["framework_version"])
     if steps := _STEPS.search(f"{words['framework_version']} {words['notes']}"):
         server = replace(server, scheduler_steps=int(steps.group(1)))
@@ -317,11 +312,16 @@ def read_formats(weights: str, cache: str, device: Device, server: Server) -> Se
     return ServingFormat(dtype, weight_dtype, kept)
 
 
-def _read_model(name: str) -> Model:
+def preset_of(name: str) -> str:
+    """Return the preset of a model that the tables name.
+
+    Raises:
+        UnusableRowError: there is none.
+    """
     preset = _PRESETS.get(name, name)
     if preset not in list_presets():
         raise UnusableRowError(f"no preset of {name!r}")
-    return read_model(preset)
+    return preset
 
 
 def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, assumed: Counter[str]) -> ParallelLayout:
@@ -330,7 +330,7 @@ def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, ass
     Devices beyond one instance hold further ones, which share the requests.
     """
     devices = round(numbers["num_gpus"])
-    stages = _count(numbers["pp"])
+    stages = degree_of(numbers["pp"])
     if np.isnan(numbers["tp"]):
         assumed["state no tensor parallelism: over all devices"] += 1
     tensor = devices // stages if np.isnan(numbers["tp"]) else round(numbers["tp"])
@@ -347,30 +347,28 @@ def _read_layout(model: Model, numbers: Mapping[str, float], server: Server, ass
     return ParallelLayout(tensor_parallel=tensor, pipeline_parallel=stages, **own)
 
 
-def _count(value: float) -> int:
+def degree_of(value: float) -> int:
+    """Return a parallel degree: 1 where none is stated."""
     return 1 if np.isnan(value) else round(value)
 
 
 def read_static(columns: Columns, context: Context) -> Iterator[ServedRow]:
     """Complete the rows of serving_static.csv; reasons for the others are counted in the context."""
     server = load_server(_STATIC_SERVER)
-    for (name, model_id, power), rows in columns.groups("device", "model", "power_capped"):
-        device = context.find_device(name, rows.num_rows)
-        if device and power == "1":
+    for device, (_, model_id, power), rows in context.device_groups(columns, "device", "model", "power_capped"):
+        if power == "1":
             context.skipped["a power cap is not modelled"] += rows.num_rows
-        for place in range(rows.num_rows if device and power != "1" else 0):
-            assert device is not None
-            numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
+        for place in range(rows.num_rows if power != "1" else 0):
+            words, numbers = rows.row(place)
             try:
-                formats = read_formats(rows.labels["weight_dtype"][place], "", device, server)
+                formats = read_formats(words["weight_dtype"], "", device, server)
                 layout = ParallelLayout(tensor_parallel=round(numbers["tp"]))
                 lengths = (round(numbers["input_len"]), round(numbers["output_len"]))
-                own = context.with_pricing(device)
-                instance = make_instance(_read_model(model_id), own, layout, formats, server, *lengths)
+                model, own = read_model(preset_of(model_id)), context.with_pricing(device)
+                instance = make_instance(model, own, layout, formats, server, *lengths)
                 load = static_batch(instance, round(numbers["batch_size"]))
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
                 continue
             names = {"e2e_s": "e2e_time_s", "ttft_s": "prompt_time_s", "tpot_s": "token_time_s"}
             yield ServedRow(server, instance, load, "", {key: numbers[column] for key, column in names.items()})
-        context.advance(rows.num_rows)

@@ -17,7 +17,7 @@ from shapewright.core.errors import MeasuredFileError, ShapewrightError
 from shapewright.measure.accuracy.chunk import Chunk, Prices
 from shapewright.measure.accuracy.measured_files import Format, read_columns
 from shapewright.measure.accuracy.tables.published_rows import UnusableRowError
-from shapewright.models.read import list_presets
+from shapewright.measure.accuracy.tables.serving.rows import degree_of, preset_of
 from shapewright.optimize.serving.point import Instance
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest
 from shapewright.optimize.serving.traffic.candidates import pass_interval
@@ -50,8 +50,6 @@ _REQUEST_FORMAT = Format(
     optional=("queued_s",),
 )
 _QUANTITIES = ("time_per_token", "first_token_p90", "latency", "tokens_per_s")
-_PRESETS = {"llama3-8b": "llama-3.1-8b", "llama3-70b": "llama-3.1-70b"}
-"""Presets of models that the table names otherwise."""
 
 
 class _RooflineServer(Server):
@@ -69,19 +67,15 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         MeasuredFileError: the log of requests is missing or malformed.
     """
     requests = _read_requests(context)
-    for (name,), rows in columns.groups("device"):
-        device = context.find_device(name, rows.num_rows)
-        for place in range(rows.num_rows if device else 0):
-            assert device is not None
-            words = {key: column[place] for key, column in rows.labels.items()}
-            numbers = {key: float(column[place]) for key, column in rows.numbers.items()}
+    for device, _, rows in context.device_groups(columns, "device"):
+        for place in range(rows.num_rows):
+            words, numbers = rows.row(place)
             try:
                 if words["run_id"] not in requests:
                     raise UnusableRowError(f"{REQUESTS} has no requests of the run")
                 yield from _price_run(words, numbers, requests[words["run_id"]], context.with_pricing(device))
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
-        context.advance(rows.num_rows)
 
 
 def _read_requests(context: Context) -> dict[str, Columns]:
@@ -158,7 +152,7 @@ def _simulate(instance: Instance, numbers: Mapping[str, float], traffic: Traffic
         num_replicas=replicas,
     )
     priced = price_table(instance, max_sequences=max_sequences, max_tokens=max_tokens, longest_len=traffic.longest_len)
-    num_streams = 1 if replicas > 1 else _count(numbers["dp"])
+    num_streams = 1 if replicas > 1 else degree_of(numbers["dp"])
     unit = SimulatedUnit(Streams(priced.table, limits, num_streams))
     found = []
     for factor in (1.0, *pass_interval(server, priced, is_moe=instance.scenario.config.is_moe)):
@@ -176,12 +170,9 @@ def _make_instance(
     Raises:
         UnusableRowError: the model or its format is not known.
     """
-    name = _PRESETS.get(words["model"], words["model"])
-    if name not in list_presets():
-        raise UnusableRowError(f"no preset of {name!r}")
     weights = words["weight_dtype"] or "bf16"
     workload = {"phase": "prefill", "dtype": weights if weights in ("bf16", "fp16", "fp8") else "bf16"}
-    scenario = build_scenario(name, device, workload={**workload, "expert_kernel": "as-16-bit"})
+    scenario = build_scenario(preset_of(words["model"]), device, workload={**workload, "expert_kernel": "as-16-bit"})
     layout = _layout_of(scenario.model, numbers)
     dtype = scenario.workload.dtype
     formats = ServingFormat(dtype, weights, server.cache_dtype(dtype, weights))
@@ -197,7 +188,7 @@ def _make_instance(
 
 def _layout_of(model: Model, numbers: Mapping[str, float]) -> ParallelLayout:
     """Return the layout of an instance: replicas share experts, those of dense models are instances of their own."""
-    tensor, replicas, experts = (_count(numbers[name]) for name in ("tp", "dp", "ep"))
+    tensor, replicas, experts = (degree_of(numbers[name]) for name in ("tp", "dp", "ep"))
     if not model.config.is_moe or experts == 1:
         return ParallelLayout(tensor_parallel=tensor)
     whole = 1 if tensor > 1 else None
@@ -210,7 +201,3 @@ def _at_roofline(instance: Instance) -> Instance:
     """Return the instance with kernels at their roofline."""
     server = _RooflineServer(**{**vars(instance.request.server), "kernels": {"": KernelFit()}})
     return replace(instance, request=replace(instance.request, server=server))
-
-
-def _count(value: float) -> int:
-    return 1 if np.isnan(value) else round(value)
