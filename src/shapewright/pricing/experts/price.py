@@ -73,11 +73,7 @@ def price_grouped_gemm(
         UnknownRateError: the device has no rate for the dtype.
         CalibrationError: the record is malformed.
     """
-    record, uses_tile_rule = _record_of(operation, record)
-    pricing = prepare_gemm_pricing(
-        operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library
-    )
-    return price_shaped(*_flatten(operation, pricing, uses_tile_rule=uses_tile_rule), pricing)
+    return price_shaped(*_prepare(operation, device, record, hot_cache=hot_cache, library=library))
 
 
 def estimate_grouped_gemm_s(
@@ -92,11 +88,7 @@ def estimate_grouped_gemm_s(
 
     Equals the time_s of price_grouped_gemm with the same arguments.
     """
-    record, uses_tile_rule = _record_of(operation, record)
-    pricing = prepare_gemm_pricing(
-        operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library
-    )
-    return estimate_shaped_s(*_flatten(operation, pricing, uses_tile_rule=uses_tile_rule), pricing)
+    return estimate_shaped_s(*_prepare(operation, device, record, hot_cache=hot_cache, library=library))
 
 
 def price_grouped_gemms(
@@ -127,10 +119,8 @@ def describe_tiles(operation: GroupedGemm, device: Device, record: CalibrationRe
         operation: One layer; its sizes are ints.
         record: A record of kind ``moe``.
     """
-    own_record, uses_tile_rule = _record_of(operation, record)
-    pricing = prepare_gemm_pricing(operation.dtype, operation.weight_dtype, device, own_record)
-    rule = pricing.section and pricing.section.rule
-    choice = _flatten(operation, pricing, uses_tile_rule=uses_tile_rule)[1].choice
+    _, gemms, pricing = _prepare(operation, device, record)
+    rule, choice = pricing.section and pricing.section.rule, gemms.choice
     if not rule or choice is None:
         return ""
     shape = f"{operation.experts} experts of inner width {operation.inner} on {device.name}"
@@ -151,14 +141,20 @@ def _record_of(operation: GroupedGemm, record: CalibrationRecord) -> tuple[Calib
     return record, is_looked_up
 
 
-def _flatten(operation: GroupedGemm, pricing: GemmPricing, *, uses_tile_rule: bool) -> tuple[tuple[int, ...], Gemms]:
-    """Return the shape of the dims, and the GEMMs of an even split with their kernel choice."""
+def _prepare(
+    operation: GroupedGemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
+) -> tuple[tuple[int, ...], Gemms, GemmPricing]:
+    """Return the shape of the dims, the GEMMs of an even split with their kernel choice, and what prices them."""
+    own_record, uses_tile_rule = _record_of(operation, record)
+    pricing = prepare_gemm_pricing(
+        operation.dtype, operation.weight_dtype, device, own_record, hot_cache=hot_cache, library=library
+    )
     shape, gemms = flatten(split_evenly(operation))
-    if not uses_tile_rule:
-        return shape, gemms
-    sizes = (operation.tokens, operation.experts, operation.inner, operation.n, operation.k)
-    flat = (np.broadcast_to(np.asarray(size, dtype=float), shape).reshape(-1) for size in sizes)
-    return shape, gemms._replace(choice=_choose_kernels(pricing, *flat))
+    if uses_tile_rule:
+        sizes = (operation.tokens, operation.experts, operation.inner, operation.n, operation.k)
+        flat = (np.broadcast_to(np.asarray(size, dtype=float), shape).reshape(-1) for size in sizes)
+        gemms = gemms._replace(choice=_choose_kernels(pricing, *flat))
+    return shape, gemms, pricing
 
 
 def _choose_kernels(
