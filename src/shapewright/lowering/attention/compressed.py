@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.attention.core import Heads, fused_call, lower_unfused
+from shapewright.lowering.attention.core import Heads, fused_call, lower_unfused, write_cache
 from shapewright.lowering.builders import activation_gemm, as_chain, display_name, move, norm, pointwise, weight_gemm
 from shapewright.lowering.collectives import gather_tokens, reduce_tokens
 from shapewright.lowering.operations.sparse import SparseAttention
@@ -45,7 +45,8 @@ def lower_compressed(shard: Shard, kind: str, repeats: int) -> list[Operation]:
         operations.append(_compress(shard, "attention", layer.compressor, repeats))
     operations += _lower_indexer(shard, layer, repeats)
     if not shard.workload.is_training:
-        operations.append(_write_cache(shard, layer, repeats))
+        widths = [shard.config.head_dim, *(each.head_dim / each.ratio for each in layer.compressors)]
+        operations.append(write_cache(shard, sum(widths), repeats))
     operations += _lower_core(shard, layer, repeats)
     if shard.workload.attention == "unfused":
         merged = 1.0 * tokens * shard.num_heads * config.head_dim
@@ -181,15 +182,4 @@ def _sparse(
         selected=selected or config.index_topk,
         compress_ratio=1 if is_attention else config.sparse_compress_ratio,
         window=config.compressed_window if is_attention else 0,
-    )
-
-
-def _write_cache(shard: Shard, layer: CompressedAttention, repeats: int) -> Operation:
-    """Lower the copy of new keys and entries into the cache, in its format."""
-    widths = [shard.config.head_dim, *(each.head_dim / each.ratio for each in layer.compressors)]
-    elements = 1.0 * shard.num_tokens * sum(widths)
-    cache_dtype = get_dtype(shard.workload.kv_cache_dtype or shard.gemm_dtype)
-    written_bytes = elements * cache_dtype.num_bytes
-    return pointwise(
-        shard, "attention", "cache_write", "permute", repeats, read=elements, written=0.0, written_bytes=written_bytes
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.builders import activation_gemm, display_name, dropout, move, pointwise
 from shapewright.lowering.collectives import collective, exchange_keys_values
 from shapewright.lowering.operations.attention import Attention
@@ -31,6 +32,19 @@ class Heads(NamedTuple):
     head_dim: int
     v_head_dim: int
     values_in_keys: bool = False
+
+
+def write_cache(shard: Shard, width: float, repeats: int) -> Operation:
+    """Lower the copy of what new tokens add to the cache, in its format.
+
+    Args:
+        width: Elements of a token. [element]
+    """
+    elements = 1.0 * shard.num_tokens * width
+    written_bytes = elements * get_dtype(shard.workload.kv_cache_dtype or shard.gemm_dtype).num_bytes
+    return pointwise(
+        shard, "attention", "cache_write", "permute", repeats, read=elements, written=0.0, written_bytes=written_bytes
+    )
 
 
 def absorbs_latents(shard: Shard) -> bool:

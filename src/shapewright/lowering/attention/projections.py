@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.core.dtypes import get_dtype
-from shapewright.lowering.attention.core import absorbs_latents
+from shapewright.lowering.attention.core import absorbs_latents, write_cache
 from shapewright.lowering.builders import (
     activation,
     as_chain,
@@ -225,9 +224,4 @@ def _write_cache(shard: Shard, repeats: int) -> Operation:
         width = config.kv_lora_rank + config.qk_rope_head_dim + config.index_head_dim
     else:
         width = shard.num_kv_heads * (config.head_dim + config.v_head_dim)
-    elements = 1.0 * shard.num_tokens * width
-    cache_dtype = get_dtype(shard.workload.kv_cache_dtype or shard.gemm_dtype)
-    written_bytes = elements * cache_dtype.num_bytes
-    return pointwise(
-        shard, "attention", "cache_write", "permute", repeats, read=elements, written=0.0, written_bytes=written_bytes
-    )
+    return write_cache(shard, width, repeats)
