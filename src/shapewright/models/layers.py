@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     IntArray = NDArray[np.int64]
+
+Item = TypeVar("Item")
 
 ATTENTION = "attention"
 ATTENTION_AND_MAMBA2 = "attention+mamba2"
@@ -214,13 +216,28 @@ def count_unlike_layers(layers: IntArray) -> int:
     3
     """
     reverse = layers[::-1].tolist()
-    # Knuth, Morris and Pratt, from the last layer: a suffix of n layers has the period n minus its longest border.
-    borders = [0] * len(reverse)
-    fewest = len(reverse)
-    for index in range(1, len(reverse)):
+    # From the last layer: a suffix of n layers has the period n minus its longest border.
+    return len(reverse) - max(_longest_borders(reverse), default=0)
+
+
+def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return the shortest prefix that gives the sequence when repeated and truncated.
+
+    >>> shortest_period((4, 4, 0, 4, 4, 0, 4))
+    (4, 4, 0)
+    """
+    return tuple(items[: len(items) - _longest_borders(items)[-1]]) if items else ()
+
+
+def _longest_borders(items: Sequence[Any]) -> list[int]:
+    """Return for each prefix the length of its longest border: a start, shorter than it, that it ends with too.
+
+    Source: Knuth, Morris and Pratt, SIAM Journal on Computing 6(2), 1977.
+    """
+    borders = [0] * len(items)
+    for index in range(1, len(items)):
         border = borders[index - 1]
-        while border and reverse[index] != reverse[border]:
+        while border and items[index] != items[border]:
             border = borders[border - 1]
-        borders[index] = border + (reverse[index] == reverse[border])
-        fewest = min(fewest, len(reverse) - borders[index])
-    return fewest
+        borders[index] = border + (items[index] == items[border])
+    return borders

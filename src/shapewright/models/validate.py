@@ -6,7 +6,7 @@ The functions take any object with the fields of TransformerConfig, to avoid a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.fields import documented_fields
@@ -21,6 +21,7 @@ from shapewright.models.layers import (
     count_unlike_layers,
     mixers_of,
     number_layers,
+    shortest_period,
 )
 from shapewright.models.mixer_checks import check_mixers
 
@@ -51,7 +52,6 @@ _AT_LEAST_ONE = (
     "hidden_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings", "residual_streams",
 )  # fmt: skip
 
-Item = TypeVar("Item")
 
 
 def check_and_resolve(config: Any) -> dict[str, Any]:
@@ -117,24 +117,6 @@ def check_text(name: str, value: object) -> str:
             f"{name}={short_repr(value)} must be a text of at most {MAX_TEXT_LENGTH} printable characters"
         )
     return value
-
-
-def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Return the shortest prefix that gives the sequence when repeated and truncated.
-
-    >>> shortest_period((4, 4, 0, 4, 4, 0, 4))
-    (4, 4, 0)
-    """
-    if not items:
-        return ()
-    # Prefix function of Knuth, Morris and Pratt: the shortest period is the length minus the longest border.
-    borders = [0] * len(items)
-    for index in range(1, len(items)):
-        border = borders[index - 1]
-        while border and items[index] != items[border]:
-            border = borders[border - 1]
-        borders[index] = border + (items[index] == items[border])
-    return tuple(items[: len(items) - borders[-1]])
 
 
 def _layer_counts(name: str, value: object) -> tuple[int, ...]:

@@ -19,10 +19,10 @@ from shapewright.models.layers import (
     WINDOW_ATTENTION,
     LayerKind,
     mixers_of,
+    shortest_period,
 )
 from shapewright.models.read import Model
 from shapewright.models.transformer import TransformerConfig, with_changes
-from shapewright.models.validate import shortest_period
 
 _IGNORED_FIELDS = ("name", "model_type")
 # Fields that a config.json may leave to be derived from sizes, which a change can make underivable.

@@ -20,6 +20,7 @@ from shapewright.models.families.family import (
     Fields,
     note_left_out_mtp,
     require_known_types,
+    sliding_from,
     windows_from_layer_types,
 )
 from shapewright.models.families.moe import moe_layer_fields, sparse_layers
@@ -232,9 +233,7 @@ GLM4_MOE = Family(
 
 def _derive_dots1(values: ConfigValues) -> Fields:
     """Read experts and windows: layers from ``max_window_layers`` on slide, unless ``sliding_window`` is null."""
-    first = values.optional_count("max_window_layers")
-    num_layers = values.num_layers("num_hidden_layers")
-    default = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    default = sliding_from(values, values.optional_count("max_window_layers"))
     return {**_derive_experts(values), **windows_from_layer_types(values, default)}
 
 

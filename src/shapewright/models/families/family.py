@@ -105,6 +105,12 @@ def require_known_types(key: str, names: Sequence[Any], known: Container[str], s
             )
 
 
+def sliding_from(values: ConfigValues, first: int) -> list[str]:
+    """Return layer types with a sliding window in the layers from ``first`` on, and full attention before."""
+    num_layers = values.num_layers("num_hidden_layers")
+    return ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+
+
 def full_attention_every(values: ConfigValues, period: int) -> list[str]:
     """Return layer types with full attention in the last layer of every ``period``, and a sliding window in others."""
     num_layers = values.num_layers("num_hidden_layers")

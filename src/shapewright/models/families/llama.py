@@ -17,6 +17,7 @@ from shapewright.models.families.family import (
     Fields,
     full_attention_every,
     rotary_layer_flags,
+    sliding_from,
     window_on_every_layer,
     windows_from_layer_types,
 )
@@ -60,9 +61,7 @@ def _derive_qwen(values: ConfigValues) -> Fields:
     """Read the windows: layers from ``max_window_layers`` on slide if ``use_sliding_window`` is true."""
     if not values.flag("use_sliding_window"):
         return {}
-    first = values.optional_count("max_window_layers")
-    num_layers = values.num_layers("num_hidden_layers")
-    default = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    default = sliding_from(values, values.optional_count("max_window_layers"))
     return windows_from_layer_types(values, default)
 
 
