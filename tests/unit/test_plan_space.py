@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from shapewright.hardware.loader import load_device
+from shapewright.lowering.operations.collective import Collective
 from shapewright.models.transformer import TransformerConfig
 from shapewright.optimize.plan.findings import pareto_front, sort_plans
 from shapewright.optimize.plan.notes import describe_layout
 from shapewright.optimize.plan.request import PlanRequest
+from shapewright.optimize.plan.result import Breakdown, Difference, break_down, explain_difference
 from shapewright.optimize.plan.space import Schedule, Split, list_device_counts, list_schedules, list_splits
+from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
@@ -232,3 +235,45 @@ def test_a_plan_in_one_phrase() -> None:
     other = replace(every, sequence_parallel=False, expert_tensor_parallel=None, virtual_pipeline=1)
     words = describe_layout(replace(other, pipeline_schedule="gpipe"), plain)
     assert words == "tp 2, pp 3, dp 40, cp 6, ep 8, zero 1, no sp, gpipe, micro-batch 3"
+
+
+def test_the_difference_of_two_steps_by_hand() -> None:
+    """The bubble costs 3 s more and sends a second, GEMMs 2 s less; without a slower part it is memory."""
+    best, other = (
+        Breakdown({"GEMMs": 3.0, "bubble": 2.0}, {}),
+        Breakdown({"GEMMs": 1.0, "bubble": 5.0, "sends": 1.0}, {}),
+    )
+
+    assert explain_difference(best, other) == Difference("bubble", lost_s=3.0, gained_s=2.0, slower_by_s=2.0)
+    assert explain_difference(other, best) == Difference("GEMMs", lost_s=2.0, gained_s=4.0, slower_by_s=-2.0)
+    assert explain_difference(best, best) == Difference("memory", lost_s=0.0, gained_s=0.0, slower_by_s=0.0)
+    less = Breakdown({"GEMMs": 2.5, "bubble": 2.0}, {})
+    assert explain_difference(best, less) == Difference("memory", lost_s=0.0, gained_s=0.5, slower_by_s=-0.5)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tensor_parallel": 4, "data_parallel": 4}, {"pipeline_parallel": 2, "data_parallel": 8}]
+)
+def test_parts_of_a_step_hold_each_operation_once(layout: dict[str, int]) -> None:
+    """What is between nodes has ranks in several; exposed and hidden communication are all of it."""
+    job = {"global_batch_size": 64, "micro_batch_size": 1, "seq_len": 1024, "recompute": "full"}
+    prediction = build_scenario("llama-3.2-1b", H100, workload=job, layout=layout).predict()
+    found = break_down(prediction)
+    expected: dict[str, float] = {}
+    for entry in prediction.busiest_operations:
+        operation = entry.operation
+        name = "memory-bound operations"
+        if isinstance(operation, Collective):
+            name = f"{operation.axis} communication "
+            name += "between nodes" if operation.num_ranks > operation.ranks_per_node else "in node"
+        elif operation.pass_name in ("step", "recompute"):
+            name = {"step": "optimizer step", "recompute": "recomputation"}[operation.pass_name]
+        elif operation.kind in ("gemm", "attention"):
+            name = {"gemm": "GEMMs", "attention": "attention"}[operation.kind]
+        expected[name] = expected.get(name, 0.0) + float(entry.price.time_s) * int(operation.repeats)
+
+    for name, all_s in expected.items():
+        assert found.parts[name] + found.hidden.get(name, 0.0) == pytest.approx(all_s, rel=1e-9), name
+    assert set(found.parts) - set(expected) == ({"pipeline bubble"} if "pipeline_parallel" in layout else set())
+    assert list(found.parts.values()) == sorted(found.parts.values(), reverse=True)
+    assert sum(found.parts.values()) == pytest.approx(prediction.step_time_s)
