@@ -274,7 +274,9 @@ def _best_unit(choice: _Choice, decoder: Decoder) -> OperatingPoint | None:
             most = min(most, (limit - prefilling) // layout.num_devices)
         if most < 1:
             break
-        for num_decode in range(1, most + 1):
+        # Further ones wait for prompts; fewer may leave room for another unit.
+        balanced = int(num_prefill * load * prefill_rate / decode_rate) + 1
+        for num_decode in range(1, min(balanced, most) + 1):
             rate = min(num_prefill * load * prefill_rate, num_decode * decode_rate)
             devices = prefilling + num_decode * layout.num_devices
             total = rate / devices if limit is None else rate * (limit // devices)
