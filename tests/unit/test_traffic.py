@@ -12,6 +12,7 @@ import shapewright
 from served import make_instance
 from shapewright.core.errors import WorkloadError
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
+from shapewright.optimize.serving.pass_times import time_passes
 from shapewright.optimize.serving.point import waiting_s
 from shapewright.optimize.serving.request import ServingRequest
 from shapewright.optimize.serving.traffic.candidates import Scheduler, price_streams
@@ -19,8 +20,10 @@ from shapewright.optimize.serving.traffic.figures import find_largest_rate, simu
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
 from shapewright.optimize.serving.traffic.state import Limits
+from shapewright.optimize.serving.traffic.stream import pass_s
 from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
 from shapewright.prediction.composition.step import compose_passes
+from shapewright.pricing.servers import load_server
 from simulated import constant_streams, make_traffic, simulate
 
 
@@ -401,3 +404,34 @@ def test_the_largest_load_of_a_limit_that_only_a_lone_request_keeps() -> None:
 
     assert found == pytest.approx(-math.log(0.9) / 5, rel=0.15)
     assert none == 0.0
+
+
+@pytest.mark.parametrize("server", ["current", "vllm-0.6"])
+def test_passes_of_the_table_are_those_that_were_priced(server: str) -> None:
+    """On the grid of batches, contexts and chunks, and halfway between two contexts the mean of both.
+
+    A prompt pass of the grid has chunks that attend to a mean number of tokens; cores and the rest are added up.
+    """
+    request = ServingRequest(prompt_len=1000, output_len=10_000, server=load_server(server))
+    served = make_instance(request=request)
+    table = price_table(served, max_sequences=64, max_tokens=1024, longest_len=4096).table
+
+    def alone_s(*sizes: tuple[int, int]) -> list[float]:
+        passes = [served.passes.decode(batch, context, answer_len=min(10_000, 2 * context)) for batch, context in sizes]
+        return [each.step_s for each in time_passes(passes, served.scenario, request.server)]
+
+    grid = [(batch, context) for batch in (1, 3, 48, 64) for context in (16, 96, 1024, 4096)]
+    found = [pass_s(table, batch, batch * context, 0, 0.0) for batch, context in grid]
+    assert found == pytest.approx(alone_s(*grid), rel=1e-9)
+
+    # The cores of 3 sequences between contexts of 1,024 and 1,536, and of 5 sequences between 4 and 6.
+    near, far = (pass_s(table, 3, 3 * context, 0, 0.0) for context in (1024, 1536))
+    assert pass_s(table, 3, 3 * 1280, 0, 0.0) == pytest.approx(0.5 * (near + far))
+    four, five, six = (pass_s(table, batch, batch * 1024, 0, 0.0) for batch in (4, 5, 6))
+    assert four < five < six
+
+    (prompt,) = time_passes([served.passes.prefill(1, 512, 1024 - 256)], served.scenario, request.server)
+    assert pass_s(table, 0, 0, 512, 512 * 1024.0) == pytest.approx(prompt.step_s, rel=1e-9)
+    decode, prefill = served.passes.decode(64, 1024, answer_len=2048), served.passes.prefill(1, 512, 1024 - 256)
+    (both,) = time_passes([served.passes.mixed(decode, prefill)], served.scenario, request.server)
+    assert pass_s(table, 64, 64 * 1024, 512, 512 * 1024.0) == pytest.approx(both.step_s, rel=0.02)
