@@ -20,7 +20,7 @@ from shapewright.optimize.serving.traffic.figures import find_largest_rate, simu
 from shapewright.optimize.serving.traffic.pass_table import price_table
 from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic, read_lengths
 from shapewright.optimize.serving.traffic.state import Limits
-from shapewright.optimize.serving.traffic.stream import pass_s
+from shapewright.optimize.serving.traffic.stream import pass_s, replica_pass_s
 from shapewright.optimize.serving.traffic.unit import SimulatedUnit, Streams, simulate_unit
 from shapewright.prediction.composition.step import compose_passes
 from shapewright.pricing.servers import load_server
@@ -435,3 +435,49 @@ def test_passes_of_the_table_are_those_that_were_priced(server: str) -> None:
     decode, prefill = served.passes.decode(64, 1024, answer_len=2048), served.passes.prefill(1, 512, 1024 - 256)
     (both,) = time_passes([served.passes.mixed(decode, prefill)], served.scenario, request.server)
     assert pass_s(table, 64, 64 * 1024, 512, 512 * 1024.0) == pytest.approx(both.step_s, rel=0.02)
+
+
+def test_time_of_a_pass_by_hand() -> None:
+    """A sequence takes 1 s and a token of a pass with prompts 10 s; cores take 0.1 s a sequence at 100 tokens.
+
+    Sequences and prompt tokens are dealt to replicas, of which the one with most decides.
+    """
+    counts = np.arange(201)
+    cells, fractions = np.zeros(201, np.int64), counts / 100.0
+    table = constant_streams(longest_len=1).table._replace(
+        decode_s=1.0 * counts,
+        tokens_s=10.0 * counts,
+        decode_core_s=np.array([0.0, 0.1, 0.0, 0.2]),  # of one and two sequences at 0 and 100 tokens
+        prompt_core_s=np.array([0.0, 0.5, 0.0, 0.7]),  # of 10 and 20 tokens
+        batch_cell=cells,
+        batch_fraction=np.maximum(counts - 1.0, 0.0),
+        context_cell=cells,
+        context_fraction=fractions,
+        token_cell=cells,
+        token_fraction=(counts - 10.0) / 10.0,
+    )
+
+    assert pass_s(table, 1, 50, 0, 0.0) == pytest.approx(1.0 + 0.05)
+    assert pass_s(table, 2, 200, 0, 0.0) == pytest.approx(2.0 + 0.2)
+    assert pass_s(table, 0, 0, 10, 10 * 100.0) == pytest.approx(100.0 + 0.5)
+    assert pass_s(table, 2, 100, 15, 15 * 50.0) == pytest.approx(170.0 + 0.1 + 0.3)
+    # Without a graph the launches take longer; the host adds its time for a pass, a sequence and a prompt.
+    slow = table._replace(
+        most_graph_sequences=1,
+        decode_launch_s=5.0,
+        prefill_launch_s=200.0,
+        mixed_launch_s=300.0,
+        host_s=0.25,
+        host_per_sequence_s=0.125,
+        prefill_host_s=0.5,
+    )
+    assert pass_s(slow, 1, 0, 0, 0.0) == pytest.approx(1.0 + 0.25 + 0.125)
+    assert pass_s(slow, 2, 0, 0, 0.0) == pytest.approx(5.0 + 0.25 + 0.25)
+    assert pass_s(slow, 0, 0, 10, 0.0) == pytest.approx(200.0 + 0.25 + 0.125 + 0.5)
+    assert pass_s(slow, 2, 0, 10, 0.0) == pytest.approx(300.0 + 0.25 + 0.25 + 0.5)
+    # Seven sequences and 25 prompt tokens on three replicas: 3 and 9, unless one has a longer chunk.
+    flat = table._replace(decode_core_s=np.zeros(4), prompt_core_s=np.array([0.0, 1.0, 0.0, 1.0]))
+    assert replica_pass_s(flat, 3, 7, 700, 0, 0.0, 0) == pytest.approx(3.0)
+    assert replica_pass_s(flat, 3, 7, 700, 25, 25 * 50.0, 5) == pytest.approx(10.0 * (3 + 9) + 0.5)
+    assert replica_pass_s(flat, 3, 7, 700, 25, 25 * 50.0, 20) == pytest.approx(10.0 * (3 + 20) + 0.5)
+    assert replica_pass_s(flat, 3, 0, 0, 25, 25 * 50.0, 20) == pytest.approx(10.0 * 20 + 0.5)
