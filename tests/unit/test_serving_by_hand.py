@@ -9,7 +9,7 @@ import pytest
 from served import make_instance
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
-from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     Decoder,
     PrefillCandidate,
@@ -99,6 +99,26 @@ def test_continuous_batch_by_hand() -> None:
     assert point.requests_per_s == pytest.approx(10 / (100 * 0.026))
     assert point.tokens_per_s == pytest.approx(101 * 10 / (100 * 0.026))
     assert point.tpot.low_s < point.tpot.middle_s < point.tpot.high_s
+    # Of 26 ms, 20 are those of decode passes.
+    assert point.prompt_cost_fraction == pytest.approx(6 / 26)
+    assert (point.prefill_tokens, point.prefill_load_fraction) == (500, 0.2)
+
+
+def test_batches_are_limited_by_the_passes_that_prefill() -> None:
+    """Prompts of 4,000 tokens in eight passes to one, or 2 and 4 in a pass, in 100 passes of an answer: at most 0.8.
+
+    No more prompts share a pass than sequences decode.
+    """
+    request = ServingRequest(prompt_len=4000, output_len=101)
+    found: dict[tuple[int, int], list[int]] = {}
+    for each in aggregated_candidates(make_instance(request=request)):
+        prompts, num_passes = each.chunking.prompts, each.chunking.num_passes
+        assert each.load_fraction == pytest.approx(each.batch_size * num_passes / prompts / 100)
+        assert each.batch_size >= prompts
+        found.setdefault((prompts, num_passes), []).append(each.batch_size)
+
+    assert {key: max(sizes) for key, sizes in found.items() if key[0] == 1} == {(1, 8): 10, (1, 2): 40, (1, 1): 80}
+    assert set(found) == {(1, 8), (1, 2), (1, 1), (2, 1), (4, 1)}
 
 
 def test_speculation_by_hand() -> None:
