@@ -58,6 +58,35 @@ def test_simulated_length_with_a_slow_last_stage_is_the_formula(schedule: str, s
     assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=1e-12)
 
 
+@pytest.mark.parametrize(("stages", "passes"), [(2, 4), (4, 8), (4, 32), (8, 16)])
+@pytest.mark.parametrize("factor", [0.1, 0.4, 1.0, 3.5])
+def test_simulated_length_with_a_slow_first_stage_is_the_formula(stages: int, passes: int, factor: float) -> None:
+    """A slow first stage, such as one with a vision tower, fills a part of the bubble with its own passes.
+
+    Full recomputation: a backward pass of three times the forward pass.
+    """
+    layout = ParallelLayout(pipeline_parallel=stages)
+    times = PassTimes(1.0, 3.0, first_s=(1.0 * factor, 3.0 * factor))
+    sums = {"every": 4.0, "first": 4.0 * factor, "last": 0.0, "step": 0.0}
+    step_s, bubble_s = combine_stages({name: passes * each_s for name, each_s in sums.items()}, passes, layout)
+
+    assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=1e-12)
+    assert step_s == pytest.approx(passes * (4.0 + 4.0 * factor) + bubble_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("frozen_s", "last_s"), [((0.6, 0.0), (0.0, 0.0)), ((0.9, 1.8), (0.2, 0.4))])
+def test_slow_first_stages_of_other_shares_are_near_their_simulation(
+    frozen_s: tuple[float, float], last_s: tuple[float, float]
+) -> None:
+    """A frozen tower has no backward pass; with logits on the last stage both ends are slower than the middle."""
+    layout = ParallelLayout(pipeline_parallel=4)
+    times = PassTimes(1.0, 2.0, first_s=frozen_s, last_s=last_s)
+    sums = {"every": 3.0, "first": sum(frozen_s), "last": sum(last_s), "step": 0.0}
+    step_s, _ = combine_stages({name: 16 * each_s for name, each_s in sums.items()}, 16, layout)
+
+    assert max(each.end_s for each in simulate_pipeline(layout, 16, times)) == pytest.approx(step_s, rel=0.03)
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("first_s", [(0.0, 0.0), (5.0, 9.0)])  # a slow first stage keeps the others waiting
 def test_passes_hold_only_needed_fields(schedule: str, chunks: int, first_s: tuple[float, float]) -> None:

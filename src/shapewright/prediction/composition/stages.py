@@ -186,6 +186,10 @@ def lacking_share(config: TransformerConfig, workload: Workload, layout: Paralle
     return spare_layers(config, layout) / layers_per_stage(config, layout)
 
 
+_FORWARD_SHARES = (1 / 3, 1 / 4)
+"""Share of the forward pass in the time of a micro-batch: without recomputation, and with all of it run again."""
+
+
 def combine_stages(
     sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout, *, lacking: Numeric = 0.0
 ) -> tuple[Any, Any]:
@@ -215,11 +219,39 @@ def combine_stages(
     if layout.pipeline_parallel > 1 and layout.pipeline_schedule != "dualpipe":
         # The busiest stage waits until one micro-batch has passed the other end of the model, too.
         bubble_s = bubble_s + minimum(sums["first"], sums["last"]) / passes
+    if layout.pipeline_parallel > 1 and layout.pipeline_schedule == "1f1b" and layout.virtual_pipeline == 1:
+        bubble_s = bubble_s - _saved_by_slow_first(sums, passes, layout.pipeline_parallel)
     step_s = sums["every"]
     for part_s in (ends_s, bubble_s, sums["step"], step_ends_s):
         if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays
             step_s = step_s + part_s
     return step_s, bubble_s
+
+
+def _saved_by_slow_first(sums: Mapping[str, Numeric], passes: Count, num_stages: int) -> Any:
+    """Return how much sooner than by the usual bubble 1F1B ends if its first stage is slower than the last. [s]
+
+    With T the time of a micro-batch on a middle stage, e and l what it takes longer on the first and on the last, the
+    first stage waits twice: for its first backward pass, while it runs p - 1 further forward passes, and for its last
+    one, while it runs p - 1 further backward passes. The longer its own passes, the more of the wait they fill:
+
+        waits = max(0, (p - 1) ((1 - f) T - f e) + l) + max(0, (p - 1) (f T - (1 - f) e) + l)
+
+    with the share f of T and e that is forward. The step is m (T + e) and the waits, but at least m passes of the last
+    stage with one through all the others.
+
+    Assumes: of _FORWARD_SHARES the one with longer waits; others make no difference where both waits are above 0. With
+        fewer than p micro-batches nothing is saved.
+    """
+    layer_s, first_s, last_s = (sums[name] / passes for name in ("every", "first", "last"))
+    further = num_stages - 1
+    waits_s: Any = 0.0
+    for share in _FORWARD_SHARES:
+        start_s = further * ((1.0 - share) * layer_s - share * first_s) + last_s
+        end_s = further * (share * layer_s - (1.0 - share) * first_s) + last_s
+        waits_s = maximum(waits_s, maximum(start_s, 0.0) + maximum(end_s, 0.0))
+    saved_s = minimum((passes - 1) * (first_s - last_s), further * layer_s + last_s - waits_s)
+    return maximum(saved_s, 0.0) * (passes >= num_stages)
 
 
 def _combine_ends(first_s: Numeric, last_s: Numeric, layout: ParallelLayout) -> Any:
