@@ -154,3 +154,19 @@ def test_gradients_have_twice_the_flops_of_the_forward_pass(preset: str, attenti
 
     assert sum_flops(operations, ("backward",)) == 2.0 * sum_flops(operations, ("forward",))
     assert count_model_flops(config, workload) == pytest.approx(sum_flops(operations, ("forward", "backward")))
+
+
+def test_hardware_flops_count_the_first_layers_of_each_stage() -> None:
+    """Four stages of Jamba begin with layers 0, 8, 16 and 24, all with Mamba and a dense MLP as layer 0 is.
+
+    Of 32 equal layers in stages of 7, 7, 7, 7 and 4, five of each are 24: three quarters of full recomputation.
+    """
+
+    def repeated(name: str, stages: int, layers: int | None) -> float:
+        config, layout = read_model(name).config, ParallelLayout(pipeline_parallel=stages)
+        job = Workload(micro_batch_size=1, global_batch_size=8, seq_len=128, recompute="full", recompute_layers=layers)
+        return count_hardware_flops(config, job, layout) - count_model_flops(config, job, layout)
+
+    assert repeated("jamba-v0.1", 4, 1) == pytest.approx(4 * repeated("jamba-v0.1", 1, 1))
+    assert repeated("gpt3-2.7b", 5, 5) == pytest.approx(0.75 * repeated("gpt3-2.7b", 5, None))
+    assert repeated("jamba-v0.1", 4, 8) == pytest.approx(repeated("jamba-v0.1", 4, None))

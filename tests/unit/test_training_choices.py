@@ -149,6 +149,8 @@ def test_conventions_count_recomputed_layers(convention: str) -> None:
         assert some - none == pytest.approx((every - none) / 4)
         assert hardware_flops(8) == hardware_flops(100) == pytest.approx(every)
     assert hardware_flops(2, num_stages=2) == hardware_flops(4)
+    # Eight layers on five stages are 2, 2, 2, 2 and none.
+    assert hardware_flops(1, num_stages=5) == hardware_flops(4)
 
 
 def test_utilization_and_prediction_agree_on_recomputation() -> None:

@@ -108,24 +108,40 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
 
     Those of the recompute pass are as published HFU count them.
     """
-    own = workload
-    if workload.recompute_layers is not None:  # of each stage
-        recomputed = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
-        own = replace(workload, recompute_layers=recomputed)
     flops = dict.fromkeys(PASSES, 0.0)
-    for operation in _lower_on_one_device(config, own):
+    for operation in _lower_on_one_device(config, workload):
         flops[operation.pass_name] += _passes_by_convention(operation, workload) * float(
             operation.flops * operation.repeats
+        )
+    if workload.recompute_layers is not None and layout.pipeline_parallel > 1:
+        flops["recompute"] = sum(
+            _count_recomputed(config, workload, layers.stop) - _count_recomputed(config, workload, layers.start)
+            for layers in _list_recomputed(config, workload.recompute_layers, layout)
         )
     # The gradient of data, such as the patches of an image, is not computed, nor that of a choice of entries.
     is_partial = config.patches is not None or config.vision is not None or config.compressed_layers
     if workload.trains_all and workload.is_training and not is_partial:
         flops["backward"] = _BACKWARD_TO_FORWARD_FLOPS * flops["forward"]
     elif workload.is_training:
-        parts = lower_parts(config, own, _SINGLE)
-        flops["backward"] = sum_flops(lower_passes(parts, config, own, _SINGLE), ("backward",))
+        parts = lower_parts(config, workload, _SINGLE)
+        flops["backward"] = sum_flops(lower_passes(parts, config, workload, _SINGLE), ("backward",))
     scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
     return {pass_name: scale * amount for pass_name, amount in flops.items()}
+
+
+def _list_recomputed(config: TransformerConfig, num_first: int, layout: ParallelLayout) -> list[range]:
+    """List the first layers of each stage, up to a number of them."""
+    stages = (layout.layers_of_stage(config.num_layers, index) for index in range(layout.pipeline_parallel))
+    return [layers[:num_first] for layers in stages]
+
+
+def _count_recomputed(config: TransformerConfig, workload: Workload, num_first: int) -> float:
+    """Count the FLOPs of running the first layers of a model again, as published HFU count them. [flop]"""
+    if num_first == 0:
+        return 0.0
+    operations = _lower_on_one_device(config, replace(workload, recompute_layers=num_first))
+    again = (each for each in operations if each.pass_name == "recompute")
+    return sum(_passes_by_convention(each, workload) * float(each.flops * each.repeats) for each in again)
 
 
 def _passes_by_convention(operation: Operation, workload: Workload) -> float:
@@ -181,15 +197,15 @@ def count_convention_flops(
         raise WorkloadError(f"FLOP conventions apply to training, not to phase={workload.phase!r}; use phase='train'")
     step = replace(workload, micro_batch_size=1, global_batch_size=num_sequences)
     again = 1.0 if workload.recompute == "full" else 0.0  # share of the layers' forward pass that is repeated
+    stages = ParallelLayout(pipeline_parallel=num_stages)
     if workload.recompute_layers is not None:
-        recomputed = min(workload.recompute_layers * num_stages, config.num_layers)
-        step, again = replace(step, recompute_layers=recomputed), recomputed / config.num_layers
+        again = sum(map(len, _list_recomputed(config, workload.recompute_layers, stages))) / config.num_layers
     trained = workload.trained_layers(0, config.num_layers, config.num_layers) / config.num_layers
     again *= trained  # layers without a backward pass are not repeated
     if convention == "megatron":
-        return StepFlops(count_model_flops(config, step), count_hardware_flops(config, step))
+        return StepFlops(*count_step_flops(config, step, stages))
     if convention == "megatron-causal":
-        return _count_causal(config, step, num_sequences, trained=trained, again=again)
+        return _count_causal(config, step, num_sequences, stages, trained=trained, again=again)
     num_tokens = num_sequences * workload.seq_len
     counts = count_parameters(config)
     parameters = counts.active - counts.vision
@@ -266,7 +282,13 @@ def estimate_training_s(
 
 
 def _count_causal(
-    config: TransformerConfig, step: Workload, num_sequences: int, *, trained: float, again: float
+    config: TransformerConfig,
+    step: Workload,
+    num_sequences: int,
+    stages: ParallelLayout,
+    *,
+    trained: float,
+    again: float,
 ) -> StepFlops:
     """Count by the megatron convention and subtract half of the causal attention of all passes.
 
@@ -292,5 +314,5 @@ def _count_causal(
         repeated = _SELECTIVE_PASSES_BY_CONVENTION * trained * repeats_core
     return StepFlops(
         count_model_flops(config, step) - 0.5 * cores * core_flops,
-        count_hardware_flops(config, step) - 0.5 * (cores + repeated) * core_flops,
+        count_hardware_flops(config, step, stages) - 0.5 * (cores + repeated) * core_flops,
     )
