@@ -32,6 +32,8 @@ _VISIBLE_SLOWDOWN = 1.02  # smaller slowdowns of a single operation are not repo
 
 @dataclass(frozen=True)
 class _PricedFix:
+    """A suggestion with the predictions that its gain is from."""
+
     suggestion: Suggestion
     gain_fraction: float
     before: Prediction

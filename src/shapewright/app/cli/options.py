@@ -53,6 +53,8 @@ _NOT_CHOSEN = ("seq_len", "dtype", "weight_dtype", "kv_cache_dtype", "attention"
 
 @dataclass
 class _FileFields:
+    """Fields that the files of a command set, and how the files count batches and replicas."""
+
     model: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
