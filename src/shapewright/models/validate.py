@@ -53,7 +53,6 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 
 
-
 def check_and_resolve(config: Any) -> dict[str, Any]:
     """Check every field, and replace zeros by the default that they select.
 
