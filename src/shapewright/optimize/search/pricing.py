@@ -63,11 +63,19 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
     )
 
 
+def _traced_sizes(operation: Operation) -> dict[str, Node]:
+    """Return the sizes of an operation that vary and that its price depends on, by field."""
+    numbers = {spec.name: getattr(operation, spec.name) for spec in fields(operation)}
+    return {
+        name: number.node
+        for name, number in numbers.items()
+        if isinstance(number, Traced) and name not in UNPRICED_FIELDS
+    }
+
+
 def count_cells(operation: Operation, grid: Grid) -> int:
     """Return an upper bound of the distinct sizes of an operation on the grid."""
-    numbers = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS)
-    variables = frozenset().union(*(number.node.variables for number in numbers if isinstance(number, Traced)))
-    return grid.count_cells(variables)
+    return grid.count_cells(frozenset().union(*(node.variables for node in _traced_sizes(operation).values())))
 
 
 def price_at_index(
@@ -86,13 +94,8 @@ def price_at_index(
         memo: Expressions computed so far for these shapes; extended.
         software: Training software, which may change the price.
     """
-    numbers = {
-        spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS
-    }
     sizes: dict[str, Any] = {
-        name: grid.evaluate_at(number.node, index, memo)
-        for name, number in numbers.items()
-        if isinstance(number, Traced)
+        name: grid.evaluate_at(node, index, memo) for name, node in _traced_sizes(operation).items()
     }
     time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software)
     return np.asarray(time_s, dtype=float)
@@ -100,9 +103,8 @@ def price_at_index(
 
 def price_on_grid(operation: Operation, grid: Grid, device: Device, *, software: Software) -> Values:
     """Return the time of one execution of an operation, over the axes that its sizes depend on. [s]"""
-    names = [spec.name for spec in fields(operation) if isinstance(getattr(operation, spec.name), Traced)]
-    names = [name for name in names if name not in UNPRICED_FIELDS]
-    aligned = grid.align(*(grid.evaluate(getattr(operation, name).node) for name in names))
+    names = _traced_sizes(operation)
+    aligned = grid.align(*map(grid.evaluate, names.values()))
     arrays = np.broadcast_arrays(*(values.array for values in aligned)) if names else []
     shape = arrays[0].shape if names else (1,) * 5
     rows = [array.reshape(-1) for array in arrays]
