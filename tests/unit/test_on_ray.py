@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
 
 def test_ray_gives_exactly_the_local_result(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs, rows and floats are identical to a local search, even if a worker dies."""
-    from shapewright.optimize.search.runners import ray_runner
+    from shapewright.optimize.search.runners import runner_of
 
     monkeypatch.setattr(search_engine, "_SHAPES_OF_A_JOB", 15_000)
     jobs: list[Job] = []
@@ -70,7 +70,7 @@ def test_ray_gives_exactly_the_local_result(cluster: Any, monkeypatch: pytest.Mo
     search("gpt3-1.3b", device="h100-sxm-80gb")
     here = explore(jobs, run_here)
     progress: list[tuple[int, int]] = []
-    with ray_runner(None) as runner:
+    with runner_of("ray", None) as runner:
         there = explore(jobs, runner, lambda *shown: progress.append(shown))
 
     assert cluster.is_initialized()
@@ -86,7 +86,7 @@ def test_ray_gives_exactly_the_local_result(cluster: Any, monkeypatch: pytest.Mo
 
 def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose worker is killed runs again on another one."""
-    from shapewright.optimize.search.runners import ray_runner
+    from shapewright.optimize.search.runners import runner_of
 
     cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     jobs: list[Job] = []
@@ -106,7 +106,7 @@ def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: py
         grave=tmp_path / "grave",
     )
     here = explore(jobs, run_here)
-    with ray_runner(None) as runner:
+    with runner_of("ray", None) as runner:
         there = explore([replace(jobs[0], space=deadly), *jobs[1:]], runner)
 
     assert (tmp_path / "grave").exists()

@@ -26,22 +26,6 @@ _TASKS_PER_CPU = 3
 _POLL_INTERVAL_S = 0.2
 
 
-@contextmanager
-def ray_runner(address: str | None) -> Iterator[Runner]:
-    """Connect to a Ray cluster, or start one on this machine, and yield a runner on it.
-
-    Args:
-        address: ``auto`` for the cluster of this machine, ``host:port`` or ``ray://host:port`` for another; None or
-            ``local`` to start one.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        ClusterError: no cluster answers at the address.
-    """
-    with connect(address) as ray:
-        yield partial(_run_on_ray, ray)
-
-
 def _run_on_ray(ray: Any, jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:
     """Run jobs as tasks; an interrupt cancels those that are not done."""
     task = ray.remote(num_cpus=1, max_retries=MOST_RETRIES)(_run_whole)
@@ -88,16 +72,19 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
 
     Args:
         engine: One of ``shapewright.core.ray_cluster.ENGINES``.
+        address: With Ray ``auto`` for the cluster of this machine, ``host:port`` or ``ray://host:port`` for another;
+            None or ``local`` to start one on this machine.
 
     Raises:
         ConfigError: the engine is not known, or an address is given without Ray.
         MissingExtraError: Ray is not installed.
+        ClusterError: no cluster answers at the address.
     """
     check_engine(engine, address)
-    if engine == "ray" and load_loss_law().name != REFERENCE:
-        raise ConfigError("engine='ray' has the loss law of the package alone; search here, or without your own law")
-    if engine == "ray":
-        with ray_runner(address) as run:
-            yield run
-    else:
+    if engine != "ray":
         yield run_here
+        return
+    if load_loss_law().name != REFERENCE:
+        raise ConfigError("engine='ray' has the loss law of the package alone; search here, or without your own law")
+    with connect(address) as ray:
+        yield partial(_run_on_ray, ray)
