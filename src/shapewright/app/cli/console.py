@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -167,6 +168,11 @@ def _write_file(path: str, content: bytes) -> None:
 def _unwritable(path: str, error: Exception) -> ShapewrightError:
     reason = getattr(error, "strerror", None) or str(error)
     return ShapewrightError(f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to")
+
+
+def given_command() -> str:
+    """The command line as a shell takes it, for records of where a file is from."""
+    return shlex.join(["shapewright", *sys.argv[1:]])
 
 
 def counting_line(words: str) -> Callable[[int, int], None] | None:

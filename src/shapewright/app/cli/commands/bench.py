@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import echo, make_console, print_json
+from shapewright.app.cli.console import echo, given_command, make_console, print_json
 from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
@@ -149,7 +148,7 @@ def command(
             target_error=target_error or DEFAULT_TARGET_ERROR,
             engine=engine,
             address=address,
-            command=shlex.join(["shapewright", *sys.argv[1:]]),
+            command=given_command(),
             on_start=on_start,
             on_row=on_row,
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-
 import click
 
-from shapewright.app.cli.console import print_output, refuse_unwritable, status_line, write_json_file
+from shapewright.app.cli.console import given_command, print_output, refuse_unwritable, status_line, write_json_file
 from shapewright.app.cli.help_pages import GroupedCommand
 
 _EPILOG = """\b
@@ -39,7 +36,7 @@ def command(store_path: str | None, losses_path: str | None, output: str, device
     if (store_path is None) == (losses_path is None):
         raise click.UsageError("give either --store PATH or --losses PATH")
     refuse_unwritable(output)
-    words = shlex.join(["shapewright", *sys.argv[1:]])
+    words = given_command()
     if losses_path is not None:
         if device:
             raise click.UsageError("--device has no effect with --losses: leave it out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.commands.bench import DEFAULT_STORE
-from shapewright.app.cli.console import echo, print_output
+from shapewright.app.cli.console import echo, given_command, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
 
@@ -85,7 +84,7 @@ def command(
         num_seeds=num_seeds,
         dtype=dtype or "",
         budget_s=budget or float("inf"),
-        command=shlex.join(["shapewright", *sys.argv[1:]]),
+        command=given_command(),
         on_step=_ProgressLine(len(specs) * num_seeds),
         **given,
     )

@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from shapewright.app.cli.console import echo, make_console, print_json, print_output, status_line
+from shapewright.app.cli.console import echo, given_command, make_console, print_json, print_output, status_line
 from shapewright.app.cli.help_pages import GuidedCommand
 from shapewright.core.units import format_number_of
 
@@ -188,15 +188,12 @@ def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype:
     paper_gemm, paper_layers, mamf), logs of EleutherAI/cookbook (its letters are renamed) and of mamf-finder, records
     of measuring campaigns (.jsonl, parquet), and 'store export' of measurements. Parquet needs the fit extra.
     """
-    import sys
-
     from shapewright.measure.store.imports.files import import_files
     from shapewright.measure.store.imports.measured import Overrides
 
     given = Overrides(device=_known_device(device), library=library, dtype=dtype)
-    words = shlex.join(["shapewright", *sys.argv[1:]])
     with status_line("reading") as on_step:
-        imported = import_files(path, files, given, command=words, on_step=on_step)
+        imported = import_files(path, files, given, command=given_command(), on_step=on_step)
     _print_counts(path, imported.counts, imported.skipped, as_json)
     return 0
 
