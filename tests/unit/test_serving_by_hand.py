@@ -16,6 +16,7 @@ from shapewright.optimize.serving.disaggregated import (
     Prefiller,
     make_prefiller,
     pair_instances,
+    prefill_candidates,
     transfer_span,
 )
 from shapewright.optimize.serving.passes import Passes
@@ -214,3 +215,42 @@ def test_scores_of_unfused_attention_are_of_one_prompt(num_tokens: int) -> None:
         found.append(stage.activations_bytes)
 
     assert found[1] - found[0] == 2 * 2 * 32 * 4000 * num_tokens
+
+
+def test_a_limit_of_the_first_token_is_used_up() -> None:
+    """Where prefill alone limits the rate, a first token takes as long as it may: S + rho S / (2 - 2 rho) + transfer.
+
+    Its ends are those of a pass with the same load. Two prompts share each pass of 0.1 s.
+    """
+    for limit_s, load in ((0.15, None), (0.3, 0.8)):
+        request = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=limit_s + 0.01, num_devices=8)
+        instance = make_instance(request=request)
+        decoder = Decoder(instance, 4000, Span(0.02, 0.018, 0.024))
+        (point,) = pair_instances([Prefiller(instance, 2, Span(0.1, 0.09, 0.12))], [decoder])
+        transfer = transfer_span(instance, instance, 8)
+        assert transfer is not None
+        used = point.prefill_load_fraction
+
+        assert point.requests_per_s == pytest.approx(point.num_prefill_instances * used * 2 / 0.1)
+        assert point.prefill_tokens == 2000
+        if load is None:
+            assert point.ttft.middle_s == pytest.approx(limit_s + 0.01)
+        else:
+            assert used == pytest.approx(load)
+        for end_s, pass_s, sent_s in (
+            (point.ttft.low_s, 0.09, transfer.low_s),
+            (point.ttft.middle_s, 0.1, transfer.middle_s),
+            (point.ttft.high_s, 0.12, transfer.high_s),
+        ):
+            assert end_s == pytest.approx(pass_s * (1 + used / (2 - 2 * used)) + sent_s)
+    late = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=0.1)
+    served = make_instance(request=late)
+    prefiller, decoder = Prefiller(served, 2, Span(0.1, 0.1, 0.1)), Decoder(served, 40, Span(0.02, 0.02, 0.02))
+    assert not list(pair_instances([prefiller], [decoder]))
+
+
+def test_prompts_that_share_a_prefill_pass() -> None:
+    """Of 2,048 tokens, 16 fill the largest pass of 32,768 tokens exactly."""
+    request = ServingRequest(prompt_len=2048, output_len=101)
+
+    assert [each.batch_size for each in prefill_candidates(make_instance(request=request))] == [1, 2, 4, 16]
