@@ -253,6 +253,8 @@ def test_kernels_of_libraries_need_no_library(
     kernels = {"causal_conv1d", "mamba", "gated_delta_net", "scaled_dot_product_attention"}
     assert {f"{one}{end}" for one in kernels for end in ("", ".backward")} <= names
     assert answer["trace"]["num_tokens"] == 2 * 32
+    for words in ("no measured kernel of mamba scans", "no measured gradient of scans"):
+        assert any(words in line for line in answer["warnings"])
 
 
 def test_configs_are_built_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

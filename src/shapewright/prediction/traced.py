@@ -23,7 +23,7 @@ from shapewright.memory.estimate import CUDA_CONTEXT_BYTES
 from shapewright.prediction.composition.stages import PricedOperation, overlap_communication
 from shapewright.prediction.composition.step import compose_sequence
 from shapewright.prediction.predict import calibration_sources, widen_by_software
-from shapewright.prediction.warnings import warn_of_calibration
+from shapewright.prediction.warnings import warn_of_calibration, warn_of_scans
 from shapewright.pricing.operations import price_operations
 from shapewright.pricing.software import TUNED_SOFTWARE
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
@@ -285,7 +285,11 @@ def predict_trace(trace: Trace, device: Device, *, optimizer: str | None = None)
         runtime_bytes=CUDA_CONTEXT_BYTES,
         total_bytes=total_bytes,
         calibration=sources,
-        warnings=(*_warnings_of(trace, device, total_bytes), *warn_of_calibration(device, sources)),
+        warnings=(
+            *_warnings_of(trace, device, total_bytes),
+            *warn_of_scans(priced),
+            *warn_of_calibration(device, sources),
+        ),
     )
 
 
