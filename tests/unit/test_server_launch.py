@@ -321,6 +321,21 @@ def test_adapters_are_in_the_lines_of_every_engine() -> None:
         write_launch(large, "vllm", plan.points[0])
 
 
+def test_the_lines_say_what_is_predicted_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """The second line has the numbers of the recommended point, and how many of its units the devices hold."""
+    question = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--gpus", "8", "--tp", "2"]
+    _, out, _ = run_command(["serve-plan", *question, "--formats", "none", "--format", "vllm", "--json"], capsys)
+    facts = json.loads(out)
+    point = facts["recommended"]
+    line = facts["launch"]["text"].splitlines()[1]
+
+    assert line.startswith(f"# predicted for {point['num_devices']} GPUs: {point['num_sequences']} sequences, first ")
+    per_token_ms = float(re.search(r"per token ([\d.]+) ms", line)[1])  # type: ignore[index]
+    assert per_token_ms == pytest.approx(1e3 * point["tpot_s"], rel=0.01)
+    assert f" {point['tokens_per_s_per_device']:,.0f} tokens/s per GPU" in line
+    assert line.endswith(f"; {8 // point['num_devices']} times that on 8")
+
+
 def test_fleet_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """Launch lines state the number of instances for the load, with the spare one; JSON has them too."""
     job = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--tp", "1"]

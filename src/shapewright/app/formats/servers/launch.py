@@ -15,7 +15,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
-from shapewright.core.units import format_number_of
+from shapewright.core.units import format_number_of, format_seconds
 from shapewright.models.read import load_preset
 from shapewright.optimize.serving.point import Instance
 from shapewright.pricing.servers import runs_on
@@ -145,9 +145,21 @@ def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | No
         warnings.append("disaggregated: replace the addresses of the router with those of all instances")
     if server.name not in ("current", engine.server_name):
         warnings.append(f"the plan is priced for {server.title}, and launched in {engine.heading}")
-    lines[1:1] = [f"# warning: {words}" for words in warnings]
+    lines[1:1] = [f"# {_prediction_words(plan, chosen)}", *(f"# warning: {words}" for words in warnings)]
     text = "\n".join(lines) + "\n"
     return Launch(engine=engine_name, version=engine.version, text=text, warnings=tuple(warnings))
+
+
+def _prediction_words(plan: ServingPlan, point: OperatingPoint) -> str:
+    """What is predicted of a unit, and how many of them the devices hold."""
+    devices, sequences = format_number_of(point.num_devices, "GPU"), format_number_of(point.num_sequences, "sequence")
+    num_units = (plan.request.num_devices or 0) // point.num_devices
+    has_fleet = plan.recommended is not None and plan.recommended.fleet is not None
+    several = f"; {num_units} times that on {plan.request.num_devices}" if num_units > 1 and not has_fleet else ""
+    return (
+        f"predicted for {devices}: {sequences}, first token {format_seconds(point.ttft.middle_s)}, per token "
+        f"{format_seconds(point.tpot.middle_s)}, {point.tokens_per_s_per_device:,.0f} tokens/s per GPU{several}"
+    )
 
 
 def _check_format(engine: Engine, point: OperatingPoint) -> None:
