@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,31 @@ def test_trace_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines.write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(WorkloadError, match="line 1 is not a JSON object"):
         read_trace(lines)
+
+
+def test_long_traces_take_little_memory(tmp_path: Path) -> None:
+    """A request takes five numbers of 8 bytes while its trace is read, and no line is read in full that is too long.
+
+    As Python's numbers it took 230 bytes, more than a gigabyte for five million requests.
+    """
+    path, num_requests = tmp_path / "requests.csv", 20_000
+    path.write_text(ROWS + "".join(f"{i}.5,{1000 + i},{2000 + i}\n" for i in range(num_requests)), encoding="utf-8")
+    lines = tmp_path / "requests.jsonl"
+    lines.write_text('{"arrival_s": [' + "0," * 2_000_000 + "0]}", encoding="utf-8")
+    tracemalloc.start()
+    try:
+        traffic = read_trace(path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        with pytest.raises(WorkloadError, match="line 1 has 1048576 characters; give a request in each line"):
+            read_trace(lines)
+        line_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert (traffic.prompt_len[-1], traffic.output_len[-1], traffic.arrival_s[-1]) == (20_999, 21_999, 19_999.0)
+    assert peak_bytes < 120 * num_requests
+    assert line_bytes < 10e6
 
 
 def test_prefixes_that_begin_in_a_later_line_are_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -20,6 +21,7 @@ from shapewright.optimize.serving.request import LONGEST_LEN
 from shapewright.optimize.serving.traffic.requests import MOST_REQUESTS, Traffic
 
 MOST_FILE_BYTES = 512 * 2**20
+_MOST_LINE = 2**20  # characters; a line of numbers takes some twenty times the memory of its text
 _LATEST_S = 1e10
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "arrival_s": ("arrival", "arrived_at", "arrival_time_s", "timestamp_s", "timestamp"),  # timestamps are dates
@@ -49,7 +51,8 @@ def read_trace(path: str | Path) -> Traffic:
                 f"trace {shown} has {num_bytes} bytes, more than {MOST_FILE_BYTES}; give a part of it, such as an hour"
             )
         # Spreadsheets write a byte order mark.
-        with TextIOWrapper(open_file(file), encoding="utf-8-sig", newline="") as lines:
+        with TextIOWrapper(open_file(file), encoding="utf-8-sig", newline="") as text:
+            lines = _lines(text, shown)
             rows = _read_json(lines, shown) if file.suffix.lower() in (".jsonl", ".ndjson") else _read_csv(lines, shown)
             return _collect(rows, shown)
     except OSError as error:
@@ -64,7 +67,14 @@ def _trace_error(words: str) -> WorkloadError:
     return WorkloadError(words, field="trace")
 
 
-def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _lines(text: TextIOWrapper, shown: str) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: text.readline(_MOST_LINE), ""), start=1):
+        if len(line) == _MOST_LINE:
+            raise _trace_error(f"trace {shown}, line {number} has {_MOST_LINE} characters; give a request in each line")
+        yield line
+
+
+def _read_csv(lines: Iterator[str], shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.reader(lines)
     header = next(reader, [])
     columns = _columns(header, shown)
@@ -79,7 +89,7 @@ def _read_csv(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]
             yield reader.line_num, {field: cells[index] for field, index in indices.items()}
 
 
-def _read_json(lines: Any, shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_json(lines: Iterator[str], shown: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     columns: dict[str, str] = {}
     known: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -130,8 +140,8 @@ def _columns(header: list[str], shown: str) -> dict[str, str]:
 
 
 def _collect(rows: Iterator[tuple[int, Mapping[str, Any]]], shown: str) -> Traffic:
-    arrival: list[float] = []
-    lengths: list[tuple[int, int, int, int]] = []
+    # Arrays: five million requests as Python's numbers take more than a gigabyte.
+    arrival, columns = array("d"), [array("q") for _ in range(4)]
     prefixes: dict[object, int] = {}
     for line, row in rows:
         where = f"trace {shown}, line {line}"
@@ -152,12 +162,12 @@ def _collect(rows: Iterator[tuple[int, Mapping[str, Any]]], shown: str) -> Traff
                 raise _trace_error(f"{where}: prefix_id={short_repr(name)} must be a number or a word")
             prefix = prefixes.setdefault(name, len(prefixes))
             prefix_len = _read_length("prefix_len", row["prefix_len"], 0, prompt_len, where)
-        lengths.append((prompt_len, output_len, prefix, prefix_len))
+        for column, value in zip(columns, (prompt_len, output_len, prefix, prefix_len), strict=True):
+            column.append(value)
     if not arrival:
         raise _trace_error(f"trace {shown} holds no requests; give at least one")
-    columns = np.array(lengths, np.int64)
-    times = np.array(arrival)
-    return Traffic(times - times[0], columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+    times = np.frombuffer(arrival)
+    return Traffic(times - times[0], *(np.frombuffer(column, np.int64) for column in columns))
 
 
 def _read_time(value: Any, where: str) -> float:
