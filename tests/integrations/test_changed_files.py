@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -15,7 +16,9 @@ import pytest
 import yaml
 
 from command_line import run
+from shapewright.app.integrations.changed_files import check_files, write_comment
 from shapewright.core.child_process import child_environment
+from shapewright.prediction.build import build_scenario
 
 ROOT = Path(__file__).parents[2]
 GOOD = {
@@ -283,6 +286,30 @@ def test_names_of_files_are_data(tmp_path: Path) -> None:
     comment = (runner / "shapewright.md").read_text(encoding="utf-8")
     assert "`@someone/config.json` | | | `" in comment
     assert "hostname" not in checked.stdout + comment
+
+
+def test_long_comments_are_cut_and_mention_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comment keeps within GitHub's 65,536 characters, failures first; a path in it mentions no user or team.
+
+    Source: GitHub's REST API refuses longer bodies ("Body is too long (maximum is 65536 characters)").
+    """
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, good=GOOD, **{"@org-team": BAD})
+    build = partial(build_scenario, device="h100-sxm-80gb")
+    good, bad = check_files(["good/config.json", "@org-team/config.json"], build)
+    comment = write_comment([good, *[bad] * 1000], "H100", 0.02)
+    short = write_comment([good, bad], "H100", 0.02)
+    rows = [line for line in short.splitlines() if line.startswith("| ")]
+
+    assert not good.fails(0.02)
+    assert ":x: `@org-team/config.json`" in rows[2]
+    assert "`good/config.json`" in rows[3]
+    assert "<summary><code>@org-team/config.json</code>: " in short
+    assert "left out" not in short
+    assert len(comment) < 65_536
+    shown = comment.count(":x:") + comment.count("<summary>")
+    lists = 1000 + bool(good.findings)
+    assert f"left out, as a comment has a largest size: {1001 + lists - shown:,};" in comment
 
 
 def test_install_runs_nothing_of_the_checkout(tmp_path: Path) -> None:

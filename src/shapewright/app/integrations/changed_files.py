@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 COMMENT_MARK = "<!-- shapewright -->"
 """First line of the comment, by which a later run finds it."""
 _MOST_FINDINGS = 10
+# GitHub refuses comments of more than 65,536.
+_MOST_CHARACTERS = 60_000
 # Keys of which a config.json of a language model has at least one.
 _MODEL_KEYS = {"model_type", "architectures", "hidden_size", "d_model", "n_embd", "text_config"}
 
@@ -155,32 +157,41 @@ def join_sarif(checked: Sequence[CheckedFile]) -> dict[str, Any]:
 
 
 def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fraction: float) -> str:
-    """Markdown text of the comment: a row for each config, and the findings of each.
+    """Markdown text of the comment: a row for each config, first those that fail, and the findings of each.
 
     Args:
         limit_fraction: Predicted cost above which a file fails.
     """
     models = [each for each in checked if each.is_model]
-    lines = [
-        COMMENT_MARK,
-        f"### Shapes of {format_number_of(len(models), 'changed config')} on {device_title}: "
-        f"{describe_verdict(models, limit_fraction)}",
-        "",
-        "| config | step | cost of its shape | fix |",
-        "| --- | ---: | ---: | --- |",
-        *(_comment_row(each, limit_fraction) for each in models),
-    ]
-    for each in models:
-        shown = each.findings[:_MOST_FINDINGS]
-        if shown:
-            lines += [
-                "",
-                f"<details><summary>{_cell(each.path)}: {format_number_of(len(each.findings), 'finding')}</summary>",
-                "",
-            ]
-            lines += [f"- **{finding.code}** {_cell(finding.message)}" for finding in shown]
-            lines += ["", "</details>"]
-    return "\n".join(lines) + "\n"
+    models.sort(key=lambda each: not each.fails(limit_fraction))
+    text = "\n".join(
+        (
+            COMMENT_MARK,
+            f"### Shapes of {format_number_of(len(models), 'changed config')} on {device_title}: "
+            f"{describe_verdict(models, limit_fraction)}",
+            "",
+            "| config | step | cost of its shape | fix |",
+            "| --- | ---: | ---: | --- |\n",
+        )
+    )
+    left_out = 0
+    for part in (*(_comment_row(each, limit_fraction) for each in models), *map(_comment_findings, models)):
+        is_shown = not left_out and len(text) + len(part) <= _MOST_CHARACTERS
+        text += part if is_shown else ""
+        left_out += bool(part) and not is_shown
+    if left_out:
+        text += f"\nRows and lists of findings left out, as a comment has a largest size: {left_out:,}; see the log.\n"
+    return text
+
+
+def _comment_findings(checked: CheckedFile) -> str:
+    """The findings of a file, folded; empty where there are none. Code, so that no path mentions a user."""
+    if not checked.findings:
+        return ""
+    number = format_number_of(len(checked.findings), "finding")
+    lines = ["", f"<details><summary><code>{_cell(checked.path)}</code>: {number}</summary>", ""]
+    lines += [f"- **{finding.code}** {_cell(finding.message)}" for finding in checked.findings[:_MOST_FINDINGS]]
+    return "\n".join([*lines, "", "</details>\n"])
 
 
 def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
@@ -188,10 +199,10 @@ def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
     prediction = checked.report.prediction if checked.report is not None else None
     if checked.report is None or prediction is None:
         reason = checked.problem or str(checked.report.refusal if checked.report else "")
-        return f"| {sign}`{_cell(checked.path)}` | | | `{_cell(reason)}` |"
+        return f"| {sign}`{_cell(checked.path)}` | | | `{_cell(reason)}` |\n"
     cost = format_percent(checked.cost_fraction) if checked.cost_fraction else ""
     fix = "none needed" if checked.fix is None else f"{checked.fix.title}: {fix_total_words(checked.fix)}"
-    return f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | {_cell(fix)} |"
+    return f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | {_cell(fix)} |\n"
 
 
 def _cell(text: str) -> str:
