@@ -12,7 +12,15 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.formats.output_format import unused_fields
-from shapewright.app.formats.registry import FORMATS, READERS, RUN_FORMATS, parse_job, read_job, write_format
+from shapewright.app.formats.registry import (
+    FORMATS,
+    READERS,
+    RUN_FORMATS,
+    is_job_file,
+    parse_job,
+    read_job,
+    write_format,
+)
 from shapewright.core.errors import ConfigError, ShapewrightError
 from shapewright.models.read import list_presets, read_model
 from shapewright.models.transformer import TransformerConfig
@@ -270,6 +278,27 @@ def test_sizes_of_nanogpt_that_need_a_run_are_refused(line: str, name: str) -> N
     """A size that a condition, loop or expression sets is an error, not the default or an earlier value in silence."""
     with pytest.raises(ConfigError, match=rf"{name} is set by a statement that is not run \(line 3\)"):
         parse_job(f"n_layer = 12\nn_head = 12\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.args", "--swiglu --num-layers 2 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000"),
+        ("a.py", "n_layer = 2\nn_embd = 512\nn_head = 8"),
+        ("a.json", '{"num-layers": 2, "hidden-size": 512, "num-attention-heads": 8}'),
+    ],
+)
+def test_a_byte_order_mark_changes_nothing(name: str, text: str, tmp_path: Path) -> None:
+    """Editors on Windows begin a file with a mark: the first argument of a list was dropped with it, in silence."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    plain = read_job(path)
+    path.write_text(text, encoding="utf-8-sig")
+
+    assert is_job_file(path)
+    assert read_job(path) == plain
+    assert plain.fields["num_layers"] == 2
+    assert plain.fields.get("gated_mlp", False) == (name == "a.args")
 
 
 def test_what_may_set_names_of_nanogpt_is_named() -> None:

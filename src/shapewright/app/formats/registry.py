@@ -166,7 +166,7 @@ def is_job_file(path: str | os.PathLike[str]) -> bool:
     file = Path(part[1] if part else path)
     if not file.is_file():
         return False
-    text = read_file(file).decode("utf-8", errors="replace")
+    text = read_file(file).decode("utf-8-sig", errors="replace")
     if re.search(r"\"(model_type|architectures|_class_name)\"\s*:", text):
         return False
     return bool(part) or (file.suffix == ".py" and "ModelArgs(" in text) or bool(find_format_of(text))
@@ -186,7 +186,7 @@ def read_job(path: str | os.PathLike[str], *, format_name: str = "") -> Reading:
     found = _PART.fullmatch(os.fspath(path))
     file, part = (found[1], found[2]) if found else (os.fspath(path), "")
     content = read_file(Path(file))
-    text = content[:MAX_JOB_BYTES].decode("utf-8", errors="replace")
+    text = content[:MAX_JOB_BYTES].decode("utf-8-sig", errors="replace")  # some editors write a byte order mark
     if len(content) > MAX_JOB_BYTES and not _IS_LOG.search(text):
         raise ConfigError(f"{short_path(file)} is larger than {MAX_JOB_BYTES // 2**10} KiB; give a config file")
     try:
