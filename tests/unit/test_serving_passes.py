@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from shapewright.hardware.loader import load_device
 from shapewright.lowering.flops import sum_flops
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillChunking, aggregated_candidates
 from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
@@ -26,6 +28,9 @@ from shapewright.optimize.serving.point import Instance, Span
 from shapewright.optimize.serving.request import ServingFormat, ServingRequest, Speculation
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition.step import StepTimes, compose_passes, compose_step, price_passes
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.price import price_gemm
+from shapewright.pricing.operations import price_operations
 from shapewright.pricing.servers import load_server
 from shapewright.workload.layout import ParallelLayout
 
@@ -191,6 +196,35 @@ def test_mixed_pass_has_the_flops_of_its_parts(model: str, attention: str) -> No
         sum(sum_flops(each, ("forward",)) for each in (decode.operations, prefill.operations))
         - sum_flops(logits, ("forward",))
     )
+
+
+@pytest.mark.parametrize(
+    ("server", "library"), [("vllm-0.19", "vllm 0.24.0"), ("sglang-0.5", "sglang 0.5.14"), ("trtllm-1.0", "")]
+)
+def test_narrow_gemms_of_a_server_are_priced_as_its_library_runs_them(server: str, library: str) -> None:
+    """Of its nearest measured version; 16 bits, and engines without measured GEMMs, by all libraries together."""
+    for formats in (BF16, ServingFormat("fp8", "fp8", "fp8")):
+        instance = make_instance(formats=formats, server=load_server(server))
+        device, gemms = instance.scenario.device, []
+        for one in instance.passes.decode(1, 2000).operations:
+            if isinstance(one, Gemm):
+                own = library if one.dtype == "fp8" else ""
+                gemms.append(
+                    (one, price_gemm(one.changed(library=""), device, load_record("gemm", device), library=own))
+                )
+        prices = price_operations([one for one, _ in gemms], device)
+
+        assert {one.dtype for one, _ in gemms} == {"bf16", formats.dtype}
+        assert [float(price.time_s) for price in prices] == pytest.approx([float(each.time_s) for _, each in gemms])
+
+
+def test_a_library_without_measured_gemms_changes_no_price() -> None:
+    """MI300X's record has tuned kernels alone, so that vLLM's GEMMs have the price and the interval of any."""
+    device = load_device("mi300x")
+    gemm = Gemm(name="x", dtype="fp8", m=16, n=4096, k=4096)
+    named, unnamed = price_operations([gemm.changed(library="vllm 0.10"), gemm], device)
+
+    assert named == unnamed
 
 
 def test_formats_and_blocks_of_a_cache_by_hand() -> None:

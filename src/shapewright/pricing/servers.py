@@ -71,6 +71,8 @@ _LARGE_GEMM = 1024
 _LARGE_MESSAGE_BYTES = 2.0**26
 # Vendor of the only devices that an engine runs on; the others run on devices of several.
 _ONLY_VENDOR = {"trtllm": "NVIDIA"}
+# Engines whose GEMMs in 8 and 4 bits were measured, by the names of those records.
+_MEASURED_GEMMS = ("vllm", "sglang")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,11 @@ class Server:
     def version(self) -> str:
         """Version of the engine; empty for ``current``."""
         return self.name.partition("-")[2]
+
+    @property
+    def gemm_library(self) -> str:
+        """Name and version by which records know its GEMMs in 8 and 4 bits; empty where its engine was not measured."""
+        return f"{self.engine} {self.version}" if self.engine in _MEASURED_GEMMS else ""
 
     def changes_prices(self, device: Device) -> bool:
         """Whether it changes the time of any operation on a device: PCIe matters where no link joins all of a node."""

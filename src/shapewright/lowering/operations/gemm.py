@@ -39,6 +39,7 @@ class Gemm(OperationBase):
         weight_dtype: Element format of B in memory if it is narrower than ``dtype`` and converted when read; None
             means ``dtype``.
         is_training: Whether a training framework runs it, whose 8-bit GEMMs have one scale per tensor.
+        library: Library and version that runs it; empty for the mean of those measured.
     """
 
     m: Count
@@ -48,6 +49,7 @@ class Gemm(OperationBase):
     layout: str = "NT"
     weight_dtype: str | None = None
     is_training: bool = False
+    library: str = ""
 
     kind = "gemm"
 

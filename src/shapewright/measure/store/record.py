@@ -34,6 +34,7 @@ _LATER_FIELDS: Mapping[tuple[str, str], Any] = {
     ("pointwise", "is_chain"): False,
     ("pointwise", "is_backward"): False,
     ("gemm", "is_training"): False,
+    ("gemm", "library"): "",
 }
 
 

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.images import of_tower
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.collective import Collective
+from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.rows import OperationRows
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.operations.sparse import SparseAttention
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _MOST_PASSES = 11
 """Most passes of a prompt that are priced. It is odd so that they do not all fall on the same position of a chunk: the
 tokens of chunks and of passes are powers of two."""
+_NARROW_BITS = 8
 
 
 def spread_windows(config: TransformerConfig, context_len: int, num_contexts: int) -> TransformerConfig:
@@ -175,6 +178,7 @@ class Passes:
         scenario: Model, device and layout, and a workload with formats and kind of attention.
         adapters: LoRA adapters; None without.
         gathers_experts: Whether devices that share experts gather each other's tokens, see gather_experts.
+        gemm_library: Library that runs the GEMMs in 8 and 4 bits, see name_library; empty for none by name.
         images_per_token: Images of a prompt over its new tokens.
     """
 
@@ -184,9 +188,11 @@ class Passes:
         adapters: Adapters | None = None,
         *,
         gathers_experts: bool = False,
+        gemm_library: str = "",
         images_per_token: float = 0.0,
     ) -> None:
         self._adapters, self._gathers_experts = adapters, gathers_experts
+        self._gemm_library = gemm_library
         self._config, self._node_size = scenario.config, scenario.device.node_size
         self._layout, self._images_per_token = scenario.layout, images_per_token
         # To the language model, tokens of images are tokens of the prompt like others.
@@ -351,7 +357,20 @@ class Passes:
 
     def _lower(self, workload: Workload, config: TransformerConfig | None = None) -> tuple[Operation, ...]:
         operations = lower(config or self._text_config, workload, self._layout, node_size=self._node_size)
-        return gather_experts(operations, self._config) if self._gathers_experts else operations
+        if self._gathers_experts:
+            operations = gather_experts(operations, self._config)
+        return name_library(operations, self._gemm_library) if self._gemm_library else operations
+
+
+def name_library(operations: Sequence[Operation], library: str) -> tuple[Operation, ...]:
+    """Return the operations with the library that runs GEMMs in 8 and 4 bits, for which each has kernels of its own.
+
+    In 16 bits all call the vendor's.
+    """
+    return tuple(
+        one.changed(library=library) if isinstance(one, Gemm) and get_dtype(one.dtype).bits <= _NARROW_BITS else one
+        for one in operations
+    )
 
 
 def gather_experts(operations: Sequence[Operation], config: TransformerConfig) -> tuple[Operation, ...]:

@@ -271,6 +271,7 @@ class Instance:
             self.scenario.replace(model=model, workload=self.workload),
             self.request.adapters,
             gathers_experts=self._gathers_experts,
+            gemm_library=self.request.server.gemm_library,
             images_per_token=self.workload.images / self.request.new_len,
         )
 

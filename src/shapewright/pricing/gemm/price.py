@@ -14,6 +14,7 @@ import numpy as np
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.pricing.calibration.forest import ResidualForest, forest_correction
 from shapewright.pricing.calibration.intervals import CARRIED_ALIGNMENT_ERROR, OWN_ALIGNMENT_ERROR, widen_by_error
+from shapewright.pricing.calibration.libraries import nearest_library
 from shapewright.pricing.calibration.residual import ResidualTable, log_correction
 from shapewright.pricing.experts.tiles import TUNED
 from shapewright.pricing.gemm.alignment import WIDEST_LOAD_BYTES, contiguous_letters
@@ -120,9 +121,10 @@ def price_gemms(
     operations: Sequence[Gemm], device: Device, record: CalibrationRecord, *, library: str = ""
 ) -> list[GemmPrice]:
     """Price many scalar GEMMs; those with the same element formats are evaluated together."""
-    groups: dict[tuple[str, str | None, bool], list[int]] = {}
+    groups: dict[tuple[str, str | None, bool, str], list[int]] = {}
     for index, operation in enumerate(operations):
-        groups.setdefault((operation.dtype, operation.weight_dtype, operation.is_training), []).append(index)
+        key = (operation.dtype, operation.weight_dtype, operation.is_training, operation.library)
+        groups.setdefault(key, []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
     for indices in groups.values():
         pricing = _prepare(operations[indices[0]], device, record, library=library)
@@ -135,7 +137,13 @@ def price_gemms(
 def _prepare(
     operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
 ) -> GemmPricing:
-    """Gather what prices an operation; a record may name the section of a format that training runs."""
+    """Gather what prices an operation; a record may name the section of a format that training runs.
+
+    The library that an operation names counts where the record has it: elsewhere the interval would widen for a library
+    whose price is the same.
+    """
+    if not library and nearest_library(operation.library, record.parameters["libraries"]):
+        library = operation.library
     if operation.is_training and not library:
         library = record.parameters.get(TRAINING, {}).get(operation.dtype, "")
     return prepare_gemm_pricing(
