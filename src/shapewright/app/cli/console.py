@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from errno import EISDIR
 from os import strerror
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
@@ -22,6 +22,7 @@ from shapewright.core.files import draft_of, replacing
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import Progress
 
     from shapewright.app.figures.chart import Chart
     from shapewright.app.report.outputs.model import Output
@@ -48,7 +49,7 @@ def make_console() -> Console:
             """Raise instead of exiting with 1, which means findings here."""
             raise BrokenPipeError
 
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_terminal = is_shown(sys.stdout)
     width = (
         shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
         if is_terminal
@@ -177,7 +178,7 @@ def given_command() -> str:
 
 def counting_line(words: str) -> Callable[[int, int], None] | None:
     """Progress such as ``12 % of 3,000 shapes`` on a terminal's standard error; None elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_shown(sys.stderr):
         return None
     last_s = time.monotonic()
 
@@ -192,10 +193,23 @@ def counting_line(words: str) -> Callable[[int, int], None] | None:
     return show
 
 
+def is_shown(stream: TextIO | None) -> bool:
+    """Whether what is written to a standard stream is shown on a terminal; the stream is None if it is closed."""
+    return stream is not None and stream.isatty()
+
+
+def progress_bars() -> Progress:
+    """Progress bars on a terminal's standard error, to be used in a with statement; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True), transient=True, disable=not is_shown(sys.stderr))
+
+
 @contextmanager
 def status_line(words: str) -> Iterator[Callable[[str], None]]:
     """Status line on a terminal's standard error; nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_shown(sys.stderr):
         yield lambda _words: None
         return
     from rich.console import Console

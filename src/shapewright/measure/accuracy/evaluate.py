@@ -127,7 +127,7 @@ def evaluate_folder(
     uncalibrated: bool = False,
     calibration: str | Path | None = None,
     physics_only: bool = False,
-    on_table: Callable[[str, int], None] = lambda _name, _rows: None,
+    on_table: Callable[[str, int], object] = lambda _name, _rows: None,
     on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> Evaluation:
     """Price every row of the measured files of a folder and compare predictions with measurements.

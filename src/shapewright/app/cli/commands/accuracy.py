@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from shapewright.app.cli.console import echo, make_console
+from shapewright.app.cli.console import echo, make_console, progress_bars
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _EPILOG = """\b
 A table of your own (others: docs/measuring.md):
@@ -67,8 +62,14 @@ def command(folder: str, by: str, regret: bool, as_json: bool, **given: Any) -> 
     from shapewright.measure.accuracy.evaluate import evaluate_folder
 
     groups = [word.strip() for word in by.split(",") if word.strip()]
-    with _progress() as (on_table, on_rows):
-        evaluation = evaluate_folder(folder, by=groups, on_table=on_table, on_rows=on_rows, **given)
+    with progress_bars() as bars:
+        evaluation = evaluate_folder(
+            folder,
+            by=groups,
+            on_table=lambda name, num_rows: bars.add_task(name, total=num_rows),
+            on_rows=lambda num_rows: bars.advance(bars.task_ids[-1], num_rows),
+            **given,
+        )
     if as_json:
         from shapewright.app.report.outputs.measure import accuracy_output
         from shapewright.app.report.outputs.model import plain
@@ -80,21 +81,3 @@ def command(folder: str, by: str, regret: bool, as_json: bool, **given: Any) -> 
     else:
         print_accuracy(evaluation, make_console(), regret=regret)
     return 1 if evaluation.unreadable else 0
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[str, int], None], Callable[[int], None]]]:
-    """Progress bars on a terminal's standard error; nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield (lambda _name, _rows: None), (lambda _rows: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        current: list[Any] = []
-
-        def on_table(name: str, num_rows: int) -> None:
-            current.append(bars.add_task(name, total=num_rows))
-
-        yield on_table, lambda num_rows: bars.advance(current[-1], num_rows)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.app.cli.console import echo, given_command, make_console, print_json
+from shapewright.app.cli.console import echo, given_command, make_console, print_json, progress_bars
 from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
@@ -129,7 +127,9 @@ def command(
         raise click.UsageError("--kernel-names has no effect with --cpu, whose libraries report no names; leave it out")
     if address is not None and engine == "local":
         raise click.UsageError("--address has no effect without --engine ray: leave it out")
-    with _progress(suite or f"shapes of {shapes_from}") as (on_start, on_row):
+    with progress_bars() as bars:
+        words = suite or f"shapes of {shapes_from}"
+        task = bars.add_task(words, total=None)
         request = BenchRequest(
             suites=suites,
             shapes_from=shapes_from or "",
@@ -149,8 +149,8 @@ def command(
             engine=engine,
             address=address,
             command=given_command(),
-            on_start=on_start,
-            on_row=on_row,
+            on_start=lambda count: bars.update(task, total=count),
+            on_row=lambda row: bars.update(task, advance=1, description=f"{words}: {row.kind} {row.name}"),
         )
         predicted_for = _predicted_device(device)
         try:
@@ -270,21 +270,3 @@ def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bo
             err=True,
         )
     return named_device(facts.name) if facts.name in list_devices() else None
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[tuple[Callable[[int], None], Callable[[Any], None]]]:
-    """Progress bar on a terminal's standard error; nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield (lambda _count: None), (lambda _row: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(name, total=None)
-
-        def on_row(row: Any) -> None:
-            bars.update(task, advance=1, description=f"{name}: {row.kind} {row.name}")
-
-        yield (lambda count: bars.update(task, total=count)), on_row

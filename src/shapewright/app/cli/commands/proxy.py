@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.commands.bench import DEFAULT_STORE
-from shapewright.app.cli.console import echo, given_command, print_output
+from shapewright.app.cli.console import echo, given_command, is_shown, print_output
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
 
@@ -90,7 +90,7 @@ def command(
     )
     try:
         outcome = train_proxies(request, store_path)
-        if sys.stderr is not None and sys.stderr.isatty():
+        if is_shown(sys.stderr):
             click.echo("\r\033[K", nl=False, err=True)
     except KeyboardInterrupt:
         echo(f"every recorded loss is in {store_path}; the same command goes on from there", err=True)
@@ -113,7 +113,7 @@ class _ProgressLine:
         name = spec.name
         if (name, seed) not in self._seen:
             self._seen.append((name, seed))
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_terminal = is_shown(sys.stderr)
         is_due = (
             time.monotonic() - self._shown_s > _SHOW_EVERY_S
             if is_terminal
