@@ -210,17 +210,17 @@ def all_reduce_partial(shard: Shard, block: Block, repeats: int, *, width: int) 
     )
 
 
-def all_gather_tokens(shard: Shard, block: Block, role: str, repeats: int, *, tokens: int) -> list[Operation]:
-    """Gather the tokens of all devices of the tensor axis on each of them."""
+def gather_expert_outputs(shard: Shard, repeats: int, *, tokens: int) -> list[Operation]:
+    """Gather the experts' results for the tokens of all devices of the tensor axis on each of them."""
     message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
     return collective(
         shard,
-        block,
-        role,
+        "moe",
+        "outputs",
         "all_gather",
         "tensor",
         repeats,
-        name=f"{block}.{role}.all_gather",
+        name="moe.outputs.all_gather",
         message_bytes=message_bytes,
     )
 

@@ -21,9 +21,9 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.numeric import maximum, minimum
 from shapewright.lowering.builders import activation, bias_gradients, display_name, move, pointwise, weight_gemm
 from shapewright.lowering.collectives import (
-    all_gather_tokens,
     combine_experts,
     dispatch_experts,
+    gather_expert_outputs,
     gather_tokens,
     reduce_tokens,
 )
@@ -120,7 +120,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     combined = 1.0 * routed_tokens * h
     operations.append(move(shard, "moe", "unpermute", repeats, read=1.0 * own_rows * h, written=combined))
     if exchanges and layout.has_own_expert_degree and not shard.workload.is_training:
-        operations += all_gather_tokens(shard, "moe", "outputs", repeats, tokens=tokens)
+        operations += gather_expert_outputs(shard, repeats, tokens=tokens)
     if config.shared_expert_intermediate_size:
         operations += _lower_shared_expert(shard, repeats, stands_alone=exchanges)
     if not exchanges:
