@@ -86,7 +86,7 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     a100 = paper[paper.device == A100_OF_PAPER]
 
     held_out = held_out_rows(folder, "gemm")
-    swapped = pd.concat(other_library_rows("gemm", held_out), ignore_index=True)
+    swapped = pd.concat(other_library_rows(held_out), ignore_index=True)
     swapped = with_gemm_formats(swapped)
     groups |= library_groups(swapped)
 
@@ -150,7 +150,7 @@ def borrowed_rows(folder: Path) -> pd.DataFrame:
     return price_rows("gemm", held_out, uncalibrated=True, as_new_shapes=True)
 
 
-def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
+def other_library_rows(columns: Columns) -> Iterator[pd.DataFrame]:
     """Yield the rows of each library, priced with the section of every other library of its device."""
     libraries = columns.labels["library"].values
     devices = columns.labels["device"].values
@@ -159,7 +159,7 @@ def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
         for measured, priced in product(here, here):
             if measured != priced:
                 chosen = columns.take((devices == device) & (libraries == measured))
-                yield price_rows(name, with_labels(chosen, library=priced), as_new_shapes=True)
+                yield price_rows("gemm", with_labels(chosen, library=priced), as_new_shapes=True)
 
 
 # Only 16-bit GEMMs: other formats were timed without the casts that records contain.
