@@ -481,3 +481,25 @@ def test_time_of_a_pass_by_hand() -> None:
     assert replica_pass_s(flat, 3, 7, 700, 25, 25 * 50.0, 5) == pytest.approx(10.0 * (3 + 9) + 0.5)
     assert replica_pass_s(flat, 3, 7, 700, 25, 25 * 50.0, 20) == pytest.approx(10.0 * (3 + 20) + 0.5)
     assert replica_pass_s(flat, 3, 0, 0, 25, 25 * 50.0, 20) == pytest.approx(10.0 * 20 + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "prompts", "answers", "num_blocks", "max_sequences", "max_tokens"),
+    [
+        ([0.0, 0.5, 1.0, 1.0], [4, 40, 4, 40], [2, 2, 20, 2], 22, 2, 8),
+        ([0.0, 0.0, 0.5, 0.5], [20, 20, 24, 20], [20, 10, 2, 10], 20, 3, 6),
+        ([0.0, 0.5, 0.5, 0.5, 1.0], [4, 4, 20, 20, 24], [2, 10, 2, 10, 2], 18, 2, 12),
+    ],
+)
+def test_a_cut_prompt_that_loses_its_blocks_leaves_the_other_one_as_it_was(
+    arrivals: list[float], prompts: list[int], answers: list[int], num_blocks: int, max_sequences: int, max_tokens: int
+) -> None:
+    """They are on two replicas when a decoding sequence needs a block: all answers end, all blocks are free."""
+    streams = constant_streams(
+        num_replicas=2, num_blocks=num_blocks, max_sequences=max_sequences, max_tokens=max_tokens
+    )
+    outcome = simulate(make_traffic(arrivals, prompts, answers), streams)
+
+    assert outcome.preempted.sum() > 0
+    assert outcome.emitted.tolist() == answers
+    assert outcome.totals[0].free_blocks == num_blocks
