@@ -387,3 +387,28 @@ def test_attention_over_window_and_entries_in_a_prompt(cached: int, entries: int
     assert (2, nearest + 128, 64 + entries) in cores
     # Entries of 128 tokens: of 1 to 512 none to 4, of 401 to 512 three to 4.
     assert (3, nearest + 4, 64 + (3 if cached else 2)) in cores
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "query_len", "context_len", "measured_s"),
+    [(1, 16, 262160, 7.14e-5), (1, 256, 131328, 8.78e-5), (2, 2048, 264192, 1.9796e-3), (16, 16, 12304, 5.57e-5)],
+)
+def test_attention_to_entries_takes_as_long_as_measured(
+    batch_size: int, query_len: int, context_len: int, measured_s: float
+) -> None:
+    """Within 10 % of DeepSeek-V4-Flash on an H100 (vLLM 0.24): 128 nearest tokens, and an entry for 128 tokens."""
+    one = SparseAttention(
+        name="x",
+        part="attention",
+        selected=128 + context_len // 128,
+        num_heads=64,
+        batch_size=batch_size,
+        query_len=query_len,
+        kv_len=context_len,
+        head_dim=512,
+        v_head_dim=512,
+        window=128,
+    )
+
+    price = price_sparse_attention(one, H100, load_record("sparse_attention", H100))
+    assert float(price.time_s.item()) == pytest.approx(measured_s, rel=0.1)
