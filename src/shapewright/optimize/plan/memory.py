@@ -49,7 +49,7 @@ class SplitMemory:
     Attributes:
         stages: Stages that may need most memory.
         states_bytes: Weights, gradients, optimizer states and gathered layers. [byte]
-        duplicated_bytes: States of which devices under DualPipe hold a second copy. [byte]
+        duplicated_bytes: States that devices hold in addition under DualPipe. [byte]
         microbatch_bytes: Activations of each micro-batch in flight, on the device. [byte]
         host_bytes: Activations of each micro-batch in flight, offloaded to the host. [byte]
         in_transit_bytes: Most offloaded activations that the device holds while copying. [byte]
@@ -165,7 +165,7 @@ class SplitMemoryEstimator:
         return stage
 
     def _states_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "stages shardings 2"]:
-        """Return the states, and those that DualPipe duplicates, by stage and sharding. [byte]
+        """Return the states, and those that DualPipe adds to them, by stage and sharding. [byte]
 
         They depend on neither micro-batch size nor sequence parallelism.
         """
@@ -177,18 +177,24 @@ class SplitMemoryEstimator:
         return self._states[key]
 
     def _states_of_stage(self, stage: Stage) -> list[tuple[float, float]]:
-        """Return the states of a stage, and those that DualPipe duplicates, by sharding. [byte]"""
+        """Return the states of a stage, and those that DualPipe adds to them, by sharding. [byte]"""
+        own = self._states_under(stage, "1f1b")
+        both = own if stage.layout.pipeline_parallel % 2 else self._states_under(stage, "dualpipe")
+        return [(one, two - one) for one, two in zip(own, both, strict=True)]
+
+    def _states_under(self, stage: Stage, schedule: str) -> list[float]:
+        """Return the states of a stage under a schedule, by sharding. [byte]"""
+        layout = stage.layout = replace(stage.layout, pipeline_schedule=schedule)
         parameters = count_stage_parameters(stage, self._counts, self._workload)
-        found = [
+        return [
             estimate_states(
                 parameters,
                 replace(self._workload, offload_optimizer=sharding.offload_optimizer),
-                replace(stage.layout, zero_stage=sharding.zero_stage),
+                replace(layout, zero_stage=sharding.zero_stage),
                 training_recipe(self._config, self._workload),
-            )
+            ).total_bytes
             for sharding in self._shardings
         ]
-        return [(states.total_bytes, states.weights_bytes + states.gradients_bytes) for states in found]
 
     def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
         """Return microbatch, host, in_transit, transient and fixed bytes, as in SplitMemory. [byte]
