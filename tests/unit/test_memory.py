@@ -614,3 +614,25 @@ def test_cache_of_an_encoder_decoder_after_its_prompt() -> None:
     )
 
     assert memory.kv_cache_bytes == 12 * (1 + 100) * 2 * 12 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fields", "num_logits", "num_ends"),
+    [("1f1b", {}, 1, 1), ("gpipe", {}, 8, 8), ("gpipe", {"loss_chunks": 4}, 0.25, 8)],
+)
+def test_the_last_stage_of_gpipe_keeps_the_logits_of_a_step(
+    schedule: str, fields: dict[str, Any], num_logits: float, num_ends: int
+) -> None:
+    """Eight micro-batches of 128 tokens pass it before the first backward pass, each with its softmax in fp32.
+
+    The inputs of the final norm and of the logits, 2 bytes each, stay as long; a loss in four chunks keeps no logits.
+    """
+    config = read_model("llama-3.2-1b").config
+    job = Workload(micro_batch_size=1, global_batch_size=8, seq_len=128, **fields)
+    layout = ParallelLayout(pipeline_parallel=4, pipeline_schedule=schedule)
+    in_flight = 8 if schedule == "gpipe" else 1
+    *_, before, last = estimate_stages(config, job, layout)
+    layers_bytes = before.activations_bytes / (8 if schedule == "gpipe" else 2)
+
+    assert last.logits_bytes == num_logits * 128 * config.vocab_size * 4
+    assert last.activations_bytes - in_flight * layers_bytes == num_ends * 2 * 128 * config.hidden_size * 2

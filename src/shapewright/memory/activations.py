@@ -62,6 +62,7 @@ class ActivationTerms:
         microbatch_bytes: On the device for each micro-batch in flight. [byte]
         end_bytes: On the device once, at the end of the model, without the logits. [byte]
         logits_bytes: Softmax of the logits. [byte]
+        gpipe_end_bytes: Of both, what GPipe keeps for each micro-batch in flight. [byte]
         transient_bytes: Alive only briefly: the recomputed tensors of one layer or the gradient of the logits, which
             is freed before a layer is recomputed. [byte]
         host_bytes: On the host for each micro-batch in flight. [byte]
@@ -75,6 +76,7 @@ class ActivationTerms:
     transient_bytes: float
     host_bytes: float = 0.0
     in_transit_bytes: float = 0.0
+    gpipe_end_bytes: float = 0.0
 
     def on_device_bytes(self, in_flight: float) -> float:
         """Activations on the device for a number of micro-batches in flight. [byte]"""
@@ -124,12 +126,19 @@ def estimate_activation_terms(
         per_microbatch += _MASK_BYTES * residual_elements * (config.hidden_dropout > 0)
         per_microbatch += residual_bytes * config.embedding_norm
     # Inputs of the final norm and of the logit GEMM, once more for each layer of multi-token prediction. The last stage
-    # starts the backward pass at once, so only one micro-batch has them.
+    # starts the backward pass at once, so only one micro-batch has them, except with GPipe.
     num_heads = 1 + config.num_mtp_layers
     end_bytes = num_heads * residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
     logits_bytes = estimate_logits(stage, workload)
     transient_bytes = max(recomputed + temporary, estimate_logit_gradient(stage, workload))
-    return ActivationTerms(per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes)
+    rows = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
+    # A loss in chunks, and Liger's, keep no logits for the backward pass.
+    has_logits = stage.is_last and config.vocab_size and workload.kernels != "fused"
+    keeps_logits = has_logits and _count_loss_chunks(stage, workload, rows) == 1
+    gpipe_end_bytes = end_bytes + (logits_bytes if keeps_logits else 0.0)
+    return ActivationTerms(
+        per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes, gpipe_end_bytes
+    )
 
 
 def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, stage: int) -> float:

@@ -205,6 +205,11 @@ def _estimate_stage(
         in_flight = tower_in_flight or count_microbatches_in_flight(workload, layout, stage.index)
         activations_bytes = terms.on_device_bytes(in_flight) + terms.end_bytes * (tower_in_flight or 1.0)
         logits_bytes *= tower_in_flight or 1.0
+        if layout.pipeline_schedule == "gpipe" and not tower_in_flight:
+            # All micro-batches of a step pass the last stage before the first backward pass.
+            more = in_flight - 1.0
+            logits_bytes += more * (terms.gpipe_end_bytes - terms.end_bytes)
+            activations_bytes += more * terms.end_bytes
         host_bytes = host_bytes + terms.host_bytes * in_flight
         workspace_bytes = terms.transient_bytes
     else:

@@ -55,6 +55,7 @@ class SplitMemory:
         in_transit_bytes: Most offloaded activations that the device holds while copying. [byte]
         transient_bytes: Short-lived buffers. [byte]
         fixed_bytes: Memory that does not grow with micro-batches: end of the model, logits, runtime. [byte]
+        end_bytes: Of it, what GPipe keeps for each micro-batch in flight. [byte]
         splits: The splits.
         workloads: Workload of one replica with micro-batches of one sequence, by the number of them in a step.
     """
@@ -67,6 +68,7 @@ class SplitMemory:
     in_transit_bytes: ByPolicy
     transient_bytes: ByPolicy
     fixed_bytes: ByStage
+    end_bytes: ByStage
     splits: Sequence[Split]
     workloads: Mapping[int, Workload]
 
@@ -82,7 +84,10 @@ class SplitMemory:
         """Return the bytes of the fullest stage under one schedule."""
         in_flight = self._in_flight(schedule)[:, :, None]
         on_device = self.microbatch_bytes * in_flight + np.minimum(self.in_transit_bytes, self.host_bytes * in_flight)
-        by_policy = on_device + self.transient_bytes + self.fixed_bytes[:, :, None]
+        fixed = self.fixed_bytes[:, :, None]
+        if schedule.pipeline_schedule == "gpipe":
+            fixed = fixed + (in_flight - 1.0) * self.end_bytes[:, :, None]
+        by_policy = on_device + self.transient_bytes + fixed
         states = (
             self.states_bytes + self.duplicated_bytes if schedule.pipeline_schedule == "dualpipe" else self.states_bytes
         )
@@ -115,7 +120,7 @@ class SplitMemoryEstimator:
         )
         self._stages: dict[tuple[int, int], Stage] = {}
         self._states: dict[tuple[Any, ...], Float[np.ndarray, "stages shardings 2"]] = {}
-        self._terms: dict[tuple[Any, ...], Float[np.ndarray, "5 stages policies"]] = {}
+        self._terms: dict[tuple[Any, ...], Float[np.ndarray, "6 stages policies"]] = {}
         self._layers: dict[tuple[Any, ...], LayerBytes] = {}
         self._workloads: dict[tuple[int, ActivationPolicy], Workload] = {}
         self._workloads_by_count: dict[int, Workload] = {}
@@ -127,8 +132,8 @@ class SplitMemoryEstimator:
             np.array([self._states_of(split, stages) for split in splits]), 3, 0
         )
         terms = np.array([self._terms_of(split, stages) for split in splits])
-        microbatch_bytes, host_bytes, in_transit_bytes, transient_bytes, fixed_bytes = (
-            terms[:, part] for part in range(5)
+        microbatch_bytes, host_bytes, in_transit_bytes, transient_bytes, fixed_bytes, end_bytes = (
+            terms[:, part] for part in range(6)
         )
         for split in splits:
             count = split.num_microbatches
@@ -143,6 +148,7 @@ class SplitMemoryEstimator:
             in_transit_bytes=in_transit_bytes,
             transient_bytes=transient_bytes,
             fixed_bytes=fixed_bytes[:, :, 0],
+            end_bytes=end_bytes[:, :, 0],
             splits=splits,
             workloads=self._workloads_by_count,
         )
@@ -196,8 +202,8 @@ class SplitMemoryEstimator:
             for sharding in self._shardings
         ]
 
-    def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
-        """Return microbatch, host, in_transit, transient and fixed bytes, as in SplitMemory. [byte]
+    def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "6 stages policies"]:
+        """Return microbatch, host, in_transit, transient, fixed and end bytes, as in SplitMemory. [byte]
 
         They do not depend on the number of replicas, and of the expert degree at most on whether rows are exchanged.
         """
@@ -217,9 +223,10 @@ class SplitMemoryEstimator:
                             term.in_transit_bytes,
                             term.transient_bytes,
                             fixed_bytes,
+                            term.gpipe_end_bytes,
                         )
                     )
-            self._terms[key] = np.array(rows).T.reshape(5, len(stages), len(self._policies))
+            self._terms[key] = np.array(rows).T.reshape(6, len(stages), len(self._policies))
         return self._terms[key]
 
     def _layer_bytes(
