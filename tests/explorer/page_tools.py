@@ -20,6 +20,7 @@ if BROWSER is None:
 # A browser on a busy machine misses a moment now and then: once more, and said in the report; twice is a failure.
 ONCE_MORE = pytest.mark.flaky(reruns=1)
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+LAPTOP = {"width": 1366, "height": 768}
 WAIT_MS = 20_000
 # A search starts a process of low priority, which a busy machine keeps waiting.
 SEARCH_MS = 240_000

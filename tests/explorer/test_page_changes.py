@@ -206,7 +206,12 @@ def test_plans_are_for_the_devices_of_the_field(open_page: Callable[..., Any]) -
             "700",
         ),
         ("design", {"design-size": "3", "design-tokens": "8", "design-devices": "16"}, "#design-size-value", "140M"),
-        ("design", {"search-tolerance": "0.05", "search-tokens": "1e12", "search-guard": "free"}, "#search", "1 T"),
+        (
+            "design",
+            {"search-tolerance": "0.05", "search-tokens": "1e12", "search-guard": "free"},
+            "#search",
+            "1 T tokens",
+        ),
     ],
     ids=["plan", "serving", "design", "search"],
 )

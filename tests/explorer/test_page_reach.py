@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from page_tools import NARROW, ONCE_MORE, SEARCH_MS, WIDE, expect, focused, see, settle, turn_to, words_of
+from page_tools import LAPTOP, NARROW, ONCE_MORE, SEARCH_MS, WIDE, expect, focused, see, settle, turn_to, words_of
 
 pytestmark = ONCE_MORE
 
@@ -24,6 +24,17 @@ def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
     settle(page, words_of("gpt2", device="a100-sxm-80gb"))
 
 
+def test_a_laptop_shows_model_and_device_first(open_page: Callable[..., Any]) -> None:
+    """Both lists are in sight before anything is scrolled; on a phone a mark says that the question opens."""
+    page = open_page(viewport=LAPTOP)
+    for name in ("preset", "device"):
+        box = page.locator(f"#{name}").bounding_box()
+        assert box["y"] + box["height"] < LAPTOP["height"]
+    page.set_viewport_size(NARROW)
+    marker = page.locator("#question > summary").evaluate("one => getComputedStyle(one).display")
+    assert marker == "list-item"
+
+
 def test_a_phone_shows_what_a_search_found(open_page: Callable[..., Any]) -> None:
     """The verdict has the whole width, and the gain of each shape is in sight beside its changes."""
     page = open_page("page=design&preset=gpt2&device=a100-sxm-80gb&m.hidden_size=769", viewport=NARROW)
@@ -35,6 +46,7 @@ def test_a_phone_shows_what_a_search_found(open_page: Callable[..., Any]) -> Non
     words = page.locator("#search p", has_text="Verdict:")
     assert words.evaluate("one => getComputedStyle(one).display") == "block"
     assert words.locator(".unbroken").count() > 0
+    expect(page.locator("#search .hint", has_text="letters: ")).to_contain_text("net: speed-up to the same loss")
 
 
 # Choices whose text is wider than the room that their list leaves for it, beside an arrow of at least 16 pixels.

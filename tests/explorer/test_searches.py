@@ -63,6 +63,7 @@ def test_search_job_equals_the_command(uncalibrated: bool, client: TestClient) -
         one.speedup.factor for one in expected.candidates
     ]
     assert len(run["result"]["text"]["candidates"]["rows"]) == len(expected.candidates)
+    assert "net: speed-up to the same loss" in run["result"]["text"]["letters"]
     assert run["progress_fraction"] == 1.0
 
 

@@ -52,7 +52,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.explorer.requests import Job, job_fields, read_job_model
     from shapewright.app.explorer.views.answers import columns_to_json
     from shapewright.app.explorer.views.figures import speedup_figure
-    from shapewright.app.report.optimize.candidates import candidate_columns
+    from shapewright.app.report.optimize.candidates import candidate_columns, describe_letters
     from shapewright.app.report.optimize.search import describe_space
     from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import describe_changes, search_output
@@ -80,14 +80,16 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         progress=_progress_writer(),
     )
     found = search_output(result)
+    columns = candidate_columns(found.candidates)
     answer = found.to_json()
     return {
         **answer,
         "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
         "text": {
             "request": describe(found.step),
-            "candidates": columns_to_json(candidate_columns(found.candidates)),
+            "candidates": columns_to_json(columns),
             "pareto": columns_to_json(candidate_columns(found.pareto)),
+            "letters": describe_letters([*found.candidates, *found.pareto], columns) if found.candidates else "",
             "changes": [describe_changes(candidate) for candidate in found.candidates],
             "space": describe_space(found),
         },

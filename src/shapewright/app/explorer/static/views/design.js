@@ -102,7 +102,7 @@ export function makeDesign() {
   for (const input of [size.slider, tokens.slider, devices]) input.addEventListener("change", ask);
   start.addEventListener("click", ask);
   card({ page: "design", id: "design", title: "Design", wide: true,
-    lead: "Shape, layout and run for a size and tokens: this model scaled, on the device above.",
+    lead: "Shape, layout and run for a size and tokens: this model scaled, on the device above. Letters in the table are those beside the fields.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, size.field, tokens.field,
       h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Devices"), devices), start)), bar, verdict, status, place, found],

@@ -7,7 +7,7 @@ import { showTiles } from "./tiles.js";
 // Units in formatted values, to sort cells by value.
 const SCALE = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 
-const HINT = "Point at an operation, or move to it with Tab, to see how its time is computed.";
+const HINT = "Point at an operation, tap its row, or move to it with Tab, to see how its time is computed.";
 
 let sorted = { column: -1, down: true };
 let current = null;

@@ -19,8 +19,8 @@ function applyCandidate(asked, candidate) {
 export function makeSearch(about) {
   const boxes = about.vary.map((name) => h("label", { class: "check" }, keep(h("input", { type: "checkbox", id: `search-${name}`, value: name, checked: about.vary_default.includes(name) })), h("span", {}, name.replace("_", " "))));
   const tolerance = keep(h("select", { id: "search-tolerance" }, [["0.005", "0.5 %"], ["0.02", "2 %"], ["0.05", "5 %"]].map(([value, text]) => h("option", { value, selected: value === "0.02" }, text))));
-  const tokens = keep(h("select", { id: "search-tokens" }, [["", "no run (by speed)"], ["1e11", "100 B tokens"], ["1e12", "1 T tokens"], ["15e12", "15 T tokens"]].map(([value, text]) => h("option", { value }, text))));
-  const guard = keep(h("select", { id: "search-guard" }, ["usual", "strict", "free"].map((name) => h("option", { value: name }, name))));
+  const tokens = keep(h("select", { id: "search-tokens" }, [["", "speed"], ["1e11", "time to the loss of 100 B tokens"], ["1e12", "time to the loss of 1 T tokens"], ["15e12", "time to the loss of 15 T tokens"]].map(([value, text]) => h("option", { value }, text))));
+  const guard = keep(h("select", { id: "search-guard" }, [["usual", "usual"], ["strict", "closer to this shape"], ["free", "any"]].map(([value, text]) => h("option", { value }, text))));
   const start = h("button", { type: "button", class: "primary", id: "start-search" }, "Search");
   const stop = h("button", { type: "button", id: "stop-search", hidden: true }, "Stop");
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the search", hidden: true });
@@ -47,6 +47,7 @@ export function makeSearch(about) {
       result.verdict ? h("p", {}, h("strong", {}, "Verdict: "), withArrows(result.verdict.text)) : null,
       result.candidates.length ? [h("h3", {}, "Shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
       result.pareto.length ? h("details", {}, h("summary", {}, `Pareto front: ${result.pareto.length} shapes`), table(pareto, { caption: "Pareto front", action: action(result.pareto) })) : null,
+      h("p", { class: "hint" }, result.text.letters),
       h("ul", { class: "notes" }, result.notes.map((text) => h("li", {}, text))));
   };
   const watch = async (id, asked) => {
@@ -94,6 +95,6 @@ export function makeSearch(about) {
     lead: "Faster shapes with the same number of parameters, with proportions of public models.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, h("fieldset", { class: "plain" }, h("legend", {}, "Vary"), h("div", { class: "row" }, boxes)),
-      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Size within"), tolerance), h("label", { class: "inline" }, h("span", {}, "To the loss after"), tokens), h("label", { class: "inline" }, h("span", {}, "Quality guard"), guard), start, stop)), bar, status, place, found],
+      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Size within"), tolerance), h("label", { class: "inline" }, h("span", {}, "Rank by"), tokens), h("label", { class: "inline" }, h("span", {}, "Proportions"), guard), start, stop)), bar, status, place, found],
     refresh: async () => "" });
 }

@@ -77,7 +77,7 @@ export function makeServing() {
       h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note))));
   };
   card({ page: "serving", id: "serving", title: "Serving", wide: true,
-    lead: "Ways to serve this model on the device above: tokens/s of a user against tokens/s of a GPU, latency under load, what limits, and how to launch it. The layout is chosen here.",
+    lead: "Ways to serve this model on the device above: tokens/s of a user against tokens/s of a GPU, latency under load, what limits, and how to launch it. The step above does not count here: layout and batch are chosen.",
     tools: [savers(places.front, "serving")],
     form: h("div", { class: "search-form" }, h("div", { class: "row serving-fields" },
       Object.entries(inputs).map(([name, input]) => h("label", { class: "field wide" }, h("span", {}, FIELDS[name][0]), input)),

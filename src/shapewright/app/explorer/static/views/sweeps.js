@@ -51,7 +51,7 @@ export function makeFieldSweep(fields) {
       fill(byId("headline"), verdict.text, verdict.value === null ? null : h("button", { type: "button", class: "apply", onclick: () => apply(verdict.value) }, `Use ${verdict.value.toLocaleString("en")}`));
       draw(place, last.figure, { adjust: (series) => ({ series: series.map(withMarkers), dataZoom: undefined }) });
       const maxima = [...last.local_maxima].sort((one, other) => one.value - other.value);
-      fill(chips, h("span", { class: "label" }, "Most work per second"), maxima.map((maximum) => h("button", {
+      fill(chips, h("span", { class: "label" }, "Most work per second, change of time, certainty"), maxima.map((maximum) => h("button", {
         type: "button", class: "chip-button", title: maximum.text, "data-value": String(maximum.value), disabled: maximum.value === last.current, onclick: () => apply(maximum.value),
       }, maximum.value.toLocaleString("en"), h("small", {}, maximum.gain_text))));
       const ends = last.wave_ends.length ? ` Wave ends of ${last.watched}: ${last.wave_ends.slice(0, 12).join(", ")}${last.wave_ends.length > 12 ? ", ..." : "."}` : "";
