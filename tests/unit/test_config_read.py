@@ -163,14 +163,22 @@ def test_invalid_overrides(overrides: dict[str, Any], words: str) -> None:
         ("~nobody-of-this-name/model", "cannot read '~nobody-of-this-name/model'"),
         ("./nothing/here", "nothing at path"),
         ("nothing.json", "nothing at path"),
-        ("my_model.py", "'my_model.py' is Python: name what returns the module, as FILE.py:CALLABLE"),
-        ("my_model.py:build", "is a module of PyTorch, which 'predict', 'check', 'memory',"),
+        ("my_model.py:build", "is a module of PyTorch, which the commands predict, check, memory,"),
+        ("./torchtitan/none.py::8B", "nothing at path"),
         ("../../etc/presets/gpt2", "nothing at path"),
     ],
 )
 def test_unknown_names(name: str, words: str) -> None:
     """An unknown name is an error on one line with similar names, or where to look."""
     assert words in one_line(name)
+
+
+def test_a_python_file_that_is_no_config(tmp_path: Path) -> None:
+    """It says how a callable is named, and not that Python is no JSON."""
+    path = tmp_path / "model.py"
+    path.write_text("def build(): ...", encoding="utf-8")
+
+    assert "to trace a module, name what returns it, as FILE.py:CALLABLE" in one_line(path)
 
 
 def test_unknown_preset_has_its_own_error() -> None:

@@ -256,13 +256,16 @@ def find_config(source: str) -> tuple[dict[str, Any], str, str]:
     except (OSError, ValueError, RuntimeError) as error:  # an invalid file name, or an unknown user's home
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"cannot read {short_path(source)}: {reason}; give a preset, a path or a hub id") from None
-    if ".py:" in source:
+    if re.search(r"\.py:(?!:)", source):
         raise ConfigError(
-            f"{short_path(source)} is a module of PyTorch, which 'predict', 'check', 'memory', 'mfu', 'report' and "
-            f"'serve' trace; give a preset, a config.json, a model folder or a hub id"
+            f"{short_path(source)} is a module of PyTorch, which the commands predict, check, memory, mfu, report and "
+            f"serve trace, and shapewright.trace in Python; give a preset, a config.json, a model folder or a hub id"
         )
-    if source.endswith(".py"):
-        raise ConfigError(f"{short_path(source)} is Python: name what returns the module, as FILE.py:CALLABLE")
+    if is_there and source.endswith(".py"):
+        raise ConfigError(
+            f"{short_path(source)} is Python, and no config of a trainer; to trace a module, name what returns it, as "
+            f"FILE.py:CALLABLE"
+        )
     if is_there and source:
         file = path / "config.json" if is_folder else path
         if is_folder and not file.exists():
