@@ -342,6 +342,16 @@ def test_servers_run_expert_kernels_of_their_own() -> None:
     assert kernels == ["as-16-bit", "measured"] * 2
 
 
+def test_a_scenario_of_a_step_does_not_choose_the_expert_kernel_of_a_plan() -> None:
+    """Its default is that of steps; the plan of a scenario is the plan of its model."""
+    scenario = build_scenario("mixtral-8x7b", "h100-sxm-80gb", workload={"dtype": "fp8"})
+    lengths = {"prompt_len": 1000, "output_len": 200, "num_devices": 1, "formats": []}
+
+    assert shapewright.serve_plan(scenario, **lengths).workload.expert_kernel == "as-16-bit"
+    asked = shapewright.serve_plan(scenario, workload={"expert_kernel": "measured"}, **lengths)
+    assert asked.workload.expert_kernel == "measured"
+
+
 def test_the_engine_has_little_effect_on_the_best_plan_of_experts() -> None:
     """A plan for no engine gives at least half of vLLM's tokens: fp8 experts were priced at a fifteenth without one."""
     question = {"device": "h100-sxm-80gb", "num_devices": 8, "prompt_len": 2000, "output_len": 400, "formats": []}
