@@ -3,13 +3,35 @@
 A command imports 90 to 170 dataclasses; compiling their generated methods is a tenth of its start-up. Here all classes
 share the code of equality, hash, text and the guards of frozen fields; only ``__init__`` is generated. It fills
 ``__dict__`` at once, where the standard library calls ``object.__setattr__`` for each field of a frozen instance.
+Tables of instances that callers share are ReadOnlyDicts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-__all__ = ["dataclass"]
+__all__ = ["ReadOnlyDict", "dataclass"]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ReadOnlyDict(dict[K, V]):
+    """A dictionary that refuses changes; unlike ``types.MappingProxyType`` it can be pickled and copied.
+
+    >>> ReadOnlyDict({"fp16": 1.0})["fp16"]
+    1.0
+    """
+
+    def _refuse(self, *_values: Any, **_named: Any) -> NoReturn:
+        raise TypeError("these values are shared and cannot be changed; make a copy with dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[ReadOnlyDict[K, V]], tuple[dict[K, V]]]:
+        """Pickle and copy by contents: by default the items would be set one by one."""
+        return type(self), (dict(self),)
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import CalibrationError, WorkloadError, close_names
-from shapewright.core.records import dataclass
+from shapewright.core.records import ReadOnlyDict, dataclass
 from shapewright.core.texts import with_fields
 from shapewright.lowering.operations.attention import Attention
 from shapewright.lowering.operations.gemm import Gemm
@@ -103,6 +103,11 @@ class Software:
     borrowed_fraction: float = 0.0
     record: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Keep the tables from changes: a generation is loaded once and shared by all predictions of a process."""
+        for name in ("workload", "attention_factor"):
+            object.__setattr__(self, name, ReadOnlyDict(getattr(self, name)))
 
     def settle(self, workload: Workload) -> Workload:
         """Return the workload as this software runs it."""
