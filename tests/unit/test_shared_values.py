@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -57,3 +58,15 @@ def test_devices_of_callers_are_theirs() -> None:
     for made in (copy.copy(device), copy.deepcopy(device), pickle.loads(pickle.dumps(device))):
         assert made == device
         assert made.dense_flops_per_s == {"bf16": 1e15}
+
+
+def test_an_error_that_is_raised_again_keeps_no_frames() -> None:
+    """The error of a step that cannot run is kept; raised in a loop it held the frames of all calls before."""
+    scenario = shapewright.build_scenario("gpt2", **JOB).replace(tensor_parallel=7)
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(shapewright.ShapewrightError) as caught:
+            scenario.predict()
+        lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+
+    assert lengths == lengths[:1] * 3

@@ -126,7 +126,7 @@ class Scenario:
         """
         outcome = self.outcome
         if isinstance(outcome, ShapewrightError):
-            raise outcome
+            raise outcome.with_traceback(None)  # kept for later calls, each of which would add its frames
         return outcome
 
     @cached_property
