@@ -10,12 +10,14 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import (
+    ConfigError,
     DeviceError,
     LayoutError,
     ShapewrightError,
     UnknownRateError,
     WorkloadError,
     close_names,
+    short_repr,
 )
 from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
@@ -73,6 +75,10 @@ def build_scenario(
         ShapewrightError: one of the arguments is invalid, or they contradict each other.
     """
     overrides, workload, layout = _plain_values(overrides), _plain_values(workload), _plain_values(layout)
+    _check_type("overrides", overrides, Mapping, ConfigError)
+    _check_type("workload", workload, Mapping | Workload, WorkloadError)
+    _check_type("layout", layout, Mapping | ParallelLayout, LayoutError)
+    _check_type("software", software, str | Software, WorkloadError, "the name of a generation, such as fsdp-2024")
     remarks: tuple[Note, ...] = ()
     if isinstance(source, Scenario):
         workload, layout = _replace_fields(source, workload), _replace_fields(source, layout, of_layout=True)
@@ -109,6 +115,14 @@ def build_scenario(
     check_allocation(layout.num_devices, found, words=_describe_devices(layout), allowed=degrees)
     remarks += (Note(board, "device"),) if board else ()
     return Scenario(model=model, device=found, workload=workload, layout=layout, software=stack, remarks=remarks)
+
+
+def _check_type(
+    name: str, given: object, kinds: Any, error: type[ShapewrightError], advice: str = "a dictionary of its fields"
+) -> None:
+    """Raise an error that says what an argument of another type should be."""
+    if given is not None and not isinstance(given, kinds):
+        raise error(f"{name}={short_repr(given)} must be {advice}")
 
 
 def _check_activations(device: Device, workload: Workload) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import islice
 from math import prod
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from shapewright.app.api.parts import ScenarioLike, ScenarioParts, given_fields, takes_scenario
-from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.core.errors import (
+    CalibrationError,
+    DeviceError,
+    LayoutError,
+    ShapewrightError,
+    WorkloadError,
+    short_repr,
+)
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.lowering.torch_trace.trace import Trace
 from shapewright.models.read import read_model
@@ -163,8 +171,24 @@ def sweep(config: ScenarioLike, *, axes: Mapping[str, Sequence[Any]], **parts: U
     """
     from shapewright.prediction.sweep import predict_sweep
 
-    values = {name: [plain_value(value) for value in given] for name, given in axes.items()}
-    return predict_sweep(build_scenario(config, **parts), values)
+    return predict_sweep(build_scenario(config, **parts), {name: _axis(name, axes[name]) for name in axes})
+
+
+def _axis(name: str, given: Iterable[Any]) -> list[Any]:
+    """Values of an axis, of which no more are made than a sweep may have.
+
+    Raises:
+        WorkloadError: there are more, or they are no list.
+    """
+    from shapewright.prediction.sweep import MOST_ROWS
+
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise WorkloadError(f"{name}={short_repr(given)} must be a list of values to sweep", field=name)
+    values = [plain_value(value) for value in islice(given, MOST_ROWS + 1)]
+    if len(values) > MOST_ROWS:
+        words = with_fields("{name} has", name=FieldName(name)) + f" more than {MOST_ROWS} values; give fewer"
+        raise WorkloadError(words, field=name)
+    return values
 
 
 @takes_scenario

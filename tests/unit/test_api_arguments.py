@@ -1,8 +1,9 @@
-"""Devices and software generations are shared by all predictions of a process: callers cannot change them."""
+"""Arguments of the Python API: shared values cannot change, and those of another type or without end are refused."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import traceback
 from collections.abc import Callable
@@ -70,3 +71,29 @@ def test_an_error_that_is_raised_again_keeps_no_frames() -> None:
         lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
 
     assert lengths == lengths[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (range(1, 10**12), "more than 10000 values"),
+        (itertools.count(1), "more than 10000 values"),
+        (4, "micro_batch_size=4 must be a list of values"),
+        ("bf16", "micro_batch_size='bf16' must be a list of values"),
+    ],
+)
+def test_endless_axes_are_refused_at_once(values: Any, words: str) -> None:
+    """No more values of a sweep are made than it may have; those of a long range filled the memory."""
+    with pytest.raises(shapewright.ShapewrightError, match=words):
+        shapewright.sweep("gpt2", **JOB, axes={"micro_batch_size": values})
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("workload", "train"), ("workload", [("seq_len", 8)]), ("layout", 8), ("overrides", [1]), ("software", 3)],
+)
+def test_parts_of_another_type_are_errors_that_say_so(part: str, value: Any) -> None:
+    """An argument of another type is an error of this package that names it."""
+    parts: dict[str, Any] = {"device": "h100-sxm-80gb", part: value}
+    with pytest.raises(shapewright.ShapewrightError, match=f"^{part}=.* must be "):
+        shapewright.predict("gpt2", **parts)
