@@ -18,9 +18,10 @@ from shapewright.measure.refit.gemm.trees import (
     OWN_TREES,
     LearnedSection,
     combined_section,
+    kernel_columns,
     learn_section,
     learn_together,
-    runner_up_columns,
+    operand_columns,
     shape_folds,
 )
 from shapewright.pricing.calibration.records import load_record
@@ -46,7 +47,7 @@ def section_of(offset: float) -> LearnedSection:
 
 
 @pytest.fixture(scope="module")
-def runners_up() -> np.ndarray:
+def menu() -> np.ndarray:
     """Of the H100's bf16 menu: a GEMM of two full waves of 128 x 256, and one that needs split-k to fill the device."""
     device = load_device("h100-sxm-80gb")
     pricing = prepare_gemm_pricing("bf16", None, device, load_record("gemm", device.with_pricing(physics_only=True)))
@@ -54,23 +55,39 @@ def runners_up() -> np.ndarray:
     assert pricing.rates is not None
     m, n, k = np.array([[4096.0, 64.0], [8192.0, 128.0], [4096.0, 65536.0]])
     gemms = Gemms(m, n, k, np.ones(2), contiguous_letters("NT"))
-    return runner_up_columns(gemms, pricing.section.parameters, pricing.rates)
+    return kernel_columns(gemms, pricing.section.parameters, pricing.rates)
 
 
-def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:
+def test_runners_up_are_ordered(menu: np.ndarray) -> None:
     """Each is no faster than the one before, none faster than the best, and its last wave is a share of a wave."""
-    behind = runners_up[:, 3 : 5 * NUM_RUNNERS_UP : 5]
+    behind = menu[:, 3 : 5 * NUM_RUNNERS_UP : 5]
 
-    assert runners_up.shape == (2, 5 * NUM_RUNNERS_UP + 1)
     assert (np.diff(behind, axis=1) >= 0.0).all()
     assert (behind[:, 0] >= 0.0).all()
-    assert ((runners_up[:, 4::5] >= 0.0) & (runners_up[:, 4::5] < 1.0)).all()
+    assert ((last := menu[:, 4 : 5 * NUM_RUNNERS_UP : 5]) >= 0.0).all()
+    assert (last < 1.0).all()
 
 
-def test_value_of_a_split(runners_up: np.ndarray) -> None:
+def test_value_of_a_split(menu: np.ndarray) -> None:
     """A large GEMM needs no split; 64 x 128 outputs of k = 65536 keep one or two SMs busy without one."""
-    assert runners_up[0, -1] == 0.0
-    assert runners_up[1, -1] > np.log(2.0)
+    assert menu[0, 5 * NUM_RUNNERS_UP] == 0.0
+    assert menu[1, 5 * NUM_RUNNERS_UP] > np.log(2.0)
+
+
+def test_fill_of_the_waves_of_every_tile(menu: np.ndarray) -> None:
+    """The H100 has 132 SMs. 4096 x 8192 outputs are 1,024 tiles of 128 x 256, 7.76 waves of 8; 64 x 128 are one."""
+    tiles = load_device("h100-sxm-80gb").architecture_facts.gemm_tiles
+    fill = menu[:, 5 * NUM_RUNNERS_UP + 1 :][:, tiles.index((128, 256))]
+
+    assert fill == pytest.approx([1024 / 132 / 8, 1 / 132])
+    assert menu.shape == (2, 5 * NUM_RUNNERS_UP + 1 + len(tiles) + 5)
+
+
+def test_operands_in_elements() -> None:
+    """8 x 4 x 16: A has 128 elements, B 64 and C 32, 224 together; 1,024 operations."""
+    gemms = Gemms(np.array([8.0]), np.array([4.0]), np.array([16.0]), np.ones(1), contiguous_letters("NT"))
+
+    assert np.exp2(operand_columns(gemms))[0] == pytest.approx([224.0, 128.0, 4.0, 192.0, 1024 / 224])
 
 
 def test_sections_learned_together_are_distinguished_by_indicator_columns() -> None:
@@ -124,7 +141,7 @@ def test_a_section_is_priced_at_all_knots() -> None:
     """Times and features have a row per knot; the section of all libraries has sizes and their corrections."""
     device = load_device("a100-sxm-80gb")
     record = load_record("gemm", device.with_pricing(physics_only=True))
-    words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "uses_runners_up": True}
+    words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "uses_kernels": True}
     section = learn_section(KNOTS, {}, device, record, **words)
     middle = combined_section(section, KNOTS, np.ones((len(KNOTS), 2)))
 

@@ -103,7 +103,7 @@ class Learner:
             layout=source.layout,
             hot_cache=source.hot_cache,
             library=library,
-            uses_runners_up=self.are_kernels_shared,
+            uses_kernels=self.are_kernels_shared,
         )
 
     def learn(self) -> None:

@@ -1,13 +1,14 @@
 """Boosted trees for the residual of a GEMM record's formulas: tabulated, or a forest that is stored with a record.
 
-Features are the shape, the predicted quantities (tiles, waves, split, bounds) and the runner-up kernels; the target is
-ln(measured / physics) with an absolute-error loss, since two collections of one shape differ by 4 to 11 % with long
-tails. In 16 bits, where all libraries call the vendor's kernels, one model serves all devices of an architecture and
-all libraries, with two indicator columns; in narrower formats each section has its own. A model is evaluated at every
-measured knot of the grid, so that pricing needs the table only.
+Features are the shape, the predicted quantities (tiles, waves, split, bounds) and, in 16 bits, the other kernels of the
+menu; the target is ln(measured / physics) with an absolute-error loss, since two collections of one shape differ by 4
+to 11 % with long tails. In 16 bits, where all libraries call the vendor's kernels, one model serves all devices of an
+architecture and all libraries, with two indicator columns; in narrower formats each section has its own. A model is
+evaluated at every measured knot of the grid, so that pricing needs the table only.
 
 Runner-up kernels are the next best tiles of each GEMM and their relative times. Where several kernels take nearly the
-same time, a library's heuristic and the formulas disagree, and a correction is likely.
+same time, a library's heuristic and the formulas disagree, and a correction is likely. How full each tile of the menu
+leaves its waves tells what the library's own choice would lose, whichever tile that is.
 """
 
 from __future__ import annotations
@@ -45,15 +46,33 @@ if TYPE_CHECKING:
 NUM_RUNNERS_UP = 3
 
 
-def runner_up_columns(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
-    """Return features of the next best tiles of single GEMMs, each with its best split of k.
+def kernel_columns(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
+    """Return features of the menu's kernels and of the operands of single GEMMs.
 
     Returns:
-        Shape [gemms, 5 * NUM_RUNNERS_UP + 1]. Of each tile its rows, columns and split, ln(its time / the best
-        time), and its last wave as a share of a full one; then ln(best time without a split / best time).
+        Shape [gemms, 5 * NUM_RUNNERS_UP + 1 + tiles + 5]. Of each of the next best tiles, with its best split of k, its
+        rows, columns and split, ln(its time / the best time), and its last wave as a share of a full one; then
+        ln(best time without a split / best time); of every tile without a split, the mean fill of its waves; then
+        the columns of ``operand_columns``.
     """
     blocks = [slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(gemms.m), ROWS_PER_BLOCK)]
-    return np.concatenate([_block(gemms.rows(part), parameters, rates) for part in blocks])
+    kernels = np.concatenate([_block(gemms.rows(part), parameters, rates) for part in blocks])
+    return np.concatenate([kernels, operand_columns(gemms)], axis=1)
+
+
+def operand_columns(gemms: Gemms) -> Array:
+    """Return log2 of sums that trees add up badly, though caches hold operands by them.
+
+    Returns:
+        Elements of all matrices together, of the largest, min(m, n), elements of A and B, operations per element;
+        shape [gemms, 5].
+    """
+    m, n, k = gemms.m, gemms.n, gemms.k
+    sizes = np.stack([m * k, n * k, m * n])
+    elements = sizes.sum(axis=0)
+    columns = [elements, sizes.max(axis=0), np.minimum(m, n), elements - m * n, 2.0 * m * n * k / elements]
+    logs: Array = np.log2(np.stack(columns, axis=1))
+    return logs
 
 
 def _block(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
@@ -62,15 +81,17 @@ def _block(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Arra
     times = estimate_kernels(gemms, factor, every_kernel(p), p, rates)
     by_tile = (len(p.tile_m), len(p.split_k), num_gemms)
     time_s = (join_s(times.compute_s, times.memory_s, p.overlap_power) + times.added_s).reshape(by_tile)
-    last_wave = (times.num_tiles / rates.num_sms % 1.0).reshape(by_tile)
+    waves = (times.num_tiles / rates.num_sms).reshape(by_tile)
     best_s, tile_s, split = time_s.min(axis=(0, 1)), time_s.min(axis=1), time_s.argmin(axis=1)
     each, order = np.arange(num_gemms), tile_s.argsort(axis=0)
     columns = []
     for tile in order[1 : 1 + NUM_RUNNERS_UP]:
         own_split = split[tile, each]
         columns += [p.tile_m[tile], p.tile_n[tile], p.split_k[own_split], np.log(tile_s[tile, each] / best_s)]
-        columns.append(last_wave[tile, own_split, each])
-    return np.stack([*columns, np.log(time_s[:, 0].min(axis=0) / best_s)], axis=1)
+        columns.append(waves[tile, own_split, each] % 1.0)
+    columns.append(np.log(time_s[:, 0].min(axis=0) / best_s))
+    columns += list(waves[:, 0] / np.ceil(waves[:, 0]))
+    return np.stack(columns, axis=1)
 
 
 # Chosen by errors over whole (n, k) shapes left out in turn (docs/decisions/0003): for the rows of one section, for
@@ -130,7 +151,7 @@ def learn_section(
     layout: str,
     hot_cache: bool,
     library: str,
-    uses_runners_up: bool,
+    uses_kernels: bool,
 ) -> LearnedSection:
     """Price all knots by a record without its residual, and compute the features of the trees.
 
@@ -139,19 +160,19 @@ def learn_section(
         measured_s: Measured times of each library at the knots. [s]
         hot_cache: Operands may lie in the last-level cache.
         library: Library of the section; empty for all of them.
-        uses_runners_up: Include features of the runner-up kernels.
+        uses_kernels: Include features of the menu's kernels and of the operands.
     """
     dims = {letter: knots[letter].to_numpy(float) for letter in ("m", "n", "k")}
     operation = Gemm(name="row", dtype=dtype, layout=layout, **dims)
     price = price_gemm(operation, device, record, hot_cache=hot_cache, library=library)
     seen = features(**dims, price=price)
-    if uses_runners_up:
+    if uses_kernels:
         pricing = prepare_gemm_pricing(dtype, None, device, record, hot_cache=hot_cache, library=library)
         assert pricing.section is not None
         assert pricing.rates is not None
         _, gemms = flatten(operation)
-        behind = runner_up_columns(gemms, pricing.section.parameters, pricing.rates)
-        seen = np.concatenate([seen, behind], axis=1)
+        kernels = kernel_columns(gemms, pricing.section.parameters, pricing.rates)
+        seen = np.concatenate([seen, kernels], axis=1)
     return LearnedSection(physics_s=np.asarray(price.time_s), seen=seen, measured_s=measured_s)
 
 
