@@ -1,4 +1,4 @@
-"""A check as SARIF, for code scanning."""
+"""The findings of a check as SARIF, the JSON format in which code hosts take findings of linters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run suites, or the operations of one model, one after another, and store their rows."""
+"""The request of a bench (suites, or the operations of one model), and run_bench, which measures and stores them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Fit the records of kernels that are priced by their work, from the tables that list them. Some minutes.
+"""Fit the records of kernels that are priced by their work, from the tables that list them.
 
-A kernel has weights of its terms, and a residual table if unseen layouts gain by it. Its interval is the spread at
-measured sizes, which grows with the distance from them: rows that a fit saw lie close to its table, those of a layout
-that it did not see may not. A spread from the latter alone is too wide at the former and too narrow beyond the
-outermost layout.
+It takes some minutes. A kernel has weights of its terms, and a residual table if unseen layouts gain by it. Its
+interval is the spread at measured sizes, which grows with the distance from them: rows that a fit saw lie close to its
+table, those of a layout that it did not see may not. A spread from the latter alone is too wide at the former and too
+narrow beyond the outermost layout.
 """
 
 from __future__ import annotations

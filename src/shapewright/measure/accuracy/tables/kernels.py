@@ -1,4 +1,4 @@
-"""Evaluate tables of kernels that are priced by their work: labels that distinguish kernels, and the work of rows.
+"""Evaluate tables of kernels that are priced by their work: which columns name a kernel, and the work of each row.
 
 Here those that stream rows, of training and serving: norms.csv, fused_ops.csv, quantize.parquet; others beside.
 """
