@@ -22,7 +22,7 @@ from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
 from shapewright.memory.tensors import LAYER, activation_element_bytes, ceil_div
-from shapewright.models.compressed import count_entries, make_compressed
+from shapewright.models.compressed_attention import count_entries, make_compressed
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer
 from shapewright.models.parameters import count_parameters

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes, ceil_div
-from shapewright.models.compressed import count_entries, make_compressed
+from shapewright.models.compressed_attention import count_entries, make_compressed
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.workload.images import count_image_tokens

@@ -17,7 +17,7 @@ from shapewright.core.records import dataclass
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.stages import Stage, has_embedding_copy
 from shapewright.memory.tensors import activation_element_bytes, ceil_div
-from shapewright.models.compressed import make_compressed
+from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters

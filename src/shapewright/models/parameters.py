@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.models.compressed import make_compressed
+from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.image_linears import count_end_parameters, count_scaling_parameters
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.errors import WorkloadError
-from shapewright.models.compressed import make_compressed
+from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, mixers_of
 from shapewright.models.mixers import make_mixer
 from shapewright.workload.finetuning import FUSED_ROLES, TARGET_GROUPS, is_target

@@ -16,13 +16,13 @@ from shapewright.lowering.attention.core import Heads, fused_call, lower_unfused
 from shapewright.lowering.builders import activation_gemm, as_chain, display_name, move, norm, pointwise, weight_gemm
 from shapewright.lowering.collectives import gather_tokens, reduce_tokens
 from shapewright.lowering.operations.sparse import SparseAttention
-from shapewright.models.compressed import count_entries, make_compressed
+from shapewright.models.compressed_attention import count_entries, make_compressed
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations.base import Block
     from shapewright.lowering.operations.operation import Operation
     from shapewright.lowering.shard import Shard
-    from shapewright.models.compressed import CompressedAttention, Compressor
+    from shapewright.models.compressed_attention import CompressedAttention, Compressor
 
 _SCORE_BYTES = get_dtype("fp32").num_bytes
 

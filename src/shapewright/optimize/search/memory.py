@@ -10,7 +10,7 @@ import numpy as np
 from shapewright.core.dtypes import get_dtype
 from shapewright.core.traced import Node, Tape
 from shapewright.memory.estimate import count_cached_elements, estimate_memory
-from shapewright.models.compressed import make_compressed
+from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.layers import ATTENTION, mixers_of
 from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shapewright.core.records import dataclass
-from shapewright.models.compressed import make_compressed
+from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.image_linears import list_end_linears
 from shapewright.models.layers import ATTENTION, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer
