@@ -7,8 +7,7 @@ import pytest
 from judging import ALL_LIMITS, load_refit, mean_error, measured_file
 
 from shapewright.hardware.loader import load_device
-from shapewright.lowering.operations.pointwise import Pointwise
-from shapewright.measure.accuracy.tables.pointwise import KIND_OF
+from shapewright.measure.accuracy.tables.pointwise import SIZES, operation_of
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import price_pointwise
 
@@ -21,10 +20,10 @@ def test_held_out_models(model: str) -> None:
     script = load_refit("pointwise")
     import pandas as pd
 
-    rows = pd.read_parquet(measured_file("pointwise.parquet"))
+    rows = script.with_work(pd.read_parquet(measured_file("pointwise.parquet")))
     device = load_device("a100-sxm-80gb")
     others, held_out = rows[rows.model != model], rows[rows.model == model]
-    held_out = held_out[np.isin(script.kinds_of(held_out), script.kinds_of(others))]
+    held_out = held_out[held_out.kind.isin(others.kind)]
     predicted = script.predict(script.fit(others, device), held_out, device)
 
     assert mean_error(predicted, held_out.latency_s.to_numpy()) <= LIMITS[model]
@@ -32,27 +31,17 @@ def test_held_out_models(model: str) -> None:
 
 def test_record_reproduces_its_fit() -> None:
     """The package prices the table as the refit predicts it."""
-    script = load_refit("pointwise")
     import pandas as pd
 
     rows = pd.read_parquet(measured_file("pointwise.parquet"))
     device = load_device("a100-sxm-80gb")
     record = load_record("pointwise", device)
-    kinds = script.kinds_of(rows)
-    for operation in KIND_OF:
+    for name, of_operation in rows.groupby("operation"):
         errors = []
-        for kind in sorted(set(kinds[rows.operation == operation])):
-            part = rows[(rows.operation == operation) & (kinds == kind)]
-            read, written = script.bytes_of(part)
-            requested = Pointwise(
-                name="x",
-                operation=kind.removeprefix("gated_"),
-                read_bytes=read,
-                written_bytes=written,
-                num_kernels=script.kernels_of(part).astype(int),
-            )
-            price = price_pointwise(requested, device, record)
+        for model, part in of_operation.groupby("model"):
+            sizes = {size: part[size].to_numpy(float) for size in SIZES}
+            price = price_pointwise(operation_of(sizes, name, model, element_bytes=2.0), device, record)
             errors.append(np.abs(price.time_s / part.latency_s.to_numpy() - 1.0))
         error = float(np.mean(np.concatenate(errors)))
 
-        assert error == pytest.approx(record.provenance["reports"][f"fit {operation}"]["mean_absolute_error"], rel=0.02)
+        assert error == pytest.approx(record.provenance["reports"][f"fit {name}"]["mean_absolute_error"], rel=0.02)

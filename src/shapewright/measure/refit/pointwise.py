@@ -30,7 +30,7 @@ from shapewright.measure.accuracy.tables.paper_layers import (
     find_repeats,
     price_block,
 )
-from shapewright.measure.accuracy.tables.pointwise import KIND_OF, adds_two_branches
+from shapewright.measure.accuracy.tables.pointwise import SIZES, operation_of
 from shapewright.measure.fit.pointwise_record import Constant, fit_pointwise, predict_pointwise
 from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, error_summary, fold_of_rows, interval_of
 from shapewright.measure.refit.record_files import command, write_record
@@ -63,49 +63,35 @@ NORM_BACKEND, NORM_SOURCE = "torch_compile", "NVIDIA/cudnn-frontend @3929da2, MI
 DROPOUT_BYTES_PER_ELEMENT = 5.0
 
 
-def bytes_of(rows: pd.DataFrame) -> tuple[Array, Array]:
-    """Return bytes read and written by each row, as the lowering counts them. [byte]"""
-    tokens, hidden = rows.num_tokens.to_numpy(float), rows.hidden_size.to_numpy(float)
-    shards = rows.tensor_parallel.to_numpy(float)
-    inner = rows.intermediate_size.to_numpy(float) / shards
-    heads = (rows.num_heads + rows.num_kv_heads).to_numpy(float) / shards
-    head_dim = hidden / rows.num_heads.to_numpy(float)
-    written = np.select(
-        [rows.operation == "attn_rope", rows.operation == "mlp_act"],
-        [tokens * heads * head_dim, tokens * inner],
-        tokens * hidden,
-    )
-    inputs = np.where(rows.operation == "add", 2.0, np.where((rows.operation == "mlp_act") & rows.gated, 2.0, 1.0))
-    times = kernels_of(rows)
-    return times * inputs * written * ELEMENT_BYTES, times * written * ELEMENT_BYTES
+def with_work(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the kind of each row in the record, the bytes that it moves [byte] and its kernels, as they are evaluated.
 
-
-def kernels_of(rows: pd.DataFrame) -> Array:
-    """Return the kernels of each row: models with parallel attention and MLP add both to the residual stream."""
-    return np.where((rows.operation == "add") & rows.model.map(adds_two_branches), 2.0, 1.0)
-
-
-def kinds_of(rows: pd.DataFrame) -> Any:
-    """Return the kind of each row in the record.
-
-    Gated activations and the norms of models without a gate are kinds of their own: models with a gate have RMSNorm,
-    the others LayerNorm.
+    Gated activations are a kind of their own.
     """
-    kinds = rows.operation.map(KIND_OF)
-    kinds = np.where((rows.operation == "input_layernorm") & ~rows.gated.astype(bool), "layernorm", kinds)
-    return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
+    parts = []
+    for (name, model), part in rows.groupby(["operation", "model"]):
+        sizes = {size: part[size].to_numpy(float) for size in SIZES}
+        operation = operation_of(sizes, name, model, ELEMENT_BYTES)
+        has_gate = name == "mlp_act" and part.gated.all()
+        kind = f"gated_{operation.operation}" if has_gate else operation.operation
+        parts.append(part.assign(kind=kind, num_bytes=operation.num_bytes, num_kernels=float(operation.num_kernels)))
+    return pd.concat(parts).sort_index()
+
+
+def work_of(rows: pd.DataFrame) -> tuple[Array, Array, Array]:
+    """Return kind, bytes [byte] and kernels of each row."""
+    return rows.kind.to_numpy(), rows.num_bytes.to_numpy(), rows.num_kernels.to_numpy()
 
 
 def fit(rows: pd.DataFrame, device: Device) -> dict[Constant, float]:
     """Fit start and bandwidth fraction of every kind, and the cache."""
     sample = rows.sample(min(6000, len(rows)), random_state=1)
-    num_bytes = np.add(*bytes_of(sample))
-    return fit_pointwise(kinds_of(sample), num_bytes, kernels_of(sample), sample.latency_s.to_numpy(), device)
+    return fit_pointwise(*work_of(sample), sample.latency_s.to_numpy(), device)
 
 
 def predict(free: dict[Constant, float], rows: pd.DataFrame, device: Device) -> Array:
     """Predict the time of each row. [s]"""
-    return predict_pointwise(free, kinds_of(rows), np.add(*bytes_of(rows)), kernels_of(rows), device)
+    return predict_pointwise(free, *work_of(rows), device)
 
 
 def dropout_fraction(softmax_fraction: float) -> float:
@@ -212,7 +198,7 @@ def fit_norms(data: Path, start_s: float) -> tuple[dict[str, dict[str, Any]], di
 
 def refit(data: Path) -> None:
     """Fit and write the pointwise record of A100."""
-    rows = pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True)
+    rows = with_work(pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True))
     device = load_device("a100-sxm-80gb")
     measured = rows.latency_s.to_numpy()
 
@@ -221,7 +207,7 @@ def refit(data: Path) -> None:
     for model in sorted(rows.model.unique()):
         inside = (rows.model == model).to_numpy().copy()
         # A kind that only the held-out model has cannot be predicted.
-        inside &= np.isin(kinds_of(rows), list(set(kinds_of(rows[~inside]))))
+        inside &= rows.kind.isin(rows.kind[~inside]).to_numpy()
         held_out[inside] = predict(fit(rows[~inside], device), rows[inside], device)
         reports[f"held out {model}"] = error_summary(held_out[inside], measured[inside])
     known = ~np.isnan(held_out)
