@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +31,8 @@ _COUNT_EVERY_S = 0.2
 
 def make_console() -> Console:
     """Return a console on standard output; NO_COLOR and pipes turn colour off, FORCE_COLOR turns it on."""
+    import shutil
+
     from rich.console import Console
     from rich.segment import Segment
 
@@ -74,7 +73,14 @@ def _without_controls(text: str) -> str:
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    click.echo(json_text(value))
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """A JSON object, indented."""
+    import json
+
+    return json.dumps(value, indent=2, allow_nan=False)
 
 
 def print_output(
@@ -138,7 +144,7 @@ def refuse_unwritable(*paths: str | None) -> None:
 
 def write_json_file(path: str, value: dict[str, Any]) -> None:
     """Write a JSON file atomically; raises as write_text_file does."""
-    write_text_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text_file(path, json_text(value) + "\n")
 
 
 def write_text_file(path: str, text: str) -> None:
@@ -173,6 +179,8 @@ def _unwritable(path: str, error: Exception) -> ShapewrightError:
 
 def given_command() -> str:
     """The command line as a shell takes it, for records of where a file is from."""
+    import shlex
+
     return shlex.join(["shapewright", *sys.argv[1:]])
 
 
