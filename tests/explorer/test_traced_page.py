@@ -68,7 +68,7 @@ def test_the_page_follows_its_device(browser: Any, traced_server: str) -> None:
     page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
     page.goto(f"{traced_server}traced?device=a100-sxm-80gb")
     expect(page.locator("#title")).to_contain_text("NVIDIA A100 SXM4 80 GB")
-    expect(page.locator("[data-code=TC105]").first).to_contain_text("layers.0-1.down: in_features=4097")
+    expect(page.locator("[data-code=TC105]").first).to_contain_text("layers.0-1.up: out_features=4097")
     expect(page.locator("#modules tbody tr")).to_have_count(2)
     page.select_option("#device", "mi300x")
     expect(page.locator("#title")).to_contain_text("MI300X")

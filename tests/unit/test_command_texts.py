@@ -216,7 +216,7 @@ def test_intervals_stay(
         ),
         (
             "plan llama-3-8b --device h100-sxm-80gb --gpus 8 --global-batch 64 --keep tp=2 --keep pp=2",
-            "predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 2 --global-batch 64 --tp 2 --pp 2 --dp 2",
+            "predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 4 --global-batch 64 --tp 2 --pp 2 --dp 2",
         ),
         ("plan gpt2 --device l40s --gpus 2 --global-batch 64", "check gpt2 --device l40s --micro-batch-size"),
         (

@@ -269,11 +269,11 @@ def test_wrong_calls_are_refused(
 
 
 def test_a_width_that_leaves_tiles_empty_takes_neighbors_that_fill_them() -> None:
-    """2112 is a multiple of 64, but its GEMMs leave the last tile of 256 mostly empty; 2048 and 2304 fill it."""
+    """2112 is a multiple of 64, but its GEMMs leave half of the last tile of 128 empty; 2048 and 2176 fill it."""
     (found,) = shapewright.check(small_trace(width=2112), device=H100).findings
 
     assert found.code == "WQ103"
-    assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2304", "use out_features=2048"]
+    assert [suggestion.title for suggestion in found.suggestions] == ["use out_features=2048", "use out_features=2176"]
 
 
 def test_the_heading_says_whose_step_it_is() -> None:

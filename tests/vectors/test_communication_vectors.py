@@ -61,7 +61,7 @@ def test_traffic_between_replicas(zero_stage: int, passes: int) -> None:
     layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
     step = Workload(micro_batch_size=1, global_batch_size=8, seq_len=128)
     operations = lower(config, step, layout)
-    weights = 12 * 4 * 1024**2 + 2 * 51200 * 1024
+    weights = 12 * 4 * 1024**2 + (2 * 51200 + 2048) * 1024  # of layers, token and position embeddings, logits
     sent = sum(
         bus_fraction(one.op_name, 8) * float(one.message_bytes) * int(one.repeats)
         for one in operations
