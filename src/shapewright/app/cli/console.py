@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EISDIR
 from os import strerror
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
@@ -18,6 +17,8 @@ from shapewright.core.errors import ShapewrightError, plain_text
 from shapewright.core.files import draft_of, replacing
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress
 
@@ -103,6 +104,8 @@ def print_output(
 
 def write_chart(chart: Chart, path: str | Path) -> None:
     """Draw a chart into a .png, .svg or .pdf file; raises as write_text_file does."""
+    from pathlib import Path
+
     from shapewright.app.figures.matplotlib_files import draw_chart
 
     _write_file(str(path), draw_chart(chart, Path(path).suffix))
@@ -127,6 +130,8 @@ def refuse_unwritable(*paths: str | None) -> None:
     Raises:
         ShapewrightError: one of them cannot be written.
     """
+    from pathlib import Path
+
     for path in filter(None, paths):
         target = Path(path)
         try:
@@ -161,6 +166,8 @@ def write_text_file(path: str, text: str) -> None:
 
 
 def _write_file(path: str, content: bytes) -> None:
+    from pathlib import Path
+
     target = Path(path)
     try:
         if target.exists() and not target.is_file():

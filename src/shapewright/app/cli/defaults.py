@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +19,9 @@ from shapewright.core.files import parse_toml, read_start
 from shapewright.core.notes import Note
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEVICE_VARIABLE = "SHAPEWRIGHT_DEVICE"
 _NOTES, _DEFAULTS = "shapewright.notes", "shapewright.defaults"
@@ -53,6 +55,8 @@ def read_settings(folder: Path | None = None) -> Settings:
     Raises:
         ShapewrightError: a setting is unknown or malformed.
     """
+    from pathlib import Path
+
     try:
         return _read_settings(Path.cwd() if folder is None else folder)
     except FileNotFoundError:  # the working directory was deleted
@@ -99,8 +103,8 @@ def _check(table: Mapping[str, Any], path: Path) -> Settings:
         ignore = [part.strip() for part in ignore.split(",")]
     if not isinstance(ignore, list) or not all(isinstance(each, str) for each in ignore):
         raise ShapewrightError(f'{where}: ignore={ignore!r} must be a list of rules such as ["TC103", "WQ"]')
-    if device is not None and device.endswith(".toml") and not Path(device).is_absolute():
-        device = str(path.parent / device)
+    if device is not None and device.endswith(".toml"):
+        device = str(path.parent / device)  # an absolute path stays as it is
     return Settings(device=device, layout=_check_layout(layout, where), ignore=ignore, where=short_path(str(path)))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -139,6 +138,8 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
         found.guesses_replicas = reading.guesses_replicas
     if with_model and reading.fields:
         found.vocab_multiple = reading.vocab_multiple
+        from pathlib import Path
+
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
     if reading.unread:
         shown = ", ".join(reading.unread[:_MOST_NAMED])
