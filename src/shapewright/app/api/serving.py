@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from shapewright.optimize.serving.plan import ServingPlan
     from shapewright.optimize.serving.request import ServingFormat, Speculation
 
-# Fields of a scenario's workload that matter for serving.
-_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel", "images", "image_size")
-# Kernel of experts that a step has where none is given.
-_STEP_EXPERT_KERNEL = "measured"
+# Fields of a scenario's workload that matter for serving; a plan has a default of its own for the kernel of experts.
+_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "images", "image_size")
 
 
 @takes_scenario
@@ -134,10 +132,7 @@ def build_served(
 
     served = given_fields(parts.get("workload"))
     if isinstance(config, Scenario):
-        kept = {name: getattr(config.workload, name) for name in _SERVING_FIELDS}
-        if kept["expert_kernel"] == _STEP_EXPERT_KERNEL:  # the default of a step is not that of a plan
-            del kept["expert_kernel"]
-        served = kept | served
+        served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
         parts.setdefault("device", config.device)
     source = config.model if isinstance(config, Scenario) else config
     device = parts.get("device")

@@ -137,9 +137,9 @@ def _keep(context: click.Context, path: str, *, with_model: bool) -> Any:
     if "data_parallel" in reading.layout:
         found.guesses_replicas = reading.guesses_replicas
     if with_model and reading.fields:
-        found.vocab_multiple = reading.vocab_multiple
         from pathlib import Path
 
+        found.vocab_multiple = reading.vocab_multiple
         found.model |= {"name": Path(path.partition("::")[0]).stem, **reading.fields}
     if reading.unread:
         shown = ", ".join(reading.unread[:_MOST_NAMED])

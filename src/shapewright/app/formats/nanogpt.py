@@ -181,14 +181,17 @@ def _read_assignments(module: ast.Module) -> tuple[dict[str, Any], list[str]]:
         values = dict(_literals(statement))
         found |= values
         for node in ast.walk(statement):
-            name = node.id if isinstance(node, ast.Name) else ""
-            if name in _MUST_BE_LITERAL and isinstance(node.ctx, ast.Store) and name not in values:  # type: ignore[attr-defined]
-                raise ConfigError(
-                    f"{name} is set by a statement that is not run (line {statement.lineno}); write its value into the "
-                    f"file, as in {name} = {_DEFAULTS.get(name, 1024)}"
-                )
-            if name in _SETTERS or (name not in values and isinstance(getattr(node, "ctx", None), ast.Store) and name):
-                unread[f"{name}(...)" if name in _SETTERS else name] = None
+            if not isinstance(node, ast.Name) or node.id in values:
+                continue
+            if node.id in _SETTERS:
+                unread[f"{node.id}(...)"] = None
+            elif isinstance(node.ctx, ast.Store):
+                if node.id in _MUST_BE_LITERAL:
+                    raise ConfigError(
+                        f"{node.id} is set by a statement that is not run (line {statement.lineno}); write its value "
+                        f"into the file, as in {node.id} = {_DEFAULTS.get(node.id, 1024)}"
+                    )
+                unread[node.id] = None
     return found, list(unread)
 
 
@@ -200,8 +203,10 @@ def _literals(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
         pairs = [(statement.target, statement.value)]
     for target, value in pairs:
-        whole = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
-        for each, its in zip(target.elts, value.elts, strict=True) if whole else ((target, value),):  # type: ignore[attr-defined]
+        parts = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            parts = list(zip(target.elts, value.elts, strict=True))
+        for each, its in parts:
             if isinstance(each, ast.Name):
                 with suppress(ValueError, TypeError, RecursionError):
                     yield each.id, literal(its)

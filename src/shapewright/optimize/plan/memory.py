@@ -190,7 +190,9 @@ class SplitMemoryEstimator:
 
     def _states_under(self, stage: Stage, schedule: str) -> list[float]:
         """Return the states of a stage under a schedule, by sharding. [byte]"""
-        layout = stage.layout = replace(stage.layout, pipeline_schedule=schedule)
+        layout = replace(stage.layout, pipeline_schedule=schedule)
+        stage = copy(stage)
+        stage.layout = layout
         parameters = count_stage_parameters(stage, self._counts, self._workload)
         return [
             estimate_states(

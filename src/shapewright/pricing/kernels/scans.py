@@ -51,7 +51,9 @@ CHUNKLESS_SCANS = ("mamba",)
 # sglang does.
 _SERVING_LIBRARIES, _TRAINING_LIBRARIES = ("vllm", "sglang", "trtllm"), ("sglang", "trtllm", "vllm")
 DISTURBED = frozenset({("h200-sxm-141gb", "sglang 0.5.14", "context")})
-"""Devices, libraries and phases whose rows were measured while something slowed the device down; others price them.
+"""Devices, libraries and phases whose rows contradict all others, as if something had slowed the device down.
+
+Other records price them.
 
 H200 has the SMs of H100 and 1.43 times its bandwidth. In these rows it takes 1.7 times (scans) and 3.3 times
 (convolutions) as long where H100 takes 1 to 10 ms, and 2.4 times beyond (medians); in those of sglang 0.5.16, trtllm
