@@ -187,7 +187,8 @@ def lacking_share(config: TransformerConfig, workload: Workload, layout: Paralle
 
 
 _FORWARD_SHARES = (1 / 3, 1 / 4)
-"""Share of the forward pass in the time of a micro-batch: without recomputation, and with all of it run again."""
+"""Share of the forward pass in a micro-batch, whose backward pass has twice its FLOPs: without recomputation, and with
+all of it run again."""
 
 
 def combine_stages(
