@@ -58,20 +58,36 @@ def test_simulated_length_with_a_slow_last_stage_is_the_formula(schedule: str, s
     assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=1e-12)
 
 
-@pytest.mark.parametrize(("stages", "passes"), [(2, 4), (4, 8), (4, 32), (8, 16)])
-@pytest.mark.parametrize("factor", [0.1, 0.4, 1.0, 3.5])
-def test_simulated_length_with_a_slow_first_stage_is_the_formula(stages: int, passes: int, factor: float) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
+@pytest.mark.parametrize(("stages", "passes"), [(2, 1), (2, 4), (4, 2), (4, 3), (4, 4), (4, 32), (8, 5), (8, 16)])
+@pytest.mark.parametrize("backward_s", [2.0, 3.0])  # without recomputation, and with all of it
+@pytest.mark.parametrize("first", [0.0, 0.1, 0.4, 1.0, 3.5])
+@pytest.mark.parametrize("last", [0.0, 0.3])
+def test_simulated_length_with_slow_ends_is_the_formula(
+    schedule: str, stages: int, passes: int, backward_s: float, first: float, last: float
+) -> None:
     """A slow first stage, such as one with a vision tower, fills a part of the bubble with its own passes.
 
-    Full recomputation: a backward pass of three times the forward pass.
+    Few micro-batches leave ZB-H1 no gradients of weights to fill the bubble with.
     """
-    layout = ParallelLayout(pipeline_parallel=stages)
-    times = PassTimes(1.0, 3.0, first_s=(1.0 * factor, 3.0 * factor))
-    sums = {"every": 4.0, "first": 4.0 * factor, "last": 0.0, "step": 0.0}
-    step_s, bubble_s = combine_stages({name: passes * each_s for name, each_s in sums.items()}, passes, layout)
+    layout = ParallelLayout(pipeline_parallel=stages, pipeline_schedule=schedule)
+    weights_s = 0.9 if schedule == "zero-bubble" else 0.0
+    ends_s = [(own, backward_s * own) for own in (first, last)]
+    times = PassTimes(1.0, backward_s - weights_s, weights_s, *ends_s)
+    each_s = {"every": 1.0 + backward_s, "first": sum(ends_s[0]), "last": sum(ends_s[1]), WEIGHT_GRADIENTS: weights_s}
+    sums = {"step": 0.0, **{name: passes * own_s for name, own_s in each_s.items()}}
+    step_s, bubble_s = combine_stages(sums, passes, layout, forward_fraction=1.0 / (1.0 + backward_s))
 
     assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=1e-12)
-    assert step_s == pytest.approx(passes * (4.0 + 4.0 * factor) + bubble_s, rel=1e-12)
+    busiest_s = passes * (each_s["every"] + max(each_s["first"], each_s["last"]))
+    assert step_s == pytest.approx(busiest_s + bubble_s, rel=1e-12)
+
+
+def test_zero_bubble_with_few_micro_batches_by_hand() -> None:
+    """One micro-batch passes 8 stages in 8 (1 + 1) s, and its last weight gradient takes 1 s; 17 s, not 10."""
+    layout = ParallelLayout(pipeline_parallel=8, pipeline_schedule="zero-bubble")
+    sums = {"every": 3.0, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: 1.0}
+    assert combine_stages(sums, 1, layout) == (17.0, 14.0)
 
 
 @pytest.mark.parametrize(("frozen_s", "last_s"), [((0.6, 0.0), (0.0, 0.0)), ((0.9, 1.8), (0.2, 0.4))])

@@ -26,6 +26,7 @@ from shapewright.prediction.composition.stages import (
     STEP_FIRST,
     STEP_LAST,
     WEIGHT_GRADIENTS,
+    alternates_passes,
     exchange_overlap_fraction,
 )
 from shapewright.prediction.composition.step import STEP_PARTS, collective_part, compose_parts, compute_part, parts_of
@@ -190,6 +191,8 @@ class StepTimes:
         layout = self._scenario.layout
         # Whether any part of an expert exchange can be hidden; it does not depend on the shape.
         self._overlaps_exchanges = exchange_overlap_fraction(self._scenario.software, layout, 2) > 0.0
+        # Their bubble depends on the share of the forward pass.
+        self._needs_compute = alternates_passes(layout) and self._scenario.workload.is_training
         self._fills_bubble = layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES
         self._per_shape: list[Operation] = []
         self._add_operations(lowered.operations)
@@ -212,7 +215,7 @@ class StepTimes:
     @property
     def has_bound(self) -> bool:
         """Whether the step time without the operations priced per shape is a lower bound of it, or equal to it."""
-        return not self._per_shape or not self._overlaps
+        return not self._per_shape or not (self._overlaps or self._needs_compute)
 
     def step_s(self, index: Index, *, whole: bool = True) -> Float[np.ndarray, " shapes"]:
         """Return the step times of the shapes at an index. [s]
@@ -235,7 +238,7 @@ class StepTimes:
 
     def _compose(self, read: Callable[[Sum], Any], per_shape: Mapping[str, Any], num_layers: Any) -> Any:
         """Return step times, from the parts of a step read from sums over the grid. [s]"""
-        unused = frozenset[str]() if self._overlaps else _COMPUTE_PARTS
+        unused = frozenset[str]() if self._overlaps or self._needs_compute else _COMPUTE_PARTS
         parts: dict[str, Any] = {
             part: (read(total) if total else 0.0) + per_shape.get(part, 0.0)
             for part, total in self._sums.items()

@@ -186,13 +186,17 @@ def lacking_share(config: TransformerConfig, workload: Workload, layout: Paralle
     return spare_layers(config, layout) / layers_per_stage(config, layout)
 
 
-_FORWARD_SHARES = (1 / 3, 1 / 4)
-"""Share of the forward pass in a micro-batch, whose backward pass has twice its FLOPs: without recomputation, and with
-all of it run again."""
+FORWARD_FRACTION = 1 / 3
+"""Share of the forward pass in a micro-batch without recomputation: the backward pass has twice its FLOPs."""
 
 
 def combine_stages(
-    sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout, *, lacking: Numeric = 0.0
+    sums: Mapping[str, Numeric],
+    passes: Count,
+    layout: ParallelLayout,
+    *,
+    lacking: Numeric = 0.0,
+    forward_fraction: Numeric = FORWARD_FRACTION,
 ) -> tuple[Any, Any]:
     """Return the time of a step and of its pipeline bubble; see compose_step for the formulas.
 
@@ -203,6 +207,7 @@ def combine_stages(
             gradients. Numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
         lacking: Stages' worth of layers that the other stages lack, see lacking_share.
+        forward_fraction: Share of the forward pass in a micro-batch, the same on all stages.
 
     Returns:
         Step and bubble. [s]
@@ -220,8 +225,8 @@ def combine_stages(
     if layout.pipeline_parallel > 1 and layout.pipeline_schedule != "dualpipe":
         # The busiest stage waits until one micro-batch has passed the other end of the model, too.
         bubble_s = bubble_s + minimum(sums["first"], sums["last"]) / passes
-    if layout.pipeline_parallel > 1 and layout.pipeline_schedule == "1f1b" and layout.virtual_pipeline == 1:
-        bubble_s = bubble_s - _saved_by_slow_first(sums, passes, layout.pipeline_parallel)
+    if alternates_passes(layout):
+        bubble_s = bubble_s + _change_of_bubble(sums, passes, layout, forward_fraction)
     step_s = sums["every"]
     for part_s in (ends_s, bubble_s, sums["step"], step_ends_s):
         if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays
@@ -229,30 +234,51 @@ def combine_stages(
     return step_s, bubble_s
 
 
-def _saved_by_slow_first(sums: Mapping[str, Numeric], passes: Count, num_stages: int) -> Any:
-    """Return how much sooner than by the usual bubble 1F1B ends if its first stage is slower than the last. [s]
+def alternates_passes(layout: ParallelLayout) -> bool:
+    """Whether the stages alternate forward and backward passes of one chunk: 1F1B and ZB-H1."""
+    schedules = ("1f1b", "zero-bubble")
+    return layout.pipeline_parallel > 1 and layout.virtual_pipeline == 1 and layout.pipeline_schedule in schedules
 
-    With T the time of a micro-batch on a middle stage, e and l what it takes longer on the first and on the last, the
-    first stage waits twice: for its first backward pass, while it runs p - 1 further forward passes, and for its last
-    one, while it runs p - 1 further backward passes. The longer its own passes, the more of the wait they fill:
 
-        waits = max(0, (p - 1) ((1 - f) T - f e) + l) + max(0, (p - 1) (f T - (1 - f) e) + l)
+def _change_of_bubble(
+    sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout, forward_fraction: Numeric
+) -> Any:
+    """Return how much longer than by the usual formula the bubble of 1F1B or ZB-H1 is; below 0 if shorter. [s]
 
-    with the share f of T and e that is forward. The step is m (T + e) and the waits, but at least m passes of the last
-    stage with one through all the others.
+    With T the time of a micro-batch on a middle stage, W its gradients of weights if they are split off (else 0), e and
+    l what a micro-batch takes longer on the first and on the last stage, f the forward share of T, e and l:
 
-    Assumes: of _FORWARD_SHARES the one with longer waits; others make no difference where both waits are above 0. With
-        fewer than p micro-batches nothing is saved.
+    With m >= p micro-batches, a first stage slower than the last waits twice: for its first backward pass, while it
+    runs p - 1 further forward passes, and for its last one, while it runs p - 1 further backward passes and their W.
+    The longer its own passes, the more of the wait they fill:
+
+        waits = max(0, (p - 1) ((1 - f) T - W - f e) + l) + max(0, (p - 1) (f T - W - (1 - f) e) + l)
+
+    The step is m (T + e) and the waits, but at least m passes of the last stage with one through all the others.
+
+    With fewer, the first stage has run all forward passes before its first backward pass, and all W of the last stage
+    come after its backward passes. A single micro-batch takes p (T - W) + W + e + l, each further one the longest of
+    a pass of the last stage and either half of the first stage's: max(T - W + l, (1 - f) (T + e), f (T + e)). It
+    waits at least for the stage that is m - 1 before the last, which runs all forward passes first as well:
+    (p - m) (T - W).
     """
     layer_s, first_s, last_s = (sums[name] / passes for name in ("every", "first", "last"))
-    further = num_stages - 1
-    waits_s: Any = 0.0
-    for share in _FORWARD_SHARES:
-        start_s = further * ((1.0 - share) * layer_s - share * first_s) + last_s
-        end_s = further * (share * layer_s - (1.0 - share) * first_s) + last_s
-        waits_s = maximum(waits_s, maximum(start_s, 0.0) + maximum(end_s, 0.0))
-    saved_s = minimum((passes - 1) * (first_s - last_s), further * layer_s + last_s - waits_s)
-    return maximum(saved_s, 0.0) * (passes >= num_stages)
+    is_split = layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES
+    weights_s = sums[WEIGHT_GRADIENTS] / passes if is_split else 0.0
+    further, forward, backward = layout.pipeline_parallel - 1, forward_fraction, 1.0 - forward_fraction
+
+    usual_s = further * maximum(layer_s - 2.0 * weights_s, 0.0) + minimum(first_s, last_s)
+    start_s = further * (backward * layer_s - weights_s - forward * first_s) + last_s
+    end_s = further * (forward * layer_s - weights_s - backward * first_s) + last_s
+    waits_s = maximum(start_s, 0.0) + maximum(end_s, 0.0)
+    saved_s = minimum((passes - 1) * (first_s - last_s), usual_s - waits_s)
+
+    longest_s = maximum(layer_s - weights_s + last_s, maximum(forward, backward) * (layer_s + first_s))
+    faster_s = (passes - 1) * (layer_s + maximum(first_s, last_s) - longest_s)
+    few_s = further * minimum(weights_s, layer_s - weights_s) - faster_s
+    few_s = maximum(few_s, (layout.pipeline_parallel - passes) * (layer_s - weights_s) - usual_s)
+    is_few = passes < layout.pipeline_parallel
+    return is_few * few_s - (1 - is_few) * maximum(saved_s, 0.0)
 
 
 def _combine_ends(first_s: Numeric, last_s: Numeric, layout: ParallelLayout) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from shapewright.core.numeric import maximum
 from shapewright.core.records import dataclass
 from shapewright.lowering.counts import layers_per_stage, num_microbatches
 from shapewright.lowering.operations.base import STAGES
@@ -26,6 +27,7 @@ from shapewright.prediction.composition.stages import (
     COLLECTIVE_POOLS,
     COMPUTE_POOLS,
     EXPERT_EXCHANGES,
+    FORWARD_FRACTION,
     STEP_FIRST,
     STEP_LAST,
     WEIGHT_GRADIENTS,
@@ -95,6 +97,7 @@ def compose_step(
     """
     layer_forward_s = 0.0
     sums = dict.fromkeys(EXPOSED_PARTS, 0.0)
+    compute_s = dict.fromkeys(COMPUTE_POOLS, 0.0)
     below, above = _Spread(), _Spread()
     for entry in priced:
         operation, total_s = entry.operation, entry.total_time_s
@@ -104,9 +107,25 @@ def compose_step(
                 layer_forward_s += total_s
             elif operation.is_weight_gradient:
                 sums[WEIGHT_GRADIENTS] += total_s
+        if not isinstance(operation, Collective):
+            for pool in overlap_pools(operation, operation.pass_name):
+                compute_s[pool] += total_s
         if total_s > 0.0:
             _add_interval(entry, below, above)
-    return finish_step(sums, layer_forward_s, (below.width_s, above.width_s), config, workload, layout)
+    return finish_step(
+        sums,
+        layer_forward_s,
+        (below.width_s, above.width_s),
+        config,
+        workload,
+        layout,
+        forward_fraction=_forward_fraction(compute_s["forward"], compute_s["backward"]),
+    )
+
+
+def _forward_fraction(forward_s: Numeric, backward_s: Numeric) -> Any:
+    """Return the share of the forward pass in the computation of a micro-batch."""
+    return forward_s / maximum(forward_s + backward_s, 1e-300)
 
 
 def finish_step(
@@ -116,6 +135,8 @@ def finish_step(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
+    *,
+    forward_fraction: float = FORWARD_FRACTION,
 ) -> StepTimes:
     """Return the times of a step from the sums over its operations; see compose_step.
 
@@ -123,9 +144,16 @@ def finish_step(
         sums: Times as of combine_stages. [s]
         layer_forward_s: Forward time of the layers. [s]
         widths_s: Half-widths of the interval of all sums together, below and above. [s]
+        forward_fraction: Share of the forward pass in a micro-batch.
     """
     passes = num_microbatches(workload, layout)
-    step_s, bubble_s = combine_stages(sums, passes, layout, lacking=lacking_share(config, workload, layout))
+    step_s, bubble_s = combine_stages(
+        sums,
+        passes,
+        layout,
+        lacking=lacking_share(config, workload, layout),
+        forward_fraction=forward_fraction,
+    )
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
     return StepTimes(
         step_s=step_s,
@@ -285,7 +313,8 @@ def compose_parts(
         times_s["first"], times_s["last"] = rebalance_ends(
             times_s["first"], times_s["last"], layer_s, num_spare, layers_per_stage, layout.ends_as_layers
         )
-    return combine_stages(times_s, passes, layout, lacking=lacking)
+    forward_fraction = _forward_fraction(*(parts.get(compute_part(side), 0.0) for side in ("forward", "backward")))
+    return combine_stages(times_s, passes, layout, lacking=lacking, forward_fraction=forward_fraction)
 
 
 def add_exposed_communication(
