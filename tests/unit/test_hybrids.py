@@ -19,7 +19,7 @@ from shapewright.lowering.operations.operation import Operation
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.lowering.operations.scan import CausalConv, Scan
 from shapewright.lowering.operations.sparse import SparseAttention
-from shapewright.memory.estimate import estimate_memory
+from shapewright.memory.estimate import estimate_memory, estimate_stages
 from shapewright.memory.saved_tensors import list_saved_tensors
 from shapewright.memory.stages import Stage
 from shapewright.memory.states import count_stage_parameters
@@ -278,6 +278,22 @@ def test_multi_token_prediction_adds_layers_and_heads_to_training() -> None:
     assert len(operations(config, "prefill")) == len(operations(without, "prefill"))
     with pytest.raises(ConfigError, match="num_mtp_layers=1 needs stack='decoder'"):
         small(num_mtp_layers=1, stack="encoder")
+
+
+def test_layers_of_multi_token_prediction_are_loaded_for_training_alone() -> None:
+    """Servers skip their weights: 2 bytes of each weight in training, nothing in inference, also on several stages."""
+    without, config = small(), small(num_mtp_layers=2)
+    added = count_parameters(config).total - count_parameters(without).total
+
+    def weights_bytes(model: TransformerConfig, phase: str, stages: int) -> list[float]:
+        layout = ParallelLayout(pipeline_parallel=stages)
+        workload = Workload(phase=phase, micro_batch_size=1, seq_len=128)
+        return [stage.weights_bytes for stage in estimate_stages(model, workload, layout)]
+
+    assert weights_bytes(config, "train", 1)[0] - weights_bytes(without, "train", 1)[0] == 2 * added
+    for stages in (1, 2):
+        for phase in ("prefill", "decode"):
+            assert weights_bytes(config, phase, stages) == weights_bytes(without, phase, stages)
 
 
 def test_layers_of_multi_token_prediction_run_again_as_the_others_do() -> None:

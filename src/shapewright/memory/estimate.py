@@ -123,6 +123,7 @@ def estimate_memory(
     3.27
     """
     check_deadline()
+    config = _loaded_part(config, workload)
     caches = not workload.is_training and config.is_causal
     indices = peak_stage_candidates(
         config, layout, partial(_count_cached_tokens, config, workload, layout) if caches else None
@@ -140,6 +141,7 @@ def estimate_stages(
 
     Assumes: As estimate_memory does.
     """
+    config = _loaded_part(config, workload)
     stages = [Stage(config, layout, index) for index in range(layout.pipeline_parallel)]
     if workload.is_training:
         return tuple(_estimate(stages, workload, None))
@@ -149,6 +151,17 @@ def estimate_stages(
     estimates = dict(zip(first, _estimate(first.values(), workload, None), strict=True))
     found = (estimates[kind] for kind in kinds)
     return tuple(each if each.stage == index else replace(each, stage=index) for index, each in enumerate(found))
+
+
+def _loaded_part(config: TransformerConfig, workload: Workload) -> TransformerConfig:
+    """Return the part of a model that is loaded: inference leaves out the layers of multi-token prediction.
+
+    Where they draft tokens, serving plans count them as a draft model (Speculation.draft_memory_fraction).
+
+    Source: vllm-project/vllm, vllm/model_executor/models/deepseek_v2.py, and sgl-project/sglang,
+        python/sglang/srt/models/deepseek_v2.py (load_weights skips their weights, which a draft model loads).
+    """
+    return config if workload.is_training or not config.num_mtp_layers else replace(config, num_mtp_layers=0)
 
 
 def estimate_stage_caches(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> tuple[float, ...]:
