@@ -14,6 +14,7 @@ import pytest
 
 import shapewright
 from shapewright.hardware.loader import load_device
+from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.software import load_software
 
 JOB: dict[str, Any] = {"device": "h100-sxm-80gb", "software": "fsdp-2024"}
@@ -41,6 +42,13 @@ def test_shared_tables_refuse_changes(change: Callable[[Any], object]) -> None:
         prediction.device.sparse_flops_per_s,
         load_software("fsdp-2024").workload,
         load_software("fsdp-2024").attention_factor,
+        prediction.device.provenance,
+        prediction.device.provenance["num_sms"],
+        prediction.device.sources,
+        prediction.device.own_records,
+        load_record("gemm", prediction.device).parameters,
+        load_record("gemm", prediction.device).interval,
+        load_record("gemm", prediction.device).provenance,
     ):
         with pytest.raises(TypeError, match="shared and cannot be changed"):
             change(table)

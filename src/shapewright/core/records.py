@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-__all__ = ["ReadOnlyDict", "dataclass"]
+__all__ = ["ReadOnlyDict", "dataclass", "read_only"]
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -31,6 +31,17 @@ class ReadOnlyDict(dict[K, V]):
     def __reduce__(self) -> tuple[type[ReadOnlyDict[K, V]], tuple[dict[K, V]]]:
         """Pickle and copy by contents: by default the items would be set one by one."""
         return type(self), (dict(self),)
+
+
+def read_only(value: Any) -> Any:
+    """Return a value with ReadOnlyDicts and tuples instead of the dictionaries and lists in it.
+
+    >>> read_only({"tiles": [{"m": 128}]})
+    {'tiles': ({'m': 128},)}
+    """
+    if isinstance(value, dict):
+        return ReadOnlyDict({name: read_only(each) for name, each in value.items()})
+    return tuple(map(read_only, value)) if isinstance(value, list) else value
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import field, fields, replace
 from functools import cached_property
 
 from shapewright.core.errors import UnknownRateError
-from shapewright.core.records import ReadOnlyDict, dataclass
+from shapewright.core.records import ReadOnlyDict, dataclass, read_only
 from shapewright.hardware.architectures import Architecture, find_architecture, find_compute_capability
 
 SCOPES = ("card", "die", "package")
@@ -99,9 +99,10 @@ class Device:
     physics_only: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Keep the rates from changes: a device is loaded once and shared by all predictions of a process."""
-        for name in RATE_TABLES:
-            object.__setattr__(self, name, ReadOnlyDict(getattr(self, name)))
+        """Keep its tables from changes: a device is loaded once and shared by all predictions of a process."""
+        for name in (*RATE_TABLES, "provenance", "sources"):
+            object.__setattr__(self, name, read_only(getattr(self, name)))
+        object.__setattr__(self, "own_records", ReadOnlyDict(self.own_records))
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the dense matrix rate of an element format [flop/s].

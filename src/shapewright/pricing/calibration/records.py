@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import CalibrationError
-from shapewright.core.records import dataclass
+from shapewright.core.records import dataclass, read_only
 from shapewright.hardware.architectures import find_architecture
 from shapewright.hardware.loader import load_device
 from shapewright.pricing.calibration.donors import DeviceSpec, choose_donor
@@ -292,16 +292,16 @@ def _read_record(kind: str, file_name: str) -> CalibrationRecord:
 
 
 def parse_record(kind: str, raw: Mapping[str, Any]) -> CalibrationRecord:
-    """Build a record from the content of its file, which ``check_record`` has checked where it is a user's."""
+    """Build a read-only record from the content of its file; ``check_record`` has checked that of a user."""
     return CalibrationRecord(
         id=raw["id"],
         kind=kind,
         device=raw["devices"][0],
         devices=tuple(raw["devices"]),
         architecture=raw["architecture"],
-        parameters=raw["parameters"],
-        interval=raw["interval"],
-        provenance=raw["provenance"],
-        residual=raw.get("residual"),
-        parameters_without_own_shapes=raw.get("parameters_without_own_shapes"),
+        parameters=read_only(raw["parameters"]),
+        interval=read_only(raw["interval"]),
+        provenance=read_only(raw["provenance"]),
+        residual=read_only(raw.get("residual")),
+        parameters_without_own_shapes=read_only(raw.get("parameters_without_own_shapes")),
     )
