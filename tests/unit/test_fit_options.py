@@ -20,6 +20,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "replicas": {"config": "llama-3-8b", "workload": {"micro_batch_size": 8}, "layout": {"data_parallel": 8}},
     "a node": {"config": "llama-3-70b", "workload": {"micro_batch_size": 1}, "layout": {"data_parallel": 8}},
     "many nodes": {"config": "llama-3.1-405b", "workload": {"micro_batch_size": 2}, "layout": {"tensor_parallel": 8}},
+    "mixture": {"config": "mixtral-8x7b", "workload": {"micro_batch_size": 1}, "layout": {"data_parallel": 8}},
     "unfused": {"config": "gpt3-2.7b", "workload": {"micro_batch_size": 4, "attention": "unfused"}},
     "decode": {
         "config": "llama-3-70b",
@@ -130,3 +131,22 @@ def test_notes_list_assumptions() -> None:
     wide = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", workload={"phase": "decode"})
     assert wide.optimizer == ""
     assert not any("assumed to be saved" in note or "software" in note for note in wide.notes)
+
+
+def test_replicas_of_a_mixture_divide_its_experts() -> None:
+    """Of Mixtral's 46.7 B weights 45.1 B are experts: 93 GB in bf16, 48 GB with half of the experts, 26 with a quarter.
+
+    An A100 of 40 GB holds a quarter. In training, 8 devices need the host's memory, 16 do not.
+    """
+    decode = {"phase": "decode", "micro_batch_size": 1}
+    found = capacity_of("mixtral-8x7b", device="a100-sxm-40gb", workload=decode)
+    assert found.fit_options[0].changes == {"data_parallel": 4, "expert_parallel": 4}
+
+    job = {"workload": {"micro_batch_size": 1}, "layout": {"data_parallel": 8}}
+    options = capacity_of("mixtral-8x7b", **job).fit_options
+    same = [one for one in options if one.num_devices == 8]
+    assert all("offload_optimizer" in one.changes for one in same)
+    assert any("expert_parallel" in one.changes for one in same)
+    fastest = min((one for one in options if one.num_devices == 16), key=lambda one: one.slowdown_fraction or 0.0)
+    assert fastest.changes["expert_parallel"] > 1
+    assert "offload_optimizer" not in fastest.changes

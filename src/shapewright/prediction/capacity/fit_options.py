@@ -1,4 +1,4 @@
-"""Find changes that make a job fit in memory: recomputation, sharding, model parallelism, offload, smaller batches.
+"""Find changes that make a job fit in memory: recomputation, sharding, parallelism, offload, smaller batches.
 
 Changes on the same devices come first, then changes on the fewest additional devices. Within each group they are
 ranked by predicted device time per token.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, product
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
@@ -121,9 +121,16 @@ _LARGEST_COUNT = 2**40
 # Chunks of the loss: few enough that the logit GEMM keeps many rows, and enough to make the logits small.
 _LOSS_CHUNKS = 8
 
-_Split = tuple[int, int, int, int]  # tensor, pipeline, data and context degree
+_Split = tuple[int, int, int, int, int]  # tensor, pipeline, data, context and expert degree
 _CHANGES_OF_JOB = {"micro_batch_size", "dtype", "kv_cache_dtype"}
-_LAYOUT_FIELDS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "zero_stage")
+_LAYOUT_FIELDS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "zero_stage",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,12 +273,13 @@ def _strengths(changes: Mapping[str, Any]) -> tuple[int, int, int]:
 def _same_devices(scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Yield combinations of changes on the same number of devices."""
     layout = scenario.layout
-    present = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel, layout.context_parallel)
-    splits = [present]
+    splits: list[_Split] = []
     for tensor, pipeline in _model_splits(scenario):
-        factor = tensor * pipeline // (layout.tensor_parallel * layout.pipeline_parallel)
-        if factor > 1 and layout.data_parallel % factor == 0:
-            splits.append((tensor, pipeline, layout.data_parallel // factor, layout.context_parallel))
+        factor, rest = divmod(tensor * pipeline, layout.tensor_parallel * layout.pipeline_parallel)
+        if not rest and layout.data_parallel % factor == 0:
+            data = layout.data_parallel // factor
+            experts = _expert_degrees(scenario, data * layout.context_parallel)
+            splits += [(tensor, pipeline, data, layout.context_parallel, expert) for expert in experts]
     for split, changes in product(splits, _workload_changes(scenario)):
         for stage in _zero_stages(scenario, split):
             yield _changed_fields(scenario, split, stage) | changes
@@ -291,28 +299,33 @@ def _more_devices(
         if strongest is not None and _needed_bytes(strongest) > scenario.device.memory_bytes:
             continue
         for changes, stage in product(job_changes, stages):
-            yield prod(split), _changed_fields(scenario, split, stage) | changes
+            yield _num_devices(split), _changed_fields(scenario, split, stage) | changes
 
 
 def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
     """Find splits over more devices (whole nodes) that may fit, the fewest devices first, and the closest to fitting.
 
-    Splits of one family have more and more replicas, or more and more context ranks. Memory per device never grows
-    along a family: where the largest split does not fit with the strongest changes, no split of the family does.
+    Splits of one family have more and more replicas at one expert degree, or more and more context ranks, or replicas
+    that divide the experts among them. Memory per device never grows along a family: where the largest split does not
+    fit with the strongest changes, no split of the family does.
     """
     layout, strongest = scenario.layout, _workload_changes(scenario)[-1]
     growths = [2**power for power in range(MOST_DEVICES.bit_length())] if scenario.workload.is_training else [1]
+    data, context, expert = layout.data_parallel, layout.context_parallel, layout.expert_parallel
+    degrees = _expert_degrees(scenario, scenario.config.num_experts)
     by_axis = (
-        [(layout.data_parallel * growth, layout.context_parallel) for growth in growths],
-        [(layout.data_parallel, layout.context_parallel * growth) for growth in growths],
+        *([(data * growth, context, each) for growth in growths if not data * growth % each] for each in degrees),
+        [(data, context * growth, expert) for growth in growths],
+        [(data * each // expert, context, each) for each in degrees],
     )
     kept: set[_Split] = set()
     closest: FitOption | None = None
     for (tensor, pipeline), axis in product(_model_splits(scenario), by_axis):
         family = [
             split
-            for split in ((tensor, pipeline, *pair) for pair in axis)
-            if layout.num_devices < prod(split) <= MOST_DEVICES and is_whole_allocation(prod(split), scenario.device)
+            for split in ((tensor, pipeline, *others) for others in axis)
+            if layout.num_devices < _num_devices(split) <= MOST_DEVICES
+            and is_whole_allocation(_num_devices(split), scenario.device)
         ]
         for split in reversed(family):
             changes = _changed_fields(scenario, split, _zero_stages(scenario, split)[-1]) | strongest
@@ -326,12 +339,24 @@ def _larger_splits(scenario: Scenario) -> tuple[list[_Split], FitOption | None]:
                 closest = FitOption(
                     changes=changes,
                     needed_bytes=needed_bytes,
-                    num_devices=prod(split),
+                    num_devices=_num_devices(split),
                     step_time_s=None,
                     slowdown_fraction=None,
                 )
             break
-    return sorted(kept, key=lambda split: (prod(split), split)), closest
+    return sorted(kept, key=lambda split: (_num_devices(split), split)), closest
+
+
+def _num_devices(split: _Split) -> int:
+    """Return the devices of a split; ranks of the expert axis are replicas or context ranks."""
+    return prod(split[:4])
+
+
+def _expert_degrees(scenario: Scenario, num_replicas: int) -> list[int]:
+    """Return the expert degrees that divide experts and replicas, multiples of the present one, which is the first."""
+    present, experts = scenario.layout.expert_parallel, scenario.config.num_experts
+    more = divisors(gcd(experts, num_replicas)) if scenario.config.is_moe else ()
+    return [present, *(degree for degree in more if degree > present and degree % present == 0)]
 
 
 def _changed_fields(scenario: Scenario, split: _Split, zero_stage: int) -> dict[str, Any]:
