@@ -155,6 +155,18 @@ def test_optimizer_updates_learned_positions(degree: int) -> None:
     assert step.read_bytes == 16 * (rows + 2048) * 768
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_optimizer_updates_the_transform_before_the_logits_of_bert(degree: int) -> None:
+    """A matrix of 768 x 768, its bias, and scale and shift of a norm: 592,128, whole on every tensor rank."""
+    config, layout = read_model("bert-base").config, ParallelLayout(tensor_parallel=degree, data_parallel=2)
+    operations = lower(config, Workload(micro_batch_size=1, seq_len=64), layout)
+    (step,) = (each for each in operations if isinstance(each, Pointwise) and each.name == "optimizer.logits")
+    (reduced,) = (each for each in operations if each.name == "logits.gradients.all_reduce")
+
+    assert step.read_bytes == 16 * 592_128
+    assert reduced.message_bytes == 2 * 592_128
+
+
 def test_muon_moves_one_moment_per_layer_weight() -> None:
     """Layers keep one fp32 moment instead of two; embeddings and logits are updated by AdamW."""
     config = gpt(hidden_size=64, num_heads=4, vocab_size=512)

@@ -19,7 +19,7 @@ from shapewright.lowering.offload import lower_host_step
 from shapewright.lowering.operations.gemm import Gemm, GroupedGemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.memory.stages import has_embedding_copy
-from shapewright.models.parameters import count_other_embedding
+from shapewright.models.parameters import count_head_transform, count_other_embedding
 from shapewright.workload.optimizers import OPTIMIZERS
 from shapewright.workload.projection import DEFAULT_INTERVAL, projection_rank, svd_depth, training_recipe
 
@@ -122,8 +122,9 @@ def make_groups(
     if config.patches is None:
         table = vocab_rows(shard) * config.embedding_size
         num_last = (not config.tied_embeddings) + has_embedding_copy(config, layout.pipeline_parallel)
-        # Each device of the tensor axis has all positions.
-        ends = table + count_other_embedding(config), num_last * table if num_last else 0
+        # Each device of the tensor axis has all positions, and BERT's transform before the logits.
+        last = num_last * table if num_last else 0
+        ends = table + count_other_embedding(config), last + count_head_transform(config)
     # Adapters and the training of the last layers leave embedding and logits as they are.
     trains_ends = shard.workload.trains_all
     groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]
@@ -210,7 +211,9 @@ def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
     """Lower the sum of the gradients of an embedding of which the first and the last stage have a copy.
 
-    Assumes: with DualPipe as well, which has one copy.
+    With DualPipe both devices that have the first stage have the last one too, and with it a copy.
+
+    Assumes: DualPipe's other gradients, of which every stage has two copies as well, are added without cost.
     """
     config, layout = shard.config, shard.layout
     is_copied = has_embedding_copy(config, layout.pipeline_parallel)

@@ -20,7 +20,13 @@ from shapewright.memory.tensors import activation_element_bytes, ceil_div
 from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer
-from shapewright.models.parameters import LayerParameters, count_indexer, count_layer_parameters, count_parameters
+from shapewright.models.parameters import (
+    LayerParameters,
+    count_head_transform,
+    count_indexer,
+    count_layer_parameters,
+    count_parameters,
+)
 from shapewright.workload.images import has_tower, tower_job
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
@@ -126,8 +132,8 @@ def count_device_parameters(
     """Count the parameters of one device of a pipeline stage.
 
     Matrices are split over the tensor axis, routed experts over layout.expert_tensor_degree devices. Norms, routers,
-    learned positions and MLA's down-projections are complete on every rank of the tensor axis; key-value heads are
-    replicated if there are fewer of them than ranks.
+    learned positions, BERT's transform before the logits and MLA's down-projections are complete on every rank of the
+    tensor axis; key-value heads are replicated if there are fewer of them than ranks.
 
     Args:
         kinds: Kinds of layer of the stage, whether each has cross-attention, and how many there are.
@@ -156,7 +162,8 @@ def count_device_parameters(
     if is_first:
         dense += counts.token_embedding / degree + counts.other_embedding
     if is_last:
-        dense += counts.head / degree + counts.final_norms
+        whole = count_head_transform(config)
+        dense += (counts.head - whole) / degree + whole + counts.final_norms
         # With DualPipe the device of the last stage is that of the first (arXiv 2412.19437, section 3.2.2).
         is_apart = not is_first and layout.pipeline_schedule != "dualpipe"
         if is_apart and has_embedding_copy(config, layout.pipeline_parallel):

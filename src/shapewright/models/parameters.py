@@ -148,8 +148,7 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
         head += e * v
     if config.lm_head_bias:
         head += v
-    if config.head_transform:
-        head += h * h + h + _norm(config)
+    head += count_head_transform(config)
     # Norms of the token's embedding, of the hidden state and of the result; the matrix that joins the first two.
     head += config.num_mtp_layers * (2 * h * h + 3 * _norm(config))
     return ParameterCounts(
@@ -288,6 +287,12 @@ def _mlp(config: TransformerConfig, inner: int, *, has_bias: bool) -> int:
 
 def _norm(config: TransformerConfig) -> int:
     return config.hidden_size * (config.norm_affine + config.norm_bias)
+
+
+def count_head_transform(config: TransformerConfig) -> int:
+    """Count the parameters of BERT's linear layer and norm before the logits; 0 without them."""
+    h = config.hidden_size
+    return h * h + h + _norm(config) if config.head_transform else 0
 
 
 def count_other_embedding(config: TransformerConfig) -> int:
