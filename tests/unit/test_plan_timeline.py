@@ -83,6 +83,22 @@ def test_simulated_length_with_slow_ends_is_the_formula(
     assert step_s == pytest.approx(busiest_s + bubble_s, rel=1e-12)
 
 
+@pytest.mark.parametrize(("stages", "chunks", "passes"), [(2, 2, 4), (4, 2, 4), (4, 3, 12), (8, 2, 32), (8, 8, 16)])
+@pytest.mark.parametrize("first", [0.0, 0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("last", [0.0, 0.1, 0.3, 1.0])
+def test_simulated_length_of_interleaved_stages_is_the_formula(
+    stages: int, chunks: int, passes: int, first: float, last: float
+) -> None:
+    """The last stage waits for p micro-batches of the first chunk; a first stage that is slower is near the formula."""
+    layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks)
+    times = PassTimes(1.0 / chunks, 2.0 / chunks, first_s=(first, 2.0 * first), last_s=(last, 2.0 * last))
+    sums = {"every": 3.0, "first": 3.0 * first, "last": 3.0 * last, "step": 0.0}
+    step_s, _ = combine_stages({name: passes * own_s for name, own_s in sums.items()}, passes, layout)
+
+    near = 1e-12 if last >= first else 0.06
+    assert max(each.end_s for each in simulate_pipeline(layout, passes, times)) == pytest.approx(step_s, rel=near)
+
+
 def test_zero_bubble_with_few_micro_batches_by_hand() -> None:
     """One micro-batch passes 8 stages in 8 (1 + 1) s, and its last weight gradient takes 1 s; 17 s, not 10."""
     layout = ParallelLayout(pipeline_parallel=8, pipeline_schedule="zero-bubble")

@@ -224,7 +224,11 @@ def combine_stages(
         bubble_s = waited_passes * waited_s / passes
     if layout.pipeline_parallel > 1 and layout.pipeline_schedule != "dualpipe":
         # The busiest stage waits until one micro-batch has passed the other end of the model, too.
-        bubble_s = bubble_s + minimum(sums["first"], sums["last"]) / passes
+        faster_end_s = minimum(sums["first"], sums["last"]) / passes
+        if layout.virtual_pipeline > 1:
+            bubble_s = maximum(bubble_s + _wait_for_first_chunk(sums, passes, layout), faster_end_s)
+        else:
+            bubble_s = bubble_s + faster_end_s
     if alternates_passes(layout):
         bubble_s = bubble_s + _change_of_bubble(sums, passes, layout, forward_fraction)
     step_s = sums["every"]
@@ -232,6 +236,16 @@ def combine_stages(
         if not (isinstance(part_s, float) and part_s == 0.0):  # saves adding zero to large arrays
             step_s = step_s + part_s
     return step_s, bubble_s
+
+
+def _wait_for_first_chunk(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> Any:
+    """Return what the first stage adds to the bubble of interleaved stages; below 0 where it is the busiest. [s]
+
+    Stages run a chunk for p micro-batches before the next chunk, so that the last one waits for p passes of the first
+    chunk. Exact where the last stage is not faster than the first; otherwise within 6 % of simulated schedules.
+    """
+    waited_s = minimum(sums["first"], layout.pipeline_parallel * sums["first"] / passes)
+    return waited_s - maximum(sums["first"] - sums["last"], 0.0)
 
 
 def alternates_passes(layout: ParallelLayout) -> bool:
