@@ -58,12 +58,21 @@ def test_a_single_pass_takes_all_layers_once(phase: str) -> None:
 
 
 def test_interleaving_halves_the_bubble() -> None:
-    """Two chunks per stage halve the bubble."""
+    """Two chunks per stage halve the wait for layers; the embedding of four micro-batches comes first, not of one."""
+    workload = {"global_batch_size": 64, "micro_batch_size": 1}
     layout = {"pipeline_parallel": 4}
-    plain = build_scenario("llama-3-8b", H100, layout=layout).predict()
-    interleaved = build_scenario("llama-3-8b", H100, layout={**layout, "virtual_pipeline": 2}).predict()
+    plain, interleaved = (
+        build_scenario("llama-3-8b", H100, workload=workload, layout={**layout, "virtual_pipeline": chunks}).predict()
+        for chunks in (1, 2)
+    )
+    embedding_s = sum(
+        entry.total_time_s / 64
+        for entry in plain.operations
+        if entry.operation.stage == "first" and entry.operation.pass_name != "step"
+    )
 
-    assert interleaved.bubble_time_s == pytest.approx(plain.bubble_time_s / 2, rel=0.02)
+    wait_for_layers_s = plain.bubble_time_s - embedding_s
+    assert interleaved.bubble_time_s == pytest.approx(wait_for_layers_s / 2 + 4 * embedding_s, rel=0.02)
 
 
 def test_gradient_communication_overlaps_with_the_backward_pass() -> None:
