@@ -111,7 +111,8 @@ class GroupedCommand(GuidedCommand):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the whole page where it fits one screen, otherwise a short one with as many options as fit."""
-        text = self._whole_page(ctx) if len(self.params) <= SCREEN_LINES else ""
+        # Most options take two lines.
+        text = self._whole_page(ctx) if 2 * len(self.params) < SCREEN_LINES else ""
         if not text or _count_lines(text, formatter.width) > SCREEN_LINES:
             text = self._short_page(ctx)
         formatter.write(text)

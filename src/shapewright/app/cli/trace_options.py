@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OF_FILE = ("phase", "dtype", "optimizer")
 _OF_CONFIG = (*_OF_FILE, "micro_batch_size", "seq_len")
-_LINE = re.compile(r"(?P<line>[^=]+:\d+)=(?P<value>-?\d+)")
+_LINE = r"(?P<line>[^=]+:\d+)=(?P<value>-?\d+)"
 _DEFAULT_SEQ_LEN, _DEFAULT_BATCH = 2048, 4
 # Keys of configs that limit the sequence length.
 _LONGEST_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions")
@@ -190,7 +190,7 @@ def _chosen_fields(given: dict[str, Any], allowed: tuple[str, ...]) -> dict[str,
 def _read_values(texts: tuple[str, ...]) -> dict[str, int]:
     values = {}
     for text in texts:
-        found = _LINE.fullmatch(text.strip())
+        found = re.fullmatch(_LINE, text.strip())
         if found is None:
             raise click.UsageError(f"--value {text!r} is not of the form FILE.py:LINE=N, such as model.py:33=512")
         values[found["line"]] = int(found["value"])

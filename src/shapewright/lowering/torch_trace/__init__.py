@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 DEFAULT_TIME_LIMIT_S = 120.0
-TARGET = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+TARGET = r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)"  # compiled where a text is compared, not for a help page
 
 
 def is_target(source: object) -> bool:
@@ -17,4 +17,4 @@ def is_target(source: object) -> bool:
     >>> is_target("my_model.py:build"), is_target("config.json"), is_target("org/model")
     (True, False, False)
     """
-    return isinstance(source, str) and TARGET.fullmatch(source) is not None
+    return isinstance(source, str) and re.fullmatch(TARGET, source) is not None

@@ -54,7 +54,7 @@ def trace_target(
     Raises:
         TraceError: the file cannot be imported, or its module cannot be traced.
     """
-    found = TARGET.fullmatch(target)
+    found = re.fullmatch(TARGET, target)
     assert found is not None, target
     file = Path(found["file"]).expanduser()
     if not file.is_file():
