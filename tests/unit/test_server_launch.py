@@ -283,6 +283,38 @@ def test_differences_from_the_plan_are_warnings(job: str, engine: str, words: st
     assert not any("checkpoint" in each for each in write_launch(make_plan("nodes"), "trtllm").warnings)
 
 
+@pytest.mark.parametrize(
+    ("model", "dtype", "engine", "words"),
+    [
+        (
+            "gpt-oss-20b",
+            "bf16",
+            "vllm",
+            "gpt-oss-20b is a checkpoint in mxfp4 and served as such, not in bf16 as planned",
+        ),
+        ("gpt-oss-20b", "fp4", "vllm", ""),
+        ("gpt-oss-20b", "fp4", "trtllm", ""),
+        (
+            "deepseek-v3",
+            "bf16",
+            "sglang",
+            "DeepSeek-V3 is a checkpoint in fp8 and served as such, not in bf16 as planned",
+        ),
+        ("deepseek-v3", "fp8", "sglang", ""),
+    ],
+)
+def test_a_checkpoint_is_served_in_its_own_format(model: str, dtype: str, engine: str, words: str) -> None:
+    """Weights that are published in a narrow format need no other checkpoint, and cannot be served in 16 bits."""
+    plan = shapewright.serve_plan(
+        model, device="h200-sxm-141gb", prompt_len=1000, output_len=200, num_devices=16, formats=[],
+        workload={"dtype": dtype},
+    )  # fmt: skip
+    found = [each for each in write_launch(plan, engine).warnings if "checkpoint" in each]
+
+    assert len(found) == bool(words)
+    assert all(words in each for each in found)
+
+
 def test_the_page_holds_the_launch_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --html, the commands are on the page too."""
     page = tmp_path / "plan.html"

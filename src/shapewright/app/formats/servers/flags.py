@@ -25,6 +25,8 @@ _SGLANG_SPARE_TOKENS = 8
 """Tokens that SGLang keeps free of the context length, rounded up (tp_worker.py)."""
 _SGLANG_PREFILL_TOKENS = 16384
 """Prompt tokens from which SGLang adds no further prompt to a pass if it is not told otherwise (server_args.py)."""
+_CHECKPOINT_FORMATS = {"fp8": "fp8", "mxfp4": "fp4"}
+"""Format of the weights by the method of a checkpoint, where the method has one only (transformers 5.23)."""
 _PORTS = {"both": 8000, "prefill": 8100, "decode": 8200}
 _DRAFT_MODEL = "DRAFT_MODEL"
 
@@ -62,7 +64,7 @@ def _fraction(value: float) -> float:
 
 def _quantization(engine: Engine, one: LaunchedInstance) -> str:
     method = engine.formats[format_key(one.format)]
-    return "" if one.is_quantized or method == CHECKPOINT else method
+    return "" if one.quantization or method == CHECKPOINT else method
 
 
 def _cache_format(engine: Engine, one: LaunchedInstance) -> str:
@@ -258,10 +260,16 @@ def warnings_of(engine: Engine, one: LaunchedInstance) -> Iterator[str]:
     layout, request = one.layout, one.request
     if problem := layout_problem(engine, layout):
         yield f"{engine.heading} cannot have {problem}"
-    if engine.formats[format_key(one.format)] == CHECKPOINT and not one.is_quantized:
+    if engine.formats[format_key(one.format)] == CHECKPOINT and not one.quantization:
         yield (
             f"{engine.heading} serves {one.format.name} only from a checkpoint in this format: replace {one.model} "
             f"with a quantized one"
+        )
+    stored = _CHECKPOINT_FORMATS.get(one.quantization)
+    if stored and stored != one.format.weight_dtype:
+        yield (
+            f"{one.model} is a checkpoint in {one.quantization} and served as such, not in {one.format.name} as "
+            f"planned: plan in {stored}"
         )
     if engine.block_tokens and request.block_tokens not in engine.block_tokens:
         known = ", ".join(map(str, engine.block_tokens))

@@ -13,6 +13,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
+    from shapewright.models.read import Model
     from shapewright.optimize.serving.plan import ServingPlan
     from shapewright.optimize.serving.point import Instance, OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
@@ -118,7 +119,7 @@ class LaunchedInstance:
         free_fraction: Cache over what weights and a pass leave free of the device's memory.
         used_fraction: Weights, a pass and the cache over the device's memory.
         node_size: Devices of a node.
-        is_quantized: Whether the checkpoint is in a narrow format already.
+        quantization: Method of a checkpoint in a narrow format, such as ``mxfp4``; empty for one in 16 or 32 bits.
         is_chunked: Whether prompts are cut over passes.
         num_images: Images of a prompt.
     """
@@ -136,7 +137,7 @@ class LaunchedInstance:
     free_fraction: float
     used_fraction: float
     node_size: int
-    is_quantized: bool
+    quantization: str
     is_chunked: bool
     num_images: int
 
@@ -162,6 +163,12 @@ class LaunchedInstance:
         return get_dtype(self.format.kv_cache_dtype).bits < 16
 
 
+def quantization_of(model: Model) -> str:
+    """Return the method by which a model's checkpoint is in a narrow format; empty if it is not."""
+    found = (model.raw or {}).get("quantization_config") or {}
+    return str(found.get("quant_method", "quantized")) if found else "fp8" if model.has_block_scales else ""
+
+
 def launched_instance(
     plan: ServingPlan, point: OperatingPoint, instance: Instance, role: Role, model: str
 ) -> LaunchedInstance:
@@ -185,7 +192,6 @@ def launched_instance(
     # What weights and a pass leave: the cache takes a share of it, or leaves a share of the whole memory unused.
     takes_share = request.server.fraction_of_free
     left_bytes = free[tightest] / fraction if takes_share else free[tightest] + (1.0 - fraction) * memory_bytes
-    raw = plan.scenario.model.raw or {}
     return LaunchedInstance(
         model=model,
         role=role,
@@ -200,7 +206,7 @@ def launched_instance(
         free_fraction=free[tightest] / left_bytes,
         used_fraction=1.0 - (left_bytes - free[tightest]) / memory_bytes,
         node_size=device.node_size,
-        is_quantized=bool(raw.get("quantization_config")) or plan.scenario.model.has_block_scales,
+        quantization=quantization_of(plan.scenario.model),
         is_chunked=role == "both" and point.prefill_tokens < request.new_len,
         num_images=plan.workload.images,
     )
