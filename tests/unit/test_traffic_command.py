@@ -298,6 +298,49 @@ def test_api_takes_devices_and_rates() -> None:
     assert len(text) < 2000  # without the tables of the times of passes
 
 
+TWO_DEVICES = [
+    *("serve-plan", "llama-3.1-8b", "--device", "h100-sxm-80gb,l40s", "--arrivals", "2/s", "--isl", "500"),
+    *("--osl", "100", "--requests", "300", "--layouts", "1", "--tp", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("prices", "best"), [("h100-sxm-80gb=3,l40s=0.9", "l40s"), ("h100=0.8,l40s=0.9", "h100-sxm-80gb")]
+)
+def test_the_best_of_devices_with_prices_is_the_cheapest(
+    prices: str, best: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both devices keep a rate alone, and the faster one costs more or less; tokens cost the price of their device."""
+    own = {name: float(part.partition("=")[2]) for name, part in zip(("h100", "l40s"), prices.split(","), strict=True)}
+    code, out, _ = run_command([*TWO_DEVICES, "--usd-per-hour", prices, "--json"], capsys)
+    facts = json.loads(out)
+    servers, runs = facts["servers"], facts["runs"]
+
+    assert code == 0
+    assert [server["usd_per_hour"] for server in servers] == [own["h100"], own["l40s"]]
+    assert servers[runs[facts["best"]]["server"]]["device"] == best
+    for run in runs:
+        price = servers[run["server"]]["usd_per_hour"]
+        assert run["usd_per_million_tokens"] * run["tokens_per_s"] * 3600.0 == pytest.approx(1e6 * price)
+
+
+@pytest.mark.parametrize(
+    ("prices", "words"),
+    [
+        ("l40s=1", "--usd-per-hour has prices of l40s, and the devices are h100-sxm-80gb, l40s; give one for each"),
+        ("h100=1,l40s=1,t4=1", "prices of h100-sxm-80gb, l40s, t4, and the devices are h100-sxm-80gb, l40s"),
+        ("h100=1,l40s=0", "usd_per_hour=0.0 must be a number from"),
+        ("h100=1,l40s", "is not a price such as 2.5, or NAME=USD"),
+    ],
+)
+def test_bad_prices_of_devices_are_one_line(prices: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every device needs a price above 0, and a price needs a device."""
+    code, out, err = run_command([*TWO_DEVICES, "--usd-per-hour", prices], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
 def test_lent_intervals_are_noted() -> None:
     """A version without published throughput states whose intervals its percentiles have; one with its own does not."""
 

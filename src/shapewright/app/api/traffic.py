@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -11,7 +11,8 @@ from shapewright.app.api.serving import build_served, find_server, served_format
 from shapewright.core.errors import WorkloadError
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware.nodes import check_allocation
-from shapewright.prediction.build import find_ignored_expert_split
+from shapewright.prediction.build import find_device, find_ignored_expert_split
+from shapewright.prediction.training_run import check_price
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.traffic.requests import RandomTraffic, Traffic
@@ -41,7 +42,7 @@ def serve_traffic(
     max_num_batched_tokens: int | None = None,
     memory_fraction: float | None = None,
     block_tokens: int | None = None,
-    usd_per_hour: float | None = None,
+    usd_per_hour: float | Mapping[str, float] | None = None,
     server: str | Server | None = None,
     engine: str = "local",
     address: str | None = None,
@@ -71,7 +72,7 @@ def serve_traffic(
         max_num_batched_tokens: Most tokens of a pass; None for the server's default.
         memory_fraction: Share of a device's memory that the server takes; None for the server's default.
         block_tokens: Tokens of a block of the paged cache; None for the server's default.
-        usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
+        usd_per_hour: Price of one device, or prices by device: the best run is the cheapest; None without. [USD/h]
         server: Inference engine and version, such as ``vllm-0.10``; None for what current engines share.
         engine: ``local`` or ``ray``.
         address: Address of a Ray cluster.
@@ -113,7 +114,7 @@ def serve_traffic(
         num_devices=num_devices,
         memory_fraction=own_server.memory_fraction if memory_fraction is None else memory_fraction,
         block_tokens=own_server.block_tokens if block_tokens is None else block_tokens,
-        usd_per_hour=usd_per_hour,
+        usd_per_hour=None if isinstance(usd_per_hour, Mapping) else usd_per_hour,
         server=own_server,
     )
     layout = given_fields(parts.pop("layout", None))
@@ -132,8 +133,38 @@ def serve_traffic(
         question,
         format_=served_format(first, own_server),
         layout=layout,
+        usd_per_hour=_prices_by_device(usd_per_hour, [scenario.device.name for scenario in scenarios]),
         notes=(*first.notes, *find_ignored_expert_split(first.config, layout)),
     )
+
+
+def _prices_by_device(usd_per_hour: float | Mapping[str, float] | None, names: Sequence[str]) -> dict[str, float]:
+    """Return the price of one device by its name; empty without prices. [USD/h]
+
+    Args:
+        usd_per_hour: Price of every device, or prices by name or alias. [USD/h]
+        names: Names of all devices.
+
+    Raises:
+        WorkloadError: a device has no price, a price no device, or a price is out of range.
+    """
+    if usd_per_hour is None:
+        return {}
+    if not isinstance(usd_per_hour, Mapping):
+        return dict.fromkeys(names, usd_per_hour)
+    prices = {name if name in names else find_device(name).name: price for name, price in usd_per_hour.items()}
+    if prices.keys() != set(names):
+        raise WorkloadError(
+            with_fields(
+                "{usd_per_hour} has prices of {priced}, and the devices are {needed}; give one for each",
+                priced=", ".join(prices) or "no device",
+                needed=", ".join(names),
+            ),
+            field="usd_per_hour",
+        )
+    for price in prices.values():
+        check_price(price)
+    return prices
 
 
 def _read_source(

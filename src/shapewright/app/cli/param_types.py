@@ -55,6 +55,22 @@ _SECONDS_OF_BUDGET = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_BUDGET_S = 1e7
 
 
+def _parse_prices(text: str) -> dict[str, float]:
+    """Return prices by name, from ``name=price`` between commas.
+
+    Raises:
+        ValueError: a part has no name or no number.
+    """
+    parts = [part.rpartition("=") for part in text.split(",") if part.strip()]
+    if not all(name.strip() for name, _, _ in parts):
+        raise ValueError(text)
+    return {name.strip(): float(price) for name, _, price in parts}
+
+
+def _parse_price(text: str) -> float | dict[str, float]:
+    return _parse_prices(text) if "=" in text else float(text)
+
+
 def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
@@ -94,4 +110,6 @@ SECONDS = Parsed("time", parse_seconds, "not a time such as 300ms, 2s or 0.3")
 HOURS = Parsed("hours", lambda text: parse_scaled(text, _HOURS_OF_TIME), "not a time such as 336, 336h or 14d")
 NATS = Parsed("nats", float, f"no loss in nats per token such as 2.3; that is {NATS_FROM_BITS}")
 BUDGET = Parsed("time", _parse_budget, "not a time such as 90s, 8m or 2h")
+PRICE = Parsed("price", _parse_price, "not a price such as 2.5, or NAME=USD,... such as h100-sxm-80gb=2.5,l40s=0.9")
+PRICES = Parsed("prices", _parse_prices, "not of the form NAME=USD,..., such as h100-sxm-80gb=2.1")
 REQUEST_RATE = Parsed("rate", _parse_rate, "not a rate such as 12/s, 600/min or 0.5")

@@ -13,6 +13,7 @@ from shapewright.app.cli.device_options import calibration_option, compared_devi
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_devices
 from shapewright.app.cli.options import api_keywords, job_options, software_option
+from shapewright.app.cli.param_types import PRICES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.compare import CompareOutput
@@ -39,7 +40,9 @@ Examples:
 @calibration_option
 @node_options
 @software_option
-@click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
+@click.option(
+    "--usd-per-hour", type=PRICES, metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar"
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
 @click.option("-o", "--output", metavar="FILE", help="also draw the figure, as .svg, .png or .pdf")
@@ -52,9 +55,8 @@ def command(config: str | None, devices: str, as_json: bool, html: str | None, o
     from shapewright.app.report.compare import comparison_page, print_comparison
     from shapewright.app.report.outputs.compare import compare_output
 
-    prices = _read_prices(given.pop("usd_per_hour") or "")
     keywords = api_keywords(given, with_defaults=True)
-    found = compare(config, devices=compared_devices(_read_names(devices)), usd_per_hour=prices, **keywords)
+    found = compare(config, devices=compared_devices(_read_names(devices)), **keywords)
     if words := given_nodes():
         found = replace(found, notes=(f"every device in {words}", *found.notes))
     report = compare_output(found)
@@ -82,17 +84,3 @@ def _read_names(text: str) -> list[str]:
 
         return list(list_devices())
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _read_prices(text: str) -> dict[str, float]:
-    """Prices by name, from ``name=price`` between commas."""
-    prices = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, price = part.rpartition("=")
-        try:
-            prices[name.strip()] = float(price)
-        except ValueError:
-            name = ""
-        if not name:
-            raise click.UsageError(f"--usd-per-hour {part!r} is not of the form NAME=USD, such as h100-sxm-80gb=2.1")
-    return prices

@@ -12,7 +12,7 @@ from shapewright.app.cli.device_options import calibration_option, named_device,
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import api_keywords, field_options
-from shapewright.app.cli.param_types import REQUEST_RATE, SECONDS
+from shapewright.app.cli.param_types import PRICE, REQUEST_RATE, SECONDS
 from shapewright.app.cli.traffic_options import (
     LengthOrDistribution,
     refuse_closed_form_options,
@@ -150,7 +150,12 @@ _FIELDS = {
     metavar="RATE",
     help="requests to carry, such as 12/s: recommends the point with fewest devices, and counts instances with a spare",
 )
-@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
+@click.option(
+    "--usd-per-hour",
+    type=PRICE,
+    metavar="USD",
+    help="price of one device for an hour; of several devices NAME=USD,...: the best server is the cheapest",
+)
 @click.option(
     "--format",
     "format_name",

@@ -53,6 +53,7 @@ _SERVER_COLUMNS = (
     Column("device", "{device}", is_text=True),
     Column("instances", _instances_words, is_text=True),
     Column("GPUs", "{num_devices}"),
+    Column("USD/h", "{usd_per_hour:.4g}"),  # shown only where a price was given
     Column("largest load", "{capacity_requests_per_s:amount}/s"),
     Column("within limits", "{largest_requests_per_s:amount}/s"),
     Column("closed form", "{closed_form_requests_per_s:amount}/s", rank=1),

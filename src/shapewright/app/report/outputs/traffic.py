@@ -63,6 +63,7 @@ class TrafficServerOutput:
     pass_error_max_fraction: float = described("largest of these errors")
     pass_low_fraction: float = described("lower end of the 90 % interval of the time of a pass over its middle")
     pass_high_fraction: float = described("upper end of that interval over the middle")
+    usd_per_hour: float | None = described("price of all devices; null without a price")
     closed_form_batch_size: int = described("sequences of a pass at the best operating point of the closed form")
     closed_form_requests_per_s: float = described("requests per second of all units there, at equal lengths")
     closed_form_ttft_s: float = described("mean time to the first token there")
@@ -140,7 +141,8 @@ class TrafficOutput(Output):
     format: ServingFormat = described("element formats")
     keeps_limits: bool = described("whether any server holds a rate and keeps the limits; the exit code is 1 if not")
     best: int | None = described(
-        "place in `runs` of the one that keeps the limits at the highest rate, with fewest devices; null if none does"
+        "place in `runs` of the one that keeps the limits at the highest rate, at the lowest price or on the fewest "
+        "devices; null if none does"
     )
     servers: list[TrafficServerOutput] = described("servers, the best layouts of each device by the closed form")
     runs: list[TrafficRunOutput] = described("a simulation for each server and rate")
@@ -194,6 +196,7 @@ def _server(server: SimulatedServer) -> TrafficServerOutput:
         prefill_layout=None if point.prefill_layout is None else take(InstanceLayout, point.prefill_layout),
         capacity_requests_per_s=server.capacity_per_s,
         largest_requests_per_s=server.largest_rate_per_s,
+        usd_per_hour=server.usd_per_hour,
         pass_error_median_fraction=priced.error_median_fraction,
         pass_error_max_fraction=priced.error_most_fraction,
         pass_low_fraction=candidate.unit.interval[0],
@@ -206,7 +209,7 @@ def _server(server: SimulatedServer) -> TrafficServerOutput:
 
 
 def _run(run: TrafficRun, found: TrafficPlan) -> TrafficRunOutput:
-    figures, num_devices = run.figures, found.servers[run.server].candidate.num_devices
+    figures, server = run.figures, found.servers[run.server]
     given: dict[str, Any] = dict.fromkeys(TrafficRunOutput.__dataclass_fields__)
     if figures is not None:
         for name, times in (*figures.times.items(), ("queue_wait", figures.queue_wait)):
@@ -218,10 +221,9 @@ def _run(run: TrafficRun, found: TrafficPlan) -> TrafficRunOutput:
                     given |= {f"{name}_p50_{end}_s": times.p50_s, f"{name}_p90_{end}_s": times.p90_s}
         given |= {name: getattr(figures, name) for name in given if hasattr(figures, name)}
         given["goodput_requests_per_s"] = figures.goodput_per_s
-        given["tokens_per_s_per_device"] = figures.tokens_per_s / num_devices
-        price = found.request.usd_per_hour
-        if price is not None:
-            usd_per_s = price * num_devices / _SECONDS_PER_HOUR
+        given["tokens_per_s_per_device"] = figures.tokens_per_s / server.candidate.num_devices
+        if server.usd_per_hour is not None:
+            usd_per_s = server.usd_per_hour / _SECONDS_PER_HOUR
             given["usd_per_million_tokens"] = usd_per_s / figures.tokens_per_s * _MILLION
     given |= {"server": run.server, "arrivals_per_s": run.rate_per_s, "keeps_limits": run.keeps_limits}
     return TrafficRunOutput(**given | {"holds_load": figures is not None})

@@ -40,11 +40,13 @@ class SimulatedServer:
         candidate: Instances, streams and times of passes.
         capacity_per_s: Requests per second when requests always wait. [1/s]
         largest_rate_per_s: Largest rate at which 90 % of the requests keep the limits; None without limits. [1/s]
+        usd_per_hour: Price of all its devices; None without a price. [USD/h]
     """
 
     candidate: Candidate
     capacity_per_s: float
     largest_rate_per_s: float | None
+    usd_per_hour: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +103,15 @@ class TrafficPlan(NotebookDisplay):
 
     @property
     def best(self) -> TrafficRun | None:
-        """The run within the limits at the highest rate, then of fewest devices, then of least end-to-end time."""
+        """The run within the limits at the highest rate, then of least price and devices, then the fastest."""
         kept = [run for run in self.runs if run.keeps_limits and run.figures]
 
-        def rank(run: TrafficRun) -> tuple[float, int, float]:
+        def rank(run: TrafficRun) -> tuple[float, float, int, float]:
             assert run.figures is not None
-            devices = self.servers[run.server].candidate.num_devices
-            return -run.rate_per_s, devices, run.figures.end_to_end.p90_s
+            server = self.servers[run.server]
+            # Either all servers have a price or none.
+            price = server.usd_per_hour or 0.0
+            return -run.rate_per_s, price, server.candidate.num_devices, run.figures.end_to_end.p90_s
 
         return min(kept, key=rank, default=None)
 
@@ -119,12 +123,14 @@ def plan_traffic(
     *,
     format_: ServingFormat,
     layout: Mapping[str, Any],
+    usd_per_hour: Mapping[str, float],
     notes: Sequence[str] = (),
 ) -> TrafficPlan:
     """Simulate traffic on the best layouts of each device.
 
     Args:
         request: Mean lengths, devices, memory and cache blocks.
+        usd_per_hour: Price of one device by its name; empty without prices. [USD/h]
 
     Raises:
         WorkloadError: no server sustains a rate, or a request is longer than model or cache allow.
@@ -187,6 +193,7 @@ def plan_traffic(
     results = run_jobs(jobs, question)
     figures = dict(zip(simulated, results, strict=False))
     largest: list[float | None] = [float(one) for one in results[len(simulated) :]] or [None] * len(candidates)
+    prices = [usd_per_hour.get(one.scenario.device.name) for one in candidates]
     return TrafficPlan(
         request=request,
         format=format_,
@@ -195,8 +202,13 @@ def plan_traffic(
         mean_prompt_len=float(traffic.prompt_len.mean()),
         mean_output_len=float(traffic.output_len.mean()),
         servers=tuple(
-            SimulatedServer(candidate=one, capacity_per_s=capacity, largest_rate_per_s=rate)
-            for one, capacity, rate in zip(candidates, capacities, largest, strict=True)
+            SimulatedServer(
+                candidate=one,
+                capacity_per_s=capacity,
+                largest_rate_per_s=rate,
+                usd_per_hour=None if price is None else price * one.num_devices,
+            )
+            for one, capacity, rate, price in zip(candidates, capacities, largest, prices, strict=True)
         ),
         runs=tuple(_make_run(index, rate, figures.get((index, rate)), question) for index in indices for rate in rates),
         notes=tuple(found_notes),
