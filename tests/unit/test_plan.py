@@ -412,7 +412,7 @@ def test_pages_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "tp"], "--keep 'tp' is not FIELD=VALUE,VALUE such as tp=4,8"),
+        (["--keep", "tp"], "--keep 'tp' is not FIELD=VALUE, such as tp=4,8"),
         (["--keep", "tp=x"], "keep tensor_parallel='x' must be one or more integers"),
         (["--keep", "tpp=4"], "it chooses tp, pp, dp"),
         (["--keep", "tp=2", "--keep", "tp=4"], "--keep names --tensor-parallel twice"),

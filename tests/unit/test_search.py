@@ -361,7 +361,10 @@ def test_latency_is_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--device", "l40s", "--vary", "colour", "--vary", "ffn"], "'colour' is not known"),
         (["gpt2", "--device", "l40s", "--vary", "kv_heads"], "no public model of model_type 'gpt2'"),
         (["gpt2", "--device", "l40s", "--keep", "heads"], "is not FIELD=VALUE"),
-        (["gpt2", "--device", "l40s", "--keep", "heads=6", "--keep", "num_heads=8"], "num_heads=6 and num_heads=8"),
+        (
+            ["gpt2", "--device", "l40s", "--keep", "heads=6", "--keep", "num_heads=8"],
+            "--keep names --num-heads twice; give it once",
+        ),
         (["gpt2", "--device", "l40s", "--keep", "width=700", "--keep", "heads=11"], "no heads divide the width"),
         (["gpt2", "--device", "l40s", "--vary", "ffn", "--keep", "depth=1000"], "quality guard leaves none"),
         (["gpt2", "--device", "l40s", "--vary", "vocab", "--keep", "depth=13"], "the nearest inside the guard has"),

@@ -24,6 +24,7 @@ from shapewright.app.cli.device_options import (
     node_options,
 )
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.kept_fields import keep_of_design
 from shapewright.app.cli.options import (
     experiments_option,
     field_options,
@@ -33,9 +34,7 @@ from shapewright.app.cli.options import (
     write_experiments,
 )
 from shapewright.app.cli.param_types import HOURS, SHARE, amount_of, count_of
-from shapewright.core.errors import ConfigError, ShapewrightError, short_path, short_repr
-from shapewright.core.ranges import read_integer
-from shapewright.core.texts import FieldName, with_fields
+from shapewright.core.errors import ShapewrightError, short_path
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.design import DesignOutput
@@ -166,7 +165,7 @@ def command(
     result = design(
         config,
         device=named_device(device),
-        keep=_read_keep(keep),
+        keep=keep_of_design(keep),
         formats=names,
         guard="strict" if strict else "free" if free else "usual",
         workload=group_options(given)["workload"],
@@ -178,34 +177,6 @@ def command(
         write_folder(result, found, folder, names)
     print_output(found, print_design, as_json=as_json)
     return 0 if result.is_complete else EXIT_INTERRUPTED
-
-
-def _read_keep(entries: tuple[str, ...]) -> dict[str, Any]:
-    """Fields and values of --keep, of shapes and of plans."""
-    from shapewright.optimize.plan.request import PLAN_FIELDS, SHORT_NAMES, read_kept
-    from shapewright.optimize.search.request import field_of
-
-    kept: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, text = entry.partition("=")
-        name = name.strip()
-        if not equals or not text.strip():
-            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE, such as heads=32 or tp=1,2")
-        value: Any
-        if SHORT_NAMES.get(name, name.replace("-", "_")) in PLAN_FIELDS:
-            field_name, value = read_kept(name, text)
-        else:
-            field_name = field_of(name)
-            value = read_integer(text)
-            if value is None or value < 0:
-                raise ConfigError(
-                    f"--keep {short_repr(entry)}: a field of the shape takes one whole number, such as heads=32"
-                )
-        if kept.setdefault(field_name, value) != value:
-            raise ConfigError(
-                with_fields("--keep names {field} twice", field=FieldName(field_name)), advice="give it once"
-            )
-    return kept
 
 
 def _folder(output: str) -> Path:

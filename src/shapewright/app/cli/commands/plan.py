@@ -11,10 +11,10 @@ import click
 from shapewright.app.cli.console import counting_line, echo, print_output, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import named_device
 from shapewright.app.cli.help_pages import GroupedCommand, set_next
+from shapewright.app.cli.kept_fields import keep_of_plan
 from shapewright.app.cli.options import api_keywords, has_files, question_options, software_option
 from shapewright.app.cli.param_types import SHARE
 from shapewright.core.errors import ConfigError
-from shapewright.core.texts import FieldName, with_fields
 
 if TYPE_CHECKING:
     from shapewright.app.formats.output_format import OutputFormat
@@ -122,7 +122,7 @@ def command(
     form = _check_format(format_name, as_json=as_json, output=output)
     refuse_unwritable(output, html, trace)
     keywords = api_keywords(given)
-    kept = _read_keep(keep)
+    kept = keep_of_plan(keep)
     limits: tuple[Note, ...] = ()
     fused: dict[str, bool] = {}
     if form is not None:
@@ -174,25 +174,6 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Out
     from shapewright.app.formats.registry import find_format
 
     return find_format(name)
-
-
-def _read_keep(entries: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """Fields and values of --keep."""
-    from shapewright.optimize.plan.request import read_kept
-
-    kept: dict[str, tuple[Any, ...]] = {}
-    for entry in entries:
-        name, equals, values = entry.partition("=")
-        if not equals or not values.strip():
-            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE,VALUE such as tp=4,8; give a field and its values")
-        field_name, allowed = read_kept(name.strip(), values)
-        if field_name in kept:
-            raise ConfigError(
-                with_fields("--keep names {field} twice", field=FieldName(field_name)),
-                advice=f"give all its values in one, such as {name}=1,2",
-            )
-        kept[field_name] = allowed
-    return kept
 
 
 def _write_files(

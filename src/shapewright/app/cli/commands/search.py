@@ -27,6 +27,7 @@ from shapewright.app.cli.device_options import (
     node_options,
 )
 from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.kept_fields import keep_of_shape
 from shapewright.app.cli.names import complete_device
 from shapewright.app.cli.options import (
     api_keywords,
@@ -346,7 +347,7 @@ def command(
         config,
         devices=_find_devices(device, devices),
         vary=varied,
-        keep=_read_keep(keep),
+        keep=keep_of_shape(keep),
         guard="strict" if strict else "free" if free else "usual",
         progress=counting_line("shapes"),
         **api_keywords(given, with_defaults=True),
@@ -373,20 +374,3 @@ def _find_devices(device: str | None, devices: str | None) -> list[str | Device]
     if device is not None:
         return [named_device(device)]
     return compared_devices([name.strip() for name in (devices or "").split(",") if name.strip()])
-
-
-def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:
-    """Fields and values of --keep; one field twice under two values is a contradiction."""
-    from shapewright.optimize.search.request import field_of
-
-    kept: dict[str, int] = {}
-    for entry in (part for text in entries for part in text.split(",") if part):
-        name, _, value = entry.partition("=")
-        try:
-            number = int(value)
-        except ValueError:
-            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE with a whole number, such as heads=32") from None
-        field_name = field_of(name.strip())
-        if kept.setdefault(field_name, number) != number:
-            raise ConfigError(f"--keep asks for {field_name}={kept[field_name]} and {field_name}={number}; give one")
-    return kept
