@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import print_output
-from shapewright.app.cli.device_options import Command, named_device
+from shapewright.app.cli.device_options import ADDRESS, ENGINE, Command, named_device
 from shapewright.app.cli.help_pages import GroupedOption, set_next
 from shapewright.app.cli.param_types import SECONDS, AnyParam
 from shapewright.app.report.flags import flag_of
-from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.traffic import TrafficOutput
@@ -73,8 +72,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
             "help": "tokens of a pass, shared by decode and prefill (default: the server's)",
         },
     ),
-    ("--engine", {"type": click.Choice(ENGINES), "help": "run simulations here (default) or on a Ray cluster"}),
-    ("--address", {"metavar": "ADDR", "help": "Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start one)"}),
+    ("--engine", ENGINE),
+    ("--address", ADDRESS),
 )
 _OFTEN_USED = ("--arrivals", "--trace", "--ttft-p90", "--tpot-p90")
 _FIELDS = {"requests": "num_requests", "layouts": "num_layouts", "ttft_p90": "ttft_p90_s", "tpot_p90": "tpot_p90_s"}

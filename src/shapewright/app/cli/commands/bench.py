@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import echo, given_command, make_console, print_json, progress_bars
-from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
+from shapewright.app.cli.device_options import (
+    calibration_option,
+    cluster_options,
+    given_calibration,
+    named_device,
+    with_pricing_options,
+)
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
 from shapewright.app.report.flags import flag_of
-from shapewright.core.ray_cluster import ENGINES
 from shapewright.workload.workload import PHASES
 
 if TYPE_CHECKING:
@@ -74,11 +79,7 @@ Examples:
 @click.option("--phase", type=click.Choice(PHASES), help="with --shapes-from: phase (default: train)")
 @click.option("--micro-batch-size", type=int, help="with --shapes-from: sequences per pass (default: 4)")
 @click.option("--seq-len", type=int, help="with --shapes-from: tokens per sequence (default: at most 2048)")
-@click.option(
-    "--engine", type=click.Choice(ENGINES), default="local", show_default=True,
-    help="where to measure: here, or on each GPU of a Ray cluster (extra ray)",
-)  # fmt: skip
-@click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     suite: str | None,

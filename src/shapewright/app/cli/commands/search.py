@@ -21,6 +21,7 @@ from shapewright.app.cli.console import (
 from shapewright.app.cli.defaults import add_note, default_device
 from shapewright.app.cli.device_options import (
     calibration_option,
+    cluster_options,
     compared_devices,
     loss_law_option,
     named_device,
@@ -39,7 +40,6 @@ from shapewright.app.cli.options import (
 from shapewright.app.cli.param_types import NATS, SHARE, amount_of, count_of
 from shapewright.app.report.flags import flag_of
 from shapewright.core.errors import ConfigError
-from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
     from shapewright.app.report.outputs.search import SearchOutput
@@ -287,8 +287,7 @@ Examples:
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
 @click.option("--html", "html", metavar="FILE", help="also write the result as one self-contained HTML page")
 @experiments_option
-@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="where the search runs")
-@click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
+@cluster_options
 def command(
     config: str | None,
     device: str | None,
