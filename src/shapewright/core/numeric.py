@@ -58,6 +58,24 @@ def largest(count: Any) -> int:
     return found
 
 
+def ceil_div(amount: int, parts: int) -> int:
+    """Return the largest share when an amount is split into integer parts.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-amount // parts)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is at least a value.
+
+    >>> round_up(50257, 64), round_up(64, 64)
+    (50304, 64)
+    """
+    return -(-value // multiple) * multiple
+
+
 def divisors(value: int) -> tuple[int, ...]:
     """Return all divisors of a positive integer, in ascending order.
 

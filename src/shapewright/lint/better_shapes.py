@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.lint.shape_fixes import (
     can_change_depth,
@@ -20,7 +21,6 @@ from shapewright.lint.shape_fixes import (
     full_width_multiple,
     keeps_divisibility,
     nearest_multiples,
-    round_up,
     with_head_dim,
     with_hidden_size,
 )

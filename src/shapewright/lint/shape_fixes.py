@@ -9,6 +9,7 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix
 from shapewright.lowering.shard import wide_gemm_dtype
@@ -36,15 +37,6 @@ def full_width_multiple(device: Device, dtype: str) -> int:
     [64, 8]
     """
     return device.architecture_facts.full_width_bytes * 8 // get_dtype(dtype).bits
-
-
-def round_up(value: int, multiple: int) -> int:
-    """Round up to a multiple.
-
-    >>> round_up(50257, 64), round_up(64, 64)
-    (50304, 64)
-    """
-    return -(-value // multiple) * multiple
 
 
 def nearest_multiples(value: int, multiple: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes
@@ -203,7 +204,7 @@ def _check_heads(prediction: TracedPrediction) -> list[Finding]:
         if isinstance(entry.operation, Attention) and entry.operation.head_dim % _HEAD_DIM_MULTIPLE:
             by_width.setdefault(int(entry.operation.head_dim), []).append(entry)
     for head_dim, entries in by_width.items():
-        better = -(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+        better = round_up(head_dim, _HEAD_DIM_MULTIPLE)
         changed = [one.operation.changed(head_dim=better, v_head_dim=better) for one in entries]
         prices = price_operations(changed, prediction.device)
         saved_s = sum(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shapewright.core.numeric import ceil_div
 from shapewright.core.records import dataclass
 from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
 from shapewright.memory.stages import Stage
-from shapewright.memory.tensors import activation_element_bytes, ceil_div, select_kept_tensors, sum_bytes
+from shapewright.memory.tensors import activation_element_bytes, select_kept_tensors, sum_bytes
 from shapewright.workload.alternate_gemms import find_alternate_gemms
 
 if TYPE_CHECKING:

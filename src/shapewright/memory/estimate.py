@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.deadline import check_deadline
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.numeric import maximum, minimum
+from shapewright.core.numeric import ceil_div, maximum, minimum
 from shapewright.core.records import dataclass
 from shapewright.memory.activations import (
     LayerBytes,
@@ -21,7 +21,7 @@ from shapewright.memory.activations import (
 from shapewright.memory.saved_tensors import list_layer_tensors
 from shapewright.memory.stages import Stage, peak_stage_candidates
 from shapewright.memory.states import count_stage_parameters, estimate_states
-from shapewright.memory.tensors import LAYER, activation_element_bytes, ceil_div
+from shapewright.memory.tensors import LAYER, activation_element_bytes
 from shapewright.models.compressed_attention import count_entries, make_compressed
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, mixers_of
 from shapewright.models.mixers import STATE_BYTES, make_mixer

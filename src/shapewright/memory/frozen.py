@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.core.numeric import ceil_div
 from shapewright.memory.saved_tensors import list_layer_tensors
-from shapewright.memory.tensors import SavedTensor, activation_element_bytes, ceil_div
+from shapewright.memory.tensors import SavedTensor, activation_element_bytes
 from shapewright.workload.finetuning import INPUT_ROLES
 from shapewright.workload.linears import Linear, count_adapter, list_linears
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
-from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes, ceil_div
+from shapewright.core.numeric import ceil_div
+from shapewright.memory.tensors import LAYER, SavedTensor, activation_element_bytes
 from shapewright.models.compressed_attention import count_entries, make_compressed
 from shapewright.models.layers import ATTENTION, COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, mixers_of
 from shapewright.models.mixers import make_mixer

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.core.numeric import ceil_div
 from shapewright.core.records import dataclass
 from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.stages import Stage, has_embedding_copy
-from shapewright.memory.tensors import activation_element_bytes, ceil_div
+from shapewright.memory.tensors import activation_element_bytes
 from shapewright.models.compressed_attention import make_compressed
 from shapewright.models.layers import COMPRESSED_LAYERS, CROSS_ATTENTION, WITH_SOFTMAX, LayerGroup, LayerKind, mixers_of
 from shapewright.models.mixers import make_mixer

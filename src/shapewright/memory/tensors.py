@@ -87,12 +87,3 @@ def select_kept_tensors(
 def sum_bytes(tensors: Iterable[SavedTensor]) -> float:
     """Size of several tensors together. [byte]"""
     return sum(tensor.num_bytes for tensor in tensors)
-
-
-def ceil_div(amount: int, parts: int) -> int:
-    """Largest share when an amount is split into integer parts.
-
-    >>> ceil_div(7, 2)
-    4
-    """
-    return -(-amount // parts)

@@ -8,6 +8,7 @@ vision-language model ends in a projector to the width of the language model. A 
 from __future__ import annotations
 
 from shapewright.core.errors import WorkloadError
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 
 
@@ -157,7 +158,7 @@ class Patches:
     def count_tokens(self, image_size: tuple[int, int] | None = None) -> int:
         """Count the tokens of an image in the stack of layers."""
         tokens = self.count_patches(image_size) + self.num_class_tokens
-        return self.tiles * -(-tokens // self.token_multiple) * self.token_multiple
+        return self.tiles * round_up(tokens, self.token_multiple)
 
     def count_projected(self, image_size: tuple[int, int] | None = None) -> int:
         """Count the tokens of an image in the language model."""

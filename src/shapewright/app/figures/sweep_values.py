@@ -14,7 +14,7 @@ from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.core.errors import ConfigError, ShapewrightError
-from shapewright.core.numeric import divisors
+from shapewright.core.numeric import divisors, round_up
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.lowering.model import lower
@@ -198,7 +198,7 @@ def values_around(config: TransformerConfig, field: str, current: int) -> list[i
     low, high = max(1, int(middle * (1.0 - _REACH_FRACTION))), int(middle * (1.0 + _REACH_FRACTION)) + 1
     if field == "head_dim":
         return _thinned(range(max(8, low), high + 1), 64)
-    aligned = _thinned(range(-(-low // _ALIGNED_STEP) * _ALIGNED_STEP, high + 1, _ALIGNED_STEP), _NUM_ALIGNED)
+    aligned = _thinned(range(round_up(low, _ALIGNED_STEP), high + 1, _ALIGNED_STEP), _NUM_ALIGNED)
     return sorted({*aligned, *_thinned(range(low, high + 1), _NUM_MISALIGNED)})
 
 
@@ -206,7 +206,7 @@ def _neighbors(field: str, current: int) -> tuple[int, ...]:
     """One more, and the aligned widths next to the current one."""
     if field not in _WIDTHS:
         return ()
-    above = -(-current // _ALIGNED_STEP) * _ALIGNED_STEP
+    above = round_up(current, _ALIGNED_STEP)
     return (max(current // _ALIGNED_STEP, 1) * _ALIGNED_STEP, current + 1, above, above + _ALIGNED_STEP)
 
 

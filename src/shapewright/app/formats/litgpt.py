@@ -22,9 +22,9 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     workload_error,
 )
-from shapewright.app.formats.reading import Reading, Values, given, parse_yaml, round_up
+from shapewright.app.formats.reading import Reading, Values, given, parse_yaml
 from shapewright.core.errors import ConfigError, short_repr
-from shapewright.core.numeric import divisors
+from shapewright.core.numeric import divisors, round_up
 from shapewright.core.texts import with_fields
 from shapewright.models.read import list_presets, load_preset, read_model
 

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml, round_up
+from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, parse_yaml
 from shapewright.app.formats.shell import Script, arguments_of, read_script
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.numeric import round_up
 from shapewright.core.texts import with_fields
 from shapewright.models.validate import MAX_NUM_LAYERS
 from shapewright.workload.recompute import CORE

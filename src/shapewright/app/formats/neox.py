@@ -31,9 +31,9 @@ from shapewright.app.formats.reading import (
     parse_yaml,
     read_replicas,
     read_zero,
-    round_up,
 )
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.numeric import round_up
 from shapewright.core.texts import with_fields
 
 if TYPE_CHECKING:

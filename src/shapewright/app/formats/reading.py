@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from shapewright.core.errors import ConfigError, MissingExtraError, short_repr
+from shapewright.core.numeric import round_up
 from shapewright.core.ranges import read_integer
 from shapewright.core.records import dataclass
 
@@ -193,15 +194,6 @@ def _is_true(value: object) -> bool:
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def round_up(value: int, multiple: int) -> int:
-    """Smallest multiple that is at least a value.
-
-    >>> round_up(10923, 256)
-    11008
-    """
-    return -(-value // multiple) * multiple
 
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp16": "fp16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}

@@ -26,9 +26,10 @@ from shapewright.app.formats.output_format import (
     unwritten_scaling,
     workload_error,
 )
-from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python, round_up
+from shapewright.app.formats.reading import Reading, Values, given, literal, parse_python
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.core.files import parse_toml
+from shapewright.core.numeric import round_up
 from shapewright.core.texts import with_fields
 from shapewright.workload.recompute import ALTERNATE
 

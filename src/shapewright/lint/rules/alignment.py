@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.numeric import round_up
 from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.lint.shape_fixes import (
     full_width_multiple,
     list_mlp_width_fields,
     nearest_multiples,
-    round_up,
     width_fixes,
     with_hidden_size,
 )

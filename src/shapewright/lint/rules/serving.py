@@ -8,6 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.core.numeric import round_up
 from shapewright.lint.layout_fixes import smaller_degree_fixes
 from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.memory.estimate import count_cached_elements, estimate_layer_state
@@ -60,7 +61,7 @@ def vocab_split_unevenly(scenario: Scenario) -> Iterator[Violation]:
       0.5.3, `srt/layers/vocab_parallel_embedding.py`.
     """
     t, vocab_size = scenario.layout.tensor_parallel, scenario.config.vocab_size
-    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    padded = round_up(vocab_size, VOCAB_MULTIPLE)
     if scenario.workload.is_training or padded % t == 0:
         return
     fixes = smaller_degree_fixes(scenario, t)
@@ -187,7 +188,7 @@ def _find_blocks_below_states(scenario: Scenario) -> Iterator[Violation]:
         return
     element_bytes = get_dtype(workload.kv_cache_dtype or workload.dtype).bits / 8.0
     tokens = ceil(max(states.values()) / (count_cached_elements(config, t) * element_bytes))
-    needed = -(-tokens // _STATE_BLOCK_MULTIPLE) * _STATE_BLOCK_MULTIPLE
+    needed = round_up(tokens, _STATE_BLOCK_MULTIPLE)
     block = workload.kv_block_tokens
     if block < needed:
         yield Violation(
@@ -210,7 +211,7 @@ def kept_tokens(window: int, block_tokens: int) -> int:
     >>> kept_tokens(128, 128), kept_tokens(4096, 16)
     (256, 4112)
     """
-    return (-(-(window - 1) // block_tokens) + 1) * block_tokens
+    return round_up(window - 1, block_tokens) + block_tokens
 
 
 def waste_fraction(window: int, block_tokens: int) -> float:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.lint.rule import Fix, Violation, rule
 from shapewright.lint.shape_fixes import (
@@ -317,4 +318,4 @@ def _find_worst_tile_tail(scenario: Scenario) -> WidthAxis | None:
 
 def _tile_efficiency(axis: WidthAxis) -> float:
     """Return the share of the tiles along a dimension that is not padding."""
-    return axis.extent / (-(-axis.extent // axis.tile) * axis.tile)
+    return axis.extent / round_up(axis.extent, axis.tile)

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from typing import Any, NamedTuple
 
+from shapewright.core.numeric import round_up
 from shapewright.lowering.torch_trace.trace import TracedMemory
 
 # PyTorch's allocator on GPUs rounds every block up to this.
@@ -48,7 +49,7 @@ class Storages:
         serial = self._serials.get(key)
         if serial is None:
             serial = self._serials[key] = len(self.storages)
-            num_bytes = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+            num_bytes = round_up(storage.nbytes(), _BLOCK_BYTES)
             self.storages.append(Storage(num_bytes, path, category))
             self._events.append(_Event(serial, is_made=True, place=place))
             self._references[serial] = weakref.ref(storage, lambda _: self._release(key, serial))

@@ -6,6 +6,7 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.numeric import round_up
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.deepseek import DEEPSEEK_V3
@@ -302,7 +303,7 @@ def _lfm2_width(values: ConfigValues) -> Fields:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1e6:
             raise ConfigError(f"block_ffn_dim_multiplier={short_repr(factor)} must be a positive number")
         multiple = values.count("block_multiple_of")
-        width = -(-int(factor * width) // multiple) * multiple
+        width = round_up(int(factor * width), multiple)
     return {"intermediate_size": width}
 
 

@@ -8,7 +8,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import LayoutError
-from shapewright.core.numeric import divisors
+from shapewright.core.numeric import divisors, round_up
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.core.units import format_bytes, format_seconds
 from shapewright.hardware.nodes import is_whole_allocation
@@ -157,7 +157,7 @@ def _batches_that_divide(job: PlanJob) -> list[int]:
         return []
     return [
         each
-        for each in (batch // num_devices * num_devices, -(-batch // num_devices) * num_devices)
+        for each in (batch // num_devices * num_devices, round_up(batch, num_devices))
         if each
         and explore(replace(job, scenario=job.scenario.replace(global_batch_size=each)), memory_only=True).smallest
     ]

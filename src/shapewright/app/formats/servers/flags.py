@@ -13,6 +13,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.app.formats.servers.instance import CHECKPOINT, format_key
+from shapewright.core.numeric import round_up
 from shapewright.core.units import format_number_of
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _sglang_flags(engine: Engine, one: LaunchedInstance) -> Iterator[Flag]:
     if one.role != "decode":
         # In mixed passes SGLang takes the decoding sequences off both limits (schedule_policy.py).
         tokens = one.pass_tokens if is_mixed else one.prefill_tokens
-        chunk = -(-tokens // request.block_tokens) * request.block_tokens
+        chunk = round_up(tokens, request.block_tokens)
         yield Flag("--chunked-prefill-size", chunk * replicas)
         if chunk >= _SGLANG_PREFILL_TOKENS:
             yield Flag("--max-prefill-tokens", chunk + 1)

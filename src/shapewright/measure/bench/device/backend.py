@@ -12,6 +12,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from shapewright.core.errors import BenchError
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.measure.bench.device.system_info import host_available_bytes
 
@@ -71,7 +72,7 @@ class InputPool:
         """A tensor of random normal numbers that the current row has not taken yet; callers must not write to it."""
         count = math.prod(shape)
         step = max(1, _ALIGNMENT_BYTES // kind.itemsize)
-        padded = -(-count // step) * step
+        padded = round_up(count, step)
         chunks = self._chunks.setdefault(kind, [])
         for index, (chunk, taken) in enumerate(chunks):
             if taken + padded <= chunk.numel():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.core.errors import ConfigError
+from shapewright.core.numeric import round_up
 from shapewright.core.records import dataclass
 from shapewright.core.texts import with_fields
 from shapewright.optimize.search.request import VARIED, ffn_field, followers_of, needs_square_heads
@@ -242,9 +243,7 @@ class FieldValues:
             return [kept]
         if "vocab" not in self.free:
             return [current]
-        padded = {
-            -(-current // (unit * t)) * unit * t for unit in _VOCAB_UNITS for t in {1, self.layout.tensor_parallel}
-        }
+        padded = {round_up(current, unit * t) for unit in _VOCAB_UNITS for t in {1, self.layout.tensor_parallel}}
         return sorted({current, *(value for value in padded if value <= current * (1.0 + _MOST_PADDING_FRACTION))})
 
     def micro_batch(self, workload: Workload) -> list[int]:
