@@ -58,7 +58,8 @@ _OTHER_PARTS = ("vision_config", "audio_config", "visual", "vision_tower_config"
 _NOTED_SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
 
 _FIELD_KINDS = {spec.name: str(spec.type) for spec in fields(TransformerConfig)}
-_REQUIRED = ("hidden_size", "num_layers", "num_heads", "vocab_size")
+REQUIRED_FIELDS = ("hidden_size", "num_layers", "num_heads", "vocab_size")
+"""Fields without which there is no model."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     read = {**family.fixed, **_read_spelled(hf_values, family)}
     if family.derive is not None:
         read.update(family.derive(hf_values))
-    for field in _REQUIRED:
+    for field in REQUIRED_FIELDS:
         if not read.setdefault(field, 0) and not (field == "vocab_size" and "patches" in read):
             try:
                 read[field] = hf_values.count(*hf_keys_of(family)[field])
@@ -197,7 +198,7 @@ def _read_spelled(values: ConfigValues, family: Family) -> Fields:
             continue  # absent or null: the family's fixed value, or the default of the field
         kind = _FIELD_KINDS[field]
         if kind == "int":
-            read[field] = values.count(*keys) if field in _REQUIRED else values.optional_count(*keys)
+            read[field] = values.count(*keys) if field in REQUIRED_FIELDS else values.optional_count(*keys)
         elif kind == "bool":
             read[field] = values.flag(*keys)
         elif kind == "float":

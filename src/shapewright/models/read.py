@@ -25,7 +25,7 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.families.vision_language import TILED
-from shapewright.models.hf_config import PARTS_LEFT_OUT, read_hf_config, read_vision_tower
+from shapewright.models.hf_config import PARTS_LEFT_OUT, REQUIRED_FIELDS, read_hf_config, read_vision_tower
 from shapewright.models.transformer import TransformerConfig, check_field_names, with_changes
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -106,9 +106,6 @@ def is_preset(name: str) -> bool:
 def _hint(name: str) -> str:
     known = list_presets()
     return close_names(name, known) or f"there are {len(known)}, such as {', '.join(repr(each) for each in known[:3])}"
-
-
-REQUIRED_FIELDS = ("hidden_size", "num_layers", "num_heads", "vocab_size")
 
 
 @dataclass(frozen=True)

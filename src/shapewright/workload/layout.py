@@ -19,7 +19,8 @@ DeepSpeed allows only stage 1 there (runtime/pipe/engine.py), Megatron-LM's dist
 torchtitan's FSDP keeps weights gathered between micro-batches (reshard_after_forward = "default"), which is stage 2."""
 
 _LARGEST_DEGREE = 2**24
-_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+ENDS_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""Fields that count the embedding and the loss as layers of a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class ParallelLayout:
             if isinstance(spec.default, bool):
                 if not isinstance(value, bool):
                     raise LayoutError(f"{spec.name}={value!r} must be true or false")
-                if value and spec.name in _COUNTED_ENDS and self.pipeline_parallel == 1:
+                if value and spec.name in ENDS_AS_LAYERS and self.pipeline_parallel == 1:
                     raise LayoutError(
                         with_fields("{name} needs {pipeline_parallel} above 1", name=FieldName(spec.name)),
                         advice="omit it",

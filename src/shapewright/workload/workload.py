@@ -32,6 +32,8 @@ ATTENTION_KINDS = ("flash", "unfused")
 EXPERT_KERNELS = ("measured", "as-16-bit")
 KERNELS = ("torch", "fused")
 RECOMPUTE_MODES = ("none", "selective", "full")
+OFFLOADS = ("offload_activations", "offload_optimizer")
+"""Fields that offload to host memory."""
 
 MAX_SEQUENCE_TOKENS = 2**27
 """Longest accepted sequence, unless the model's config states more: 13 times the longest context of a public model
@@ -243,7 +245,7 @@ class Workload:
         return f"{self.recompute} recompute{parts}"
 
     def _check_training_options(self) -> None:
-        for name in ("offload_activations", "offload_optimizer", "narrow_inputs", "deterministic_attention"):
+        for name in (*OFFLOADS, "narrow_inputs", "deterministic_attention"):
             if getattr(self, name) and not self.is_training:
                 raise WorkloadError(
                     with_fields("{name} has no effect in {phase}", name=FieldName(name), phase=self.phase),

@@ -11,7 +11,8 @@ from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, 
 from shapewright.core.notes import Note
 from shapewright.core.ranges import whole_number
 from shapewright.core.texts import with_fields
-from shapewright.models.read import REQUIRED_FIELDS, read_model
+from shapewright.models.hf_config import REQUIRED_FIELDS
+from shapewright.models.read import read_model
 from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split, find_ignored_modules
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload.workload import RECOMPUTE_MODES

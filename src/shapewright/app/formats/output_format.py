@@ -12,7 +12,7 @@ from shapewright.core.texts import FieldName, with_fields
 from shapewright.models.transformer import TransformerConfig
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.recompute import CORE, MODULES, read_modules
-from shapewright.workload.workload import RECOMPUTE_MODES, Workload
+from shapewright.workload.workload import OFFLOADS, RECOMPUTE_MODES, Workload
 
 # Fields of the implementation, not of the model: its name and which GEMMs are fused.
 _IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")
@@ -23,7 +23,6 @@ DATA_PARALLEL_ONLY = dict.fromkeys(
 )
 """Run values of frameworks that distribute a job by data parallelism and sharding alone."""
 
-_OFFLOAD_FIELDS = ("offload_activations", "offload_optimizer")
 _EXPERT_FIELDS = (
     "num_experts_per_token",
     "moe_intermediate_size",
@@ -80,7 +79,7 @@ class OutputFormat:
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
         """Supported values of run fields, including offload fields that are not supported."""
-        return {**{name: (False,) for name in _OFFLOAD_FIELDS if name not in self.offloads}, **self.run_values}
+        return {**{name: (False,) for name in OFFLOADS if name not in self.offloads}, **self.run_values}
 
 
 def keep_expressible(
@@ -167,7 +166,7 @@ def check_offload(target: OutputFormat, workload: Workload) -> None:
     Raises:
         WorkloadError: an offload is not supported.
     """
-    for name in _OFFLOAD_FIELDS:
+    for name in OFFLOADS:
         if getattr(workload, name) and name not in target.offloads:
             raise workload_error(target.name, FieldName(name), f"{target.project} does not support this offload")
 

@@ -16,6 +16,7 @@ from shapewright.optimize.design.result import Design, DesignResult, Estimate, R
 from shapewright.optimize.design.sizes import FamilySizes, SizedPlan
 from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.plan import plan_job
+from shapewright.optimize.plan.request import PLANNED_WORKLOAD_FIELDS
 from shapewright.optimize.plan.result import explain_difference
 from shapewright.optimize.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, VARIED
 from shapewright.optimize.search.search import search_shapes
@@ -53,7 +54,6 @@ MOST_PLANNED = 1 + (_MOST_STARTS + _MOST_ROUNDS - 1) * _PLANNED_EACH_ROUND
 """Most shapes that one joint search plans."""
 
 _LISTED_SHAPES, _LISTED_PLANS = 40, 10
-_CHOSEN_FIELDS = ("micro_batch_size", "recompute", "offload_activations", "offload_optimizer")
 
 
 @dataclass
@@ -137,7 +137,7 @@ class JointSearch:
 
     def _unplanned_shapes(self, plan: Plan) -> Iterator[TransformerConfig]:
         """Search in the layout, micro-batch and recomputation of a plan; yield the best shapes not planned before."""
-        fields = {name: getattr(plan.workload, name) for name in _CHOSEN_FIELDS}
+        fields = {name: getattr(plan.workload, name) for name in PLANNED_WORKLOAD_FIELDS}
         scenario = self.scenario.replace(**fields, layout=plan.layout)
         vary = DEFAULT_VARIED if plan.layout.pipeline_parallel == 1 else DEFAULT_VARIED_WITH_STAGES
         request = self.request.search_request(vary, _LISTED_SHAPES)
@@ -194,7 +194,7 @@ def _degrees(layout: ParallelLayout) -> tuple[int, ...]:
 
 def _layout_and_batch(plan: Plan) -> tuple[Any, ...]:
     """Return the layout and the workload fields of a plan that a search for shapes holds fixed."""
-    return plan.layout, *(getattr(plan.workload, name) for name in _CHOSEN_FIELDS)
+    return plan.layout, *(getattr(plan.workload, name) for name in PLANNED_WORKLOAD_FIELDS)
 
 
 def _main_sizes(config: TransformerConfig) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, joined, with_fields
 from shapewright.hardware.nodes import check_allocation
 from shapewright.prediction.training_run import HIGHEST_USD_PER_HOUR
-from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
+from shapewright.workload.layout import ENDS_AS_LAYERS, PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS
-from shapewright.workload.workload import RECOMPUTE_MODES, Workload
+from shapewright.workload.workload import OFFLOADS, RECOMPUTE_MODES, Workload
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
@@ -38,13 +38,11 @@ SHORT_NAMES = {
     "schedule": "pipeline_schedule",
     "micro_batch": "micro_batch_size",
 }
-OFFLOADS = ("offload_activations", "offload_optimizer")
-"""Workload fields that a plan chooses if both values are kept, and that are false otherwise."""
-_WORKLOAD_FIELDS = ("micro_batch_size", "recompute", *OFFLOADS)
-_ENDS_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+PLANNED_WORKLOAD_FIELDS = ("micro_batch_size", "recompute", *OFFLOADS)
+"""Fields of the workload that a plan chooses; offload if both values are kept, and false otherwise."""
 PLAN_FIELDS = (
-    *(spec.name for spec, _ in documented_fields(ParallelLayout) if spec.name not in _ENDS_AS_LAYERS),
-    *_WORKLOAD_FIELDS,
+    *(spec.name for spec, _ in documented_fields(ParallelLayout) if spec.name not in ENDS_AS_LAYERS),
+    *PLANNED_WORKLOAD_FIELDS,
 )
 """Fields that a plan chooses."""
 
@@ -154,16 +152,16 @@ def combine_kept(
     Raises:
         LayoutError: two restrictions of a field exclude each other, or a value is out of range.
     """
-    given_ends = [name for name in _ENDS_AS_LAYERS if layout.get(name) or any(keep.get(name, ()))]
+    given_ends = [name for name in ENDS_AS_LAYERS if layout.get(name) or any(keep.get(name, ()))]
     if given_ends:
         raise LayoutError(
             "a plan does not count the ends of the model as layers; leave "
             + joined(map(FieldName, given_ends))
             + " out, or predict such a layout by itself"
         )
-    single = {**layout, **{name: workload[name] for name in _WORKLOAD_FIELDS if name in workload}}
+    single = {**layout, **{name: workload[name] for name in PLANNED_WORKLOAD_FIELDS if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
-    for name in _ENDS_AS_LAYERS:  # always false in a plan
+    for name in ENDS_AS_LAYERS:  # always false in a plan
         single.pop(name, None)
         kept.pop(name, None)
     for name, value in single.items():

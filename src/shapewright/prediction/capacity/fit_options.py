@@ -22,14 +22,10 @@ from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
 from shapewright.pricing.host import LINK_FRACTION, host_link_bytes_per_s
 from shapewright.workload.layout import MAX_ZERO_STAGE_IN_PIPELINES
-from shapewright.workload.workload import RECOMPUTE_MODES
+from shapewright.workload.workload import OFFLOADS, RECOMPUTE_MODES
 
 if TYPE_CHECKING:
     from shapewright.prediction.scenario import Scenario
-
-
-OFFLOADS = ("offload_activations", "offload_optimizer")
-"""Fields of the workload that offload to host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,9 @@ _CACHE_EDGE_POWER = 8.0
 # Slack so that rounding in floating division does not open another tile.
 CEIL_SLACK = 1e-9
 
+CALL_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
+"""Sizes of a call, as operations and AttentionShape name them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.dtypes import get_dtype
+from shapewright.pricing.attention.kernels import CALL_SIZES
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.kernels.attention import LatentSizes, encoder_work, latent_attention_work, training_work
 from shapewright.pricing.kernels.price import LABEL_SEPARATOR, KernelMatch, kernel_rates, match_kernel, price_kernel
@@ -39,7 +40,6 @@ LIBRARY_ERROR = 1.15
 """Error of one library's encoder and latent kernels where another one runs, as a factor: sglang's decode by TensorRT-
 LLM's is 7 to 17 % off on B200, H100 and H200. Slow paths (8-bit caches of sglang on Hopper, vllm 0.14.0) are not
 covered."""
-_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
 
 
 def measured_kind(operation: Attention) -> str:
@@ -84,8 +84,8 @@ def price_measured_attention(operation: Attention, device: Device, record: Calib
         operation: The calls; their sizes may be arrays of one shape.
         record: The record that ``measured_record`` found.
     """
-    arrays = [np.asarray(getattr(operation, name), dtype=float) for name in _SIZES]
-    sizes = dict(zip(_SIZES, (array.ravel() for array in np.broadcast_arrays(*arrays)), strict=True))
+    arrays = [np.asarray(getattr(operation, name), dtype=float) for name in CALL_SIZES]
+    sizes = dict(zip(CALL_SIZES, (array.ravel() for array in np.broadcast_arrays(*arrays)), strict=True))
     rates = kernel_rates(device, record)
     if record.kind == "mla":
         match = _find_latent(operation, record)

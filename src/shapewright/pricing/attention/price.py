@@ -19,7 +19,7 @@ from shapewright.hardware.loader import load_device
 from shapewright.lowering.operations.gemm import Gemm
 from shapewright.lowering.operations.pointwise import Pointwise
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
-from shapewright.pricing.attention.kernels import AttentionRates, AttentionShape
+from shapewright.pricing.attention.kernels import CALL_SIZES, AttentionRates, AttentionShape
 from shapewright.pricing.attention.measured import measured_kind, measured_record, price_measured_attention
 from shapewright.pricing.attention.prefill import estimate_prefill
 from shapewright.pricing.attention.residual import log_correction
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 # Time of PyTorch's attention to several queries on a CPU over that of its GEMMs at the rates of large ones, forward and
 # backward: means of 19 calls each of the attention suite on one Xeon thread, which no other machine has confirmed.
 _SMALL_GEMM_FACTORS = (2.3, 3.2)
-
-# Sizes of a call, as operations and AttentionShape name them.
-_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
 
 
 def price_attention(
@@ -118,9 +115,9 @@ def price_attentions(
 
 def _stack(calls: Sequence[Attention]) -> Attention:
     """Stack scalar calls that differ only in sizes and direction into one call of arrays."""
-    sizes = np.array([[getattr(call, name) for name in _SIZES] for call in calls], dtype=float).T.copy()
+    sizes = np.array([[getattr(call, name) for name in CALL_SIZES] for call in calls], dtype=float).T.copy()
     is_backward = np.array([call.is_backward for call in calls])
-    return calls[0].changed(is_backward=is_backward, **dict(zip(_SIZES, sizes, strict=True)))
+    return calls[0].changed(is_backward=is_backward, **dict(zip(CALL_SIZES, sizes, strict=True)))
 
 
 def _source_of(row: int, sources: _Sources) -> CalibrationSource:
@@ -190,7 +187,7 @@ def _price_measured(
 ) -> tuple[dict[str, PerCall], _Sources]:
     """Return the same for kernels with records of their own."""
     price = price_measured_attention(operation, device, kernels)
-    shape = np.broadcast_shapes(*(np.shape(getattr(operation, name)) for name in _SIZES))
+    shape = np.broadcast_shapes(*(np.shape(getattr(operation, name)) for name in CALL_SIZES))
     names = [each.name for each in fields(price) if each.name != "calibration"]
     values = {name: np.asarray(getattr(price, name), dtype=float) for name in names}
     columns = {name: np.broadcast_to(value, np.shape(price.time_s)).reshape(shape) for name, value in values.items()}
@@ -302,10 +299,10 @@ def _arithmetic_dtype(dtype: str, device: Device) -> str:
 
 def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
     """Sizes of the calls as float arrays of one shape."""
-    arrays = [np.asarray(getattr(operation, name), dtype=float) for name in _SIZES]
+    arrays = [np.asarray(getattr(operation, name), dtype=float) for name in CALL_SIZES]
     if len({array.shape for array in arrays}) > 1:
         arrays = list(np.broadcast_arrays(*arrays))
-    columns: dict[str, Any] = dict(zip(_SIZES, arrays, strict=True))
+    columns: dict[str, Any] = dict(zip(CALL_SIZES, arrays, strict=True))
     return AttentionShape(
         causal=operation.causal,
         element_bytes=get_dtype(operation.dtype).num_bytes,
@@ -343,7 +340,7 @@ def _by_own_gemms(
         bound: Columns of the bound.
         device: A device without a data sheet.
     """
-    sizes = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in _SIZES))
+    sizes = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in CALL_SIZES))
     batch, query, keys, heads, kv_heads, head, value = (size.reshape(-1) for size in sizes[:7])
     rows = query * heads / kv_heads  # queries that share keys and values are rows of one GEMM
     dtype = _arithmetic_dtype(operation.dtype, device)

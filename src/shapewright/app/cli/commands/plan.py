@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from shapewright.optimize.plan.result import Plan, PlanResult
 
 EXIT_INTERRUPTED = 130
-# Fields of the workload that a plan chooses, beside all of the layout.
-_CHOSEN_OF_WORKLOAD = ("micro_batch_size", "recompute", "offload_activations", "offload_optimizer")
 
 _EPILOG = """\b
 Examples:
@@ -215,7 +213,9 @@ def _write_files(
 
 def _chosen_fields(plan: Plan) -> dict[str, Any]:
     """Return what a plan chose and a prediction of it has to be told: fields that differ from what it would take."""
-    found = {name: getattr(plan.workload, name) for name in _CHOSEN_OF_WORKLOAD}
+    from shapewright.optimize.plan.request import PLANNED_WORKLOAD_FIELDS
+
+    found = {name: getattr(plan.workload, name) for name in PLANNED_WORKLOAD_FIELDS}
     found |= {one.name: getattr(plan.layout, one.name) for one in fields(plan.layout)}
     if has_files(click.get_current_context()):  # which set other values than the defaults
         return found
