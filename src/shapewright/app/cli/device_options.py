@@ -9,7 +9,6 @@ import click
 
 from shapewright.app.cli.defaults import add_note, device_callback
 from shapewright.app.cli.names import complete_device
-from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
     from shapewright.hardware.device import Device
@@ -105,24 +104,6 @@ def loss_law_option(command: Command) -> Command:
         callback=use,
         help="your own law of loss, written by 'shapewright calibrate --losses'",
     )(command)
-
-
-ENGINE: dict[str, Any] = {
-    "type": click.Choice(ENGINES),
-    "help": "where to run: here (default), or on a Ray cluster (extra ray)",
-}
-"""Keywords of --engine."""
-ADDRESS: dict[str, Any] = {
-    "metavar": "ADDRESS",
-    "help": "Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local to start one (default)",
-}
-"""Keywords of --address."""
-
-
-def cluster_options(command: Command) -> Command:
-    """Add --engine and --address to a command."""
-    command = click.option("--address", **ADDRESS)(command)
-    return click.option("--engine", default=ENGINES[0], **ENGINE)(command)
 
 
 def in_given_nodes(device: Device) -> Device:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shapewright.app.cli.cluster_options import ADDRESS, ENGINE
 from shapewright.app.cli.console import print_output
-from shapewright.app.cli.device_options import ADDRESS, ENGINE, Command, named_device
+from shapewright.app.cli.device_options import Command, named_device
 from shapewright.app.cli.help_pages import GroupedOption, set_next
 from shapewright.app.cli.param_types import SECONDS, AnyParam
 from shapewright.app.report.flags import flag_of

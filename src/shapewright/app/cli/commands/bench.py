@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shapewright.app.cli.cluster_options import cluster_options
 from shapewright.app.cli.console import echo, given_command, make_console, print_json, progress_bars
 from shapewright.app.cli.device_options import (
     calibration_option,
-    cluster_options,
     given_calibration,
     named_device,
     with_pricing_options,

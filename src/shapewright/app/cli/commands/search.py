@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shapewright.app.cli.cluster_options import cluster_options
 from shapewright.app.cli.console import (
     counting_line,
     echo,
@@ -21,7 +22,6 @@ from shapewright.app.cli.console import (
 from shapewright.app.cli.defaults import add_note, default_device
 from shapewright.app.cli.device_options import (
     calibration_option,
-    cluster_options,
     compared_devices,
     loss_law_option,
     named_device,
