@@ -12,6 +12,8 @@ import shapewright
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.units import format_seconds
 from shapewright.hardware.loader import load_device
+from shapewright.lint.check import run_rules
+from shapewright.lint.rule import Finding
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
 from shapewright.lowering.operations.gemm import Gemm
@@ -20,6 +22,7 @@ from shapewright.memory.states import count_trained_parameters
 from shapewright.models.hf_config import read_hf_config, read_vision_tower
 from shapewright.models.parameters import count_parameters
 from shapewright.models.read import read_model
+from shapewright.prediction.scenario import Scenario
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
 
@@ -300,3 +303,33 @@ def test_memory_of_a_step_without_images_is_that_of_the_language_model(phase: st
         for config in (model.with_vision().config, model.config)
     )
     assert found == text_only
+
+
+def test_a_fix_of_the_tower_saves_its_share_of_the_step_and_an_unknown_saving_stays_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first fix of a finding is given a saving of 1, the whole tower; the others are given none."""
+
+    def with_other_gains(scenario: Scenario) -> list[Finding]:
+        return [
+            replace(
+                finding,
+                suggestions=tuple(
+                    replace(each, predicted_gain_fraction=None if place else 1.0)
+                    for place, each in enumerate(finding.suggestions)
+                ),
+            )
+            for finding in run_rules(scenario)
+        ]
+
+    monkeypatch.setattr("shapewright.lint.check.run_rules", with_other_gains)
+    keywords: dict[str, Any] = {"device": H100, "workload": {"images": 2}}
+    result = shapewright.check("qwen2.5-vl-7b", **keywords)
+    step = shapewright.predict("qwen2.5-vl-7b", **keywords)
+    text = shapewright.predict("qwen2.5-vl-7b", device=H100, workload={"seq_len": step.workload.seq_len})
+    first, *others = next(each for each in result.findings if each.field.startswith("vision_config.")).suggestions
+
+    assert first.predicted_gain_fraction is not None
+    assert first.predicted_gain_fraction == pytest.approx(1.0 - text.step_time_s / step.step_time_s, abs=0.03)
+    assert others
+    assert all(each.predicted_gain_fraction is None for each in others)

@@ -157,9 +157,10 @@ def _check_tower(scenario: Scenario) -> list[Finding]:
                 suggestion,
                 kind="retrain",
                 changes={f"{_TOWER_PATH}.{field}": value for field, value in suggestion.changes.items()},
-                predicted_gain_fraction=(suggestion.predicted_gain_fraction or 0.0) * share,
+                predicted_gain_fraction=None if gain is None else gain * share,
             )
             for suggestion in finding.suggestions
+            for gain in (suggestion.predicted_gain_fraction,)
         ]
         findings.append(
             replace(
