@@ -68,9 +68,10 @@ def _bars() -> list[str]:
             ["prediction", "evaluated on", "target", "stretch target", "result"],
             [[row[key] for key in ("what", "judged_on", "bar", "aim", "reached")] for row in results()["bars"]],
         ),
-        "Most of the ranking regret is noise in the measured rows. Methods: "
+        "Most of the ranking regret is [noise in the measured rows](decisions/0031-gemm-scatter.md). Methods: "
         "[training steps](decisions/0002-step-composition.md), [GEMMs](decisions/0003-gemm-calibration.md), "
-        "[attention, pointwise operations, collectives](decisions/0004-attention-pointwise-collectives.md), "
+        "[attention](decisions/0004-attention.md), "
+        "[pointwise operations and collectives](decisions/0030-pointwise-collectives.md), "
         "[experts](decisions/0007-moe.md). Limits of the tests: `tests/accuracy/limits.toml`.",
     ]
 

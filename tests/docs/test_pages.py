@@ -34,6 +34,8 @@ SCRIPTS = ROOT / "scripts"
 MOST_FIGURE_BYTES = 600_000
 # Outside of tables and code; generated paragraphs count.
 MOST_WORDS_OF_THE_README = 1200
+# Two printed pages; a longer record is of two subjects.
+MOST_WORDS_OF_A_RECORD = 1000
 
 
 def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -220,11 +222,30 @@ def test_links_lead_somewhere() -> None:
 def test_readme_is_short_and_in_order() -> None:
     """What the tool answers comes before how accurate it is, and the text without tables and code is short."""
     text = README.read_text(encoding="utf-8")
-    prose = re.sub(r"```.*?```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
 
     assert text.isascii()
     assert text.index("## Install") < text.index("## What it answers") < text.index("## How accurate")
-    assert len(prose.split()) <= MOST_WORDS_OF_THE_README
+    assert num_words(text) <= MOST_WORDS_OF_THE_README
+
+
+def num_words(text: str) -> int:
+    """Count the words of a page outside of its tables and code."""
+    prose = re.sub(r"```.*?```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return len(re.findall(r"\S*\w\S*", prose))
+
+
+def test_decision_records_are_short() -> None:
+    """Every decision record is read in two pages, without its tables."""
+    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    lengths = {page.name: num_words(page.read_text(encoding="utf-8")) for page in records}
+
+    assert len(records) > 20
+    assert {name: length for name, length in lengths.items() if length > MOST_WORDS_OF_A_RECORD} == {}
+
+
+def test_words_of_tables_and_code_are_not_counted() -> None:
+    """Three words of a sentence count; those of a table and of a block of code do not."""
+    assert num_words("- one two three\n\n| a | b |\n|---|---|\n\n```\nfour five\n```\n") == 3
 
 
 def load_script(name: str) -> ModuleType:

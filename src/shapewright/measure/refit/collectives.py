@@ -41,7 +41,7 @@ ROUNDS = {"all_reduce": 2.0}
 NUM_PROTOCOLS = 3
 # The correction is a Gaussian process over what the lines leave over: one part of all operations of a group, one of
 # each operation and group, with these standard deviations of ln(time), and that of a measurement. Residuals beyond the
-# largest count as that. Chosen by cells left out in turn (docs/decisions/0004).
+# largest count as that. Chosen by cells left out in turn (docs/decisions/0030).
 CORRECTION_DOUBLINGS = 1.5
 CORRECTION_SPREAD = 0.12
 CELL_SCATTER = 0.1
