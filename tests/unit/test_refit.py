@@ -164,7 +164,7 @@ def test_a_scaled_section_is_judged_on_shapes_that_did_not_scale_it() -> None:
         pytest.importorskip(package, reason="refits need the fit extra")
     from shapewright.hardware.loader import load_device
     from shapewright.measure.fit.gemm_section import device_rates, predict_rows
-    from shapewright.measure.refit.gemm.amd import Section, scale_section
+    from shapewright.measure.refit.gemm.amd import Section, scale_to_int8
     from shapewright.measure.refit.record_files import read_record
 
     device = load_device("mi308x")
@@ -175,8 +175,8 @@ def test_a_scaled_section_is_judged_on_shapes_that_did_not_scale_it() -> None:
     donors_s = predict_rows(rows, content, device_rates(device, "int8", hot=False), "NT")
     rows = rows.assign(latency_s=donors_s * np.where(rows.n == 8192, 2.0, 1.0))
 
-    of_two = scale_section(donor, rows, device, "int8")
-    of_one = scale_section(donor, rows[rows.n == 8192], device, "int8", of_two)
+    of_two = scale_to_int8(donor, rows, device)
+    of_one = scale_to_int8(donor, rows[rows.n == 8192], device, of_two)
 
     assert of_two.report["held_out"]["mean_ape"] == pytest.approx((1.0 + 0.5) / 2.0, rel=0.01)
     assert (of_one.report["time_factor"], of_one.report["shapes"]) == (pytest.approx(2.0), 1)

@@ -9,10 +9,17 @@ from shapewright.core.units import GIB
 from shapewright.hardware.loader import load_device
 from shapewright.lowering.model import lower
 from shapewright.lowering.operations.collective import Collective
-from shapewright.prediction.calculators.flops import bus_fraction
 from shapewright.prediction.calculators.training import estimate_budget
 from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.workload import Workload
+
+
+def bus_fraction(op_name: str, num_ranks: int) -> float:
+    """Bytes that a rank sends of each byte of a message: bus over algorithm bandwidth of nccl-tests."""
+    made = Collective(
+        name=op_name, op_name=op_name, axis="data", message_bytes=1.0, num_ranks=num_ranks, ranks_per_node=8
+    )
+    return float(made.num_bytes)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_traffic_between_replicas(zero_stage: int, passes: int) -> None:
     operations = lower(config, step, layout)
     weights = 12 * 4 * 1024**2 + (2 * 51200 + 2048) * 1024  # of layers, token and position embeddings, logits
     sent = sum(
-        bus_fraction(one.op_name, 8) * float(one.message_bytes) * int(one.repeats)
+        float(one.num_bytes) * int(one.repeats)
         for one in operations
         if isinstance(one, Collective) and one.axis == "data"
     )
@@ -80,7 +87,7 @@ def test_tensor_parallel_traffic(sequence_parallel: bool) -> None:
     layout = ParallelLayout(tensor_parallel=8, sequence_parallel=sequence_parallel)
     step = Workload(micro_batch_size=2, global_batch_size=2, seq_len=512)
     sent = sum(
-        bus_fraction(one.op_name, 8) * float(one.message_bytes) * int(one.repeats) / 2
+        float(one.num_bytes) * int(one.repeats) / 2
         for one in lower(config, step, layout)
         if isinstance(one, Collective)
         and one.axis == "tensor"

@@ -154,11 +154,6 @@ class Scenario:
         """Whether the step can be predicted: the layout divides the model and the device has the dtype."""
         return not isinstance(self.outcome, ShapewrightError)
 
-    @property
-    def num_predictions(self) -> int:
-        """Number of predictions made for this scenario and its copies."""
-        return len(self._outcomes)
-
     def estimate_memory(self) -> MemoryEstimate:
         """Estimate the memory of one device of the fullest pipeline stage."""
         return estimate_memory(self.config, self.workload, self.layout)

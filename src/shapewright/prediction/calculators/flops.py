@@ -1,13 +1,10 @@
-"""FLOPs of a token, by part and by FLOP convention; and bus bandwidths of collectives.
+"""FLOPs of a token, by part and by FLOP convention.
 
 Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, S those of
-scans and short convolutions, V weights of the logit matrix; n ranks.
+scans and short convolutions, V weights of the logit matrix.
 
     forward            2 W + A + S + 2 V         one multiplication and one addition per weight
     training           3 (2 W + A + S + 2 V)     the backward pass has twice the FLOPs of the forward pass
-
-Bus bandwidth is the link rate of an equivalent ring: algorithm bandwidth times the factor below (nccl-tests,
-PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.core.errors import WorkloadError
 from shapewright.core.records import dataclass
 from shapewright.lowering.checks import validate_lengths
 from shapewright.lowering.flops import StepFlops, count_convention_flops
@@ -29,27 +25,6 @@ from shapewright.workload.layout import ParallelLayout
 if TYPE_CHECKING:
     from shapewright.models.transformer import TransformerConfig
     from shapewright.workload.workload import Workload
-
-# Passes of the data around a ring: an all_reduce is a reduce_scatter and an all_gather.
-_RING_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
-
-
-def bus_fraction(op_name: str, num_ranks: int) -> float:
-    """Return bus over algorithm bandwidth: 2 (n - 1) / n for all_reduce, 1 for send_recv, (n - 1) / n for others.
-
-    >>> bus_fraction("all_reduce", 8), bus_fraction("all_gather", 8), bus_fraction("send_recv", 2)
-    (1.75, 0.875, 1.0)
-
-    Raises:
-        WorkloadError: the operation is not known, or has no ranks.
-    """
-    if num_ranks < 1:
-        raise WorkloadError(f"num_ranks={num_ranks} must be at least 1", field="num_ranks")
-    if op_name == "send_recv":
-        return 1.0
-    if op_name not in _RING_PASSES:
-        raise WorkloadError(f"unknown collective {op_name!r}; choose one of {', '.join((*_RING_PASSES, 'send_recv'))}")
-    return _RING_PASSES[op_name] * (num_ranks - 1) / num_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,17 +144,15 @@ def with_rates(content: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**content, "tiles": [{**tile, "rate": min(tile["rate"] * factor, 1.0)} for tile in content["tiles"]]}
 
 
-def scale_section(
-    donor: Section, rows: pd.DataFrame, device: Device, dtype: str, sibling: Section | None = None
-) -> Section:
-    """Return a section of the same SM with all times scaled by one factor, for a format with few rows.
+def scale_to_int8(donor: Section, rows: pd.DataFrame, device: Device, sibling: Section | None = None) -> Section:
+    """Return an fp8 section with all times scaled by one factor to the few rows in int8.
 
     Errors and interval are those of shapes left out in turn, or a sibling's where the rows have a single shape.
 
     Args:
-        sibling: Section of the format on a sibling, made of more shapes.
+        sibling: Section in int8 of a sibling, made of more shapes.
     """
-    rates, measured = device_rates(device, dtype, hot=False), rows.latency_s.to_numpy()
+    rates, measured = device_rates(device, "int8", hot=False), rows.latency_s.to_numpy()
     shapes = rows.groupby(["n", "k"]).ngroup().to_numpy()
 
     def scaled(chosen: pd.DataFrame) -> tuple[dict[str, Any], float]:
@@ -275,7 +273,7 @@ def refit(data: Path, devices: Sequence[str] = ()) -> None:
         if name == "mi308x":
             int8_donor = found[section_of("per_token", shuffled=True), "fp8"]
         if int8_donor is not None and not any(dtype == "int8" for _, dtype in found):
-            int8_sibling = scale_section(int8_donor, int8, device, "int8", int8_sibling)
+            int8_sibling = scale_to_int8(int8_donor, int8, device, int8_sibling)
             found[section_of("per_token", shuffled=False), "int8"] = int8_sibling
         for key, section in found.items():
             print(name, *key, json.dumps(section.report), flush=True)
