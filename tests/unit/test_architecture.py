@@ -323,3 +323,39 @@ def test_parsed_operation_names_are_noticed() -> None:
         'sample.name.startswith("alignment.")\n'
     )
     assert parsed_operation_names(source) == [1, 2, 3, 4]
+
+
+def texts_with_flags(source: str) -> list[str]:
+    """Texts of a module, outside docstrings, that name a flag; commands in quotes are typed as they are."""
+    tree = ast.parse(source)
+    bare = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in bare:
+            text = node.value
+        else:
+            continue
+        if re.search(r"(?<![\w-])--[a-z]", re.sub(r"'[^']*'", "", text)):
+            found.append(text)
+    return found
+
+
+def test_texts_of_the_library_name_no_flags() -> None:
+    """Flags are named by the command line alone, and by refits, which are a command of their own."""
+    found = {
+        str(path.relative_to(PACKAGE)): texts
+        for path in python_files()
+        if part_of(path) != "app" and (texts := texts_with_flags(path.read_text(encoding="utf-8")))
+    }
+
+    assert {path for path in found if not path.startswith("measure/refit/")} == {"measure/bench/verify.py"}
+    assert found["measure/bench/verify.py"] == ["search --verify"]  # the command that a store records
+
+
+def test_flags_in_texts_are_noticed() -> None:
+    """A flag in a text or an f-string is found; a docstring and a command in quotes are left alone."""
+    lines = '"""With --json."""', 'first = "set --tp"', 'second = f"{first} or --pp"', "third = \"run 'memory --tp 2'\""
+
+    assert texts_with_flags("\n".join(lines)) == ["set --tp", "VALUE or --pp", " or --pp"]

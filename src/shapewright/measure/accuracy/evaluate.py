@@ -41,7 +41,7 @@ GROUPINGS = ("device", "dtype", "library", "part", "size")
 DEFAULT_GROUPING = ("device", "dtype", "library")
 _FITTED_ROWS_NOTE = (
     "all rows are included, also those that calibration records were fitted to; held-out errors are in the provenance "
-    "of the records, and --uncalibrated ignores a device's own record"
+    "of the records, and an uncalibrated evaluation leaves out a device's own record"
 )
 # Label of rows that are not grouped.
 ALL = "all"

@@ -54,9 +54,9 @@ _BATCH_NOTE = with_fields(
     "the batch of a step grows with the micro-batch, and losses are compared as if they did not depend on it; set "
     "{global_batch_size} to hold it"
 )
-_RATIO_NOTE = (
-    "the ratio of attention to other layers varies as well (--free); no loss law knows its effect, so such shapes have "
-    "no net speed-up"
+_RATIO_NOTE = with_fields(
+    "the ratio of attention to other layers varies as well ({guard:free}); no loss law knows its effect, so such "
+    "shapes have no net speed-up"
 )
 
 
