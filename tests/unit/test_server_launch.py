@@ -481,16 +481,29 @@ def test_vllm_allows_the_images_of_a_prompt(images: int) -> None:
     assert "mm" not in write_launch(plan, "sglang", point).text
 
 
-def test_tensorrt_llm_runs_on_nvidia_alone() -> None:
-    """Launch lines for another vendor's device are refused, and times of the engine there have a note."""
+@pytest.mark.parametrize(("device", "kind"), [("mi300x", "devices of AMD"), ("t4", "turing devices")])
+def test_tensorrt_llm_runs_on_nvidia_from_ampere_alone(device: str, kind: str) -> None:
+    """Launch lines for other devices are refused, and times of the engine there have a note."""
     job: dict[str, Any] = {"prompt_len": 1000, "output_len": 200, "num_devices": 1, "formats": []}
     found, on_nvidia = (
-        shapewright.serve_plan("llama-3-8b", device=device, server="trtllm-1.0", **job)
-        for device in ("mi300x", "h100-sxm-80gb")
+        shapewright.serve_plan("qwen3-0.6b", device=each, server="trtllm-1.0", **job)
+        for each in (device, "h100-sxm-80gb")
     )
-    words = "does not run on devices of AMD"
+    words = f"does not run on {kind}"
 
     assert any(words in note for note in found.notes)
     assert not any(words in note for note in on_nvidia.notes)
-    with pytest.raises(ConfigError, match=f"TensorRT-LLM {words}, such as mi300x; choose format vllm or sglang$"):
+    with pytest.raises(ConfigError, match=f"TensorRT-LLM {words}, such as {device}; choose format vllm or sglang$"):
         check_served(find_engine("trtllm"), found.scenario)
+
+
+def test_unfused_attention_of_a_plan_has_a_note() -> None:
+    """Engines have paged attention where libraries have no fused one; who asks for unfused attention knows."""
+    job: dict[str, Any] = {"prompt_len": 500, "output_len": 200, "num_devices": 1, "formats": []}
+    found, asked, fused = (
+        shapewright.serve_plan("qwen3-0.6b", device=device, workload=workload, **job)
+        for device, workload in (("t4", {}), ("t4", {"attention": "unfused"}), ("l4", {}))
+    )
+    words = "paged attention of engines reads them once"
+
+    assert [any(words in note for note in plan.notes) for plan in (found, asked, fused)] == [True, False, False]

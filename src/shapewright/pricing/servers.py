@@ -71,6 +71,9 @@ _LARGE_GEMM = 1024
 _LARGE_MESSAGE_BYTES = 2.0**26
 # Vendor of the only devices that an engine runs on; the others run on devices of several.
 _ONLY_VENDOR = {"trtllm": "NVIDIA"}
+# Engines without kernels for devices that have no fused attention: TensorRT-LLM's hardware table begins with Ampere
+# (nvidia.github.io/TensorRT-LLM, reference/support-matrix).
+_FUSED_ATTENTION_ALONE = ("trtllm",)
 # Engines whose GEMMs in 8 and 4 bits were measured, by the names of those records.
 _MEASURED_GEMMS = ("vllm", "sglang")
 
@@ -239,9 +242,12 @@ class Server:
         return idle_s + self.host_s + prefill_s + ranks_s + self.host_per_sequence_s * num_sequences
 
 
-def runs_on(engine: str, device: Device) -> bool:
-    """Return whether an engine, such as ``trtllm``, exists for a device's vendor."""
-    return _ONLY_VENDOR.get(engine, device.vendor) == device.vendor
+def kind_without(engine: str, device: Device) -> str:
+    """Return the kind of the device if an engine, such as ``trtllm``, does not run on it; empty if it does."""
+    if _ONLY_VENDOR.get(engine, device.vendor) != device.vendor:
+        return f"devices of {device.vendor}"
+    is_old = engine in _FUSED_ATTENTION_ALONE and not device.architecture_facts.has_fused_attention
+    return f"{device.architecture} devices" if is_old else ""
 
 
 CURRENT_SERVER = Server(

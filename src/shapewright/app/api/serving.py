@@ -14,7 +14,7 @@ from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering.checks import validate_lengths
 from shapewright.prediction.build import build_scenario, find_device, find_ignored_expert_split
 from shapewright.prediction.scenario import Scenario
-from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server, runs_on
+from shapewright.pricing.servers import CURRENT_SERVER, Server, kind_without, load_server
 
 if TYPE_CHECKING:
     from shapewright.optimize.serving.adapters import Adapters
@@ -142,9 +142,15 @@ def build_served(
         served |= {"dtype": wide_dtype(found), "weight_dtype": served.get("weight_dtype") or "fp4"}
         words = f"fp4 on {found.name}, which cannot multiply it: stored weights (MXFP4), GEMMs in {served['dtype']}"
         remarks = (Note(words, "stored-format", "dtype"),)
-    if found is not None and not runs_on(server.engine, found):
-        words = f"{server.name} does not run on devices of {found.vendor}; times on {found.name} are as if it did"
+    if found is not None and (kind := kind_without(server.engine, found)):
+        words = f"{server.name} does not run on {kind}; times on {found.name} are as if it did"
         remarks += (Note(words, "server-elsewhere", "server"),)
+    if found is not None and not found.architecture_facts.has_fused_attention and served.get("attention") is None:
+        words = (
+            f"attention on {found.name} is priced as PyTorch's, which copies keys and values for each query head; "
+            f"paged attention of engines reads them once, so that large batches answer faster than predicted"
+        )
+        remarks += (Note(words, "unfused-serving", "attention"),)
     parts["workload"] = {**served, "phase": "prefill", **({"seq_len": new_len} if served.get("images") else {})}
     scenario = build_scenario(source, **parts)
     if scenario.config.is_moe and served.get("expert_kernel") is None:

@@ -18,7 +18,7 @@ from shapewright.core.texts import with_fields
 from shapewright.core.units import format_number_of, format_seconds
 from shapewright.models.read import load_preset
 from shapewright.optimize.serving.point import Instance
-from shapewright.pricing.servers import runs_on
+from shapewright.pricing.servers import kind_without
 
 if TYPE_CHECKING:
     from shapewright.app.formats.servers.instance import Engine, LaunchedInstance, Role
@@ -74,11 +74,10 @@ def check_served(engine: Engine, scenario: Scenario) -> None:
             f"flags; give a preset, a model folder or a hub id"
         )
     device = scenario.device
-    if not runs_on(engine.name, device):
-        elsewhere = " or ".join(other for other in ENGINES if runs_on(other, device))
+    if kind := kind_without(engine.name, device):
+        elsewhere = " or ".join(other for other in ENGINES if not kind_without(other, device))
         raise ConfigError(
-            f"{engine.title} does not run on devices of {device.vendor}, such as {device.name}; choose "
-            f"format {elsewhere}",
+            f"{engine.title} does not run on {kind}, such as {device.name}; choose format {elsewhere}",
             field="device",
         )
     if model_type not in engine.model_types:
