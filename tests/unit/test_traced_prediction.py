@@ -109,7 +109,7 @@ def test_misaligned_widths_cost_time_and_aligned_ones_do_not() -> None:
 def test_odd_heads_and_full_memory_are_found() -> None:
     """Head dimensions of 100 are padded by fused attention; a step that does not fit is an error without a cost."""
     attention = Attention(
-        name="layers.0-1.attn.scaled_dot_product_attention", batch_size=4, query_len=2048, kv_len=2048, num_heads=16,
+        name="layers.0-1.attn.scaled_dot_product_attention", batch_size=64, query_len=2048, kv_len=2048, num_heads=16,
         num_kv_heads=16, head_dim=100, v_head_dim=100, repeats=2, is_training=True,
     )  # fmt: skip
     trace = small_trace()
@@ -122,6 +122,21 @@ def test_odd_heads_and_full_memory_are_found() -> None:
     assert found["TC103"].cost_s == pytest.approx(2 * (narrow.time_s - wide.time_s * 100 / 104))
     assert found["ME101"].severity == "error"
     assert found["ME101"].cost_s is None
+
+
+def test_odd_heads_that_cost_next_to_nothing_are_no_finding() -> None:
+    """As in a check of a config: heads of 100 in one sequence of 16 tokens beside two large layers are no warning."""
+    attention = Attention(
+        name="layers.0-1.attn.scaled_dot_product_attention", batch_size=1, query_len=16, kv_len=16, num_heads=16,
+        num_kv_heads=16, head_dim=100, v_head_dim=100, repeats=2, is_training=True,
+    )  # fmt: skip
+    trace = small_trace()
+    trace = replace(trace, operations=(*trace.operations, attention))
+    step_s = shapewright.predict(trace, device=H100).step_time_s
+    narrow, wide = price_operations([attention, attention.changed(head_dim=104, v_head_dim=104)], H100)
+
+    assert 0.0 < 2 * (narrow.time_s - wide.time_s * 100 / 104) < 0.002 * step_s
+    assert shapewright.check(trace, device=H100).findings == ()
 
 
 def test_a_measured_step_is_divided() -> None:
