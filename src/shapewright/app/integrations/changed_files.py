@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.integrations.sarif import to_sarif
-from shapewright.app.report.check import combined_fix_words, finding_words, fix_total_words
+from shapewright.app.report.check import combined_fix_words, finding_words, fix_total_words, savings_footnote
 from shapewright.core.errors import ShapewrightError, plain_text
 from shapewright.core.records import dataclass
 from shapewright.core.units import format_number_of, format_percent, format_seconds
@@ -115,6 +115,9 @@ def describe_file(checked: CheckedFile) -> list[str]:
         cost = f" [{words['cost']}]" if words["cost"] else ""
         lines.append(f"  {finding.severity}: {finding.code} {words['message']}{cost}")
         lines += [f"      -> {suggestion}" for suggestion in words["suggestions"]]
+    footnote = savings_footnote(checked.findings)
+    if footnote:
+        lines.append(f"  {footnote}")
     if checked.fix:
         lines.append(f"  {combined_fix_words(checked.fix)}")
     return lines

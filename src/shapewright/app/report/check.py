@@ -51,10 +51,9 @@ def _print_findings(output: CheckOutput, console: Console) -> None:
             console.print(f"with {_list_changes(output.assumed_changes)}, with which the step can run:", style="bold")
             has_said = True
         print_finding(finding, console)
-    if any(map(_saves_otherwise, output.findings)):
-        console.print(
-            "costs: each finding's share of what all cost together; savings: of all that the line sets", style="dim"
-        )
+    footnote = savings_footnote(output.findings)
+    if footnote:
+        console.print(footnote, style="dim")
     if output.combined_fix is not None:
         console.print(combined_fix_words(output.combined_fix), style="bold", soft_wrap=True)
     if not output.findings:
@@ -70,7 +69,14 @@ def _print_findings(output: CheckOutput, console: Console) -> None:
         )
 
 
-def _saves_otherwise(finding: FindingOutput) -> bool:
+def savings_footnote(findings: Sequence[Finding | FindingOutput]) -> str:
+    """What costs and savings are; empty where each finding costs about what its suggestions save."""
+    if not any(map(_saves_otherwise, findings)):
+        return ""
+    return "costs: each finding's share of what all cost together; savings: of all that the line sets"
+
+
+def _saves_otherwise(finding: Finding | FindingOutput) -> bool:
     """Whether a suggestion saves much more or less than its finding costs, as it does beside other findings."""
     cost = finding.cost_fraction
     gains = [each.predicted_gain_fraction for each in finding.suggestions if each.predicted_gain_fraction is not None]
