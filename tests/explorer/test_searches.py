@@ -77,6 +77,29 @@ def test_unsearchable_requests_are_errors(client: TestClient) -> None:
     assert run["error_kind"] == "ConfigError"
 
 
+def test_fields_that_a_format_does_not_have_are_left_out_with_a_note(client: TestClient) -> None:
+    """The page offers the head width for every model: GPT's config.json has none, so the others are searched.
+
+    Alone it is an error, which names it.
+    """
+    run = wait(client, start(client, job=GPT3, vary=["heads", "head_dim", "vocab"])["id"])
+    expected = shapewright.search(
+        "gpt3-2.7b",
+        device="a100-sxm-40gb",
+        workload={"dtype": "fp16", "attention": "unfused"},
+        vary=["heads", "vocab"],
+    )
+    alone = wait(client, start(client, job=GPT3, vary=["head_dim"])["id"])
+
+    assert run["state"] == "done", run["error"]
+    assert [one["speedup"] for one in run["result"]["candidates"]] == [
+        one.speedup.factor for one in expected.candidates
+    ]
+    assert "head_dim is not varied: a config.json of model_type 'gpt2' has no field for it" in run["result"]["notes"]
+    assert alone["state"] == "failed"
+    assert "vary=head_dim is not possible" in alone["error"]
+
+
 def test_a_running_search_can_be_stopped(client: TestClient) -> None:
     """A running search stops, and the next in the queue starts; a stopped one in the queue never starts."""
     first, second, third = start(client, **LONG), start(client, **LONG), start(client, job=GPT3, vary=["vocab"])

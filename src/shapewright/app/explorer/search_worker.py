@@ -57,18 +57,22 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import describe_changes, search_output
     from shapewright.app.report.predict import describe
+    from shapewright.optimize.search.request import notes_on_fixed, split_expressible
 
     _write_line({"done": 0, "of": 0})
     job = Job.model_validate(request["job"])
     fields = job_fields(job)
+    model = read_job_model(job)
+    # The page offers the same fields for every model: those that this one's format has no key for are left out.
+    vary, fixed = split_expressible(model, request["vary"], request["guard"])
     devices = DeviceLookup(request["calibration"])
     device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
     result = search(
-        read_job_model(job),
+        model,
         device=device,
         num_parameters=request["num_parameters"],
         tolerance_fraction=request["tolerance_fraction"],
-        vary=request["vary"],
+        vary=vary or request["vary"],
         keep=request["keep"],
         guard=request["guard"],
         top=request["top"],
@@ -84,7 +88,11 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     answer = found.to_json()
     return {
         **answer,
-        "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
+        "notes": [
+            *answer["notes"],
+            *notes_on_fixed(fixed),
+            *([] if job.uncalibrated else devices.calibration_notes(device)),
+        ],
         "text": {
             "request": describe(found.step),
             "candidates": columns_to_json(columns),

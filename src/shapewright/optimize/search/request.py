@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -150,18 +150,25 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
     Raises:
         ConfigError: a field that the user named cannot be varied.
     """
-    kept, notes = [], []
-    for name in request.vary:
-        reason = _why_fixed(model, name)
-        if name == "depth" and request.guard != "free":
-            reason = reason or _why_layers_repeat_unevenly(model.config)
-        if not reason:
-            kept.append(name)
-        elif request.vary in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
-            notes.append(f"{name} is not varied: " + reason)
-        else:
-            raise ConfigError(f"vary={name} is not possible: " + reason, advice="leave it out")
-    return replace(request, vary=tuple(kept)), tuple(notes)
+    kept, reasons = split_expressible(model, request.vary, request.guard)
+    if reasons and request.vary not in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
+        name, reason = next(iter(reasons.items()))
+        raise ConfigError(f"vary={name} is not possible: " + reason, advice="leave it out")
+    return replace(request, vary=kept), notes_on_fixed(reasons)
+
+
+def notes_on_fixed(reasons: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note for each field that a search leaves out."""
+    return tuple(f"{name} is not varied: " + reason for name, reason in reasons.items())
+
+
+def split_expressible(model: Model, vary: Sequence[str], guard: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the fields that can be varied, and why each of the others cannot."""
+    reasons = {name: _why_fixed(model, name) for name in vary}
+    if "depth" in reasons and guard != "free":
+        reasons["depth"] = reasons["depth"] or _why_layers_repeat_unevenly(model.config)
+    kept = tuple(name for name, reason in reasons.items() if not reason)
+    return kept, {name: reason for name, reason in reasons.items() if reason}
 
 
 def _why_fixed(model: Model, name: str) -> str:
