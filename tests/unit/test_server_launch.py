@@ -507,3 +507,13 @@ def test_unfused_attention_of_a_plan_has_a_note() -> None:
     words = "paged attention of engines reads them once"
 
     assert [any(words in note for note in plan.notes) for plan in (found, asked, fused)] == [True, False, False]
+
+
+def test_a_checkpoint_in_mxfp4_is_compared_in_it() -> None:
+    """gpt-oss-120b in 16 bits takes four H100s; its own checkpoint fits on one, as it was published to do."""
+    job: dict[str, Any] = {"device": "h100-sxm-80gb", "prompt_len": 1000, "output_len": 200}
+    with pytest.raises(WorkloadError, match=r"does not fit on 1 x h100-sxm-80gb .* or .*fp4.*, which fits"):
+        shapewright.serve_plan("gpt-oss-120b", num_devices=1, **job)
+    plan = shapewright.serve_plan("gpt-oss-120b", num_devices=4, **job)
+
+    assert [one.format.name for one in plan.capacities if one.layout.num_devices == 1] == ["bf16:fp4"]

@@ -126,6 +126,12 @@ class Model:
     notes: tuple[str, ...] = ()
     has_block_scales: bool = False
 
+    @property
+    def quantization(self) -> str:
+        """Method by which its checkpoint is in a narrow format, such as ``mxfp4``; empty if it is not."""
+        found = (self.raw or {}).get("quantization_config") or {}
+        return str(found.get("quant_method", "unknown")) if found else "fp8" if self.has_block_scales else ""
+
     def with_vision(self) -> Model:
         """Return the model with the vision tower of its config.json.
 

@@ -105,7 +105,9 @@ def serve_plan(
         raise WorkloadError(
             f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}", field="formats"
         )
-    others = usual_formats(wanted, scenario.device) if formats is None else [read_format(text) for text in formats]
+    narrow = "fp4" if scenario.model.quantization == "mxfp4" else "int4"
+    usual = usual_formats(wanted, scenario.device, narrow)
+    others = usual if formats is None else [read_format(text) for text in formats]
     notes = scenario.notes
     if scenario.config.is_moe and any(get_dtype(one.dtype).bits < 16 for one in others):
         # The kernel has no effect on the first format, but on the others.

@@ -166,10 +166,14 @@ def wide_dtype(device: Device) -> str:
     return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
 
 
-def usual_formats(wanted: ServingFormat, device: Device) -> list[ServingFormat]:
-    """Return formats to compare with the wanted one: 8-bit GEMMs, and 4-bit weights with the wanted GEMMs."""
+def usual_formats(wanted: ServingFormat, device: Device, narrow: str = "int4") -> list[ServingFormat]:
+    """Return formats to compare with the wanted one: 8-bit GEMMs, and 4-bit weights with the wanted GEMMs.
+
+    Args:
+        narrow: Format of 4-bit weights.
+    """
     found = [ServingFormat("fp8", "fp8", "fp8")] if "fp8" in device.dense_flops_per_s else []
-    found.append(ServingFormat(wanted.dtype, "int4", wanted.kv_cache_dtype))
+    found.append(ServingFormat(wanted.dtype, narrow, wanted.kv_cache_dtype))
     return [one for one in found if one.name != wanted.name and get_dtype(wanted.weight_dtype).bits > 8]
 
 

@@ -106,7 +106,7 @@ _FIELDS = {
     "--formats",
     metavar="F,F,...",
     help="further formats to compare, each GEMMs[:weights[:cache]], such as fp8,bf16:int4; 'none' for no others "
-    "(default: fp8 where the device has it, and int4 weights)",
+    "(default: fp8 where the device has it, and weights in int4, or MXFP4 for such a checkpoint)",
 )
 @click.option(
     "--server",

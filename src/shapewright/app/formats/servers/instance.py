@@ -13,7 +13,6 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.records import dataclass
 
 if TYPE_CHECKING:
-    from shapewright.models.read import Model
     from shapewright.optimize.serving.plan import ServingPlan
     from shapewright.optimize.serving.point import Instance, OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
@@ -163,12 +162,6 @@ class LaunchedInstance:
         return get_dtype(self.format.kv_cache_dtype).bits < 16
 
 
-def quantization_of(model: Model) -> str:
-    """Return the method by which a model's checkpoint is in a narrow format; empty if it is not."""
-    found = (model.raw or {}).get("quantization_config") or {}
-    return str(found.get("quant_method", "quantized")) if found else "fp8" if model.has_block_scales else ""
-
-
 def launched_instance(
     plan: ServingPlan, point: OperatingPoint, instance: Instance, role: Role, model: str
 ) -> LaunchedInstance:
@@ -206,7 +199,7 @@ def launched_instance(
         free_fraction=free[tightest] / left_bytes,
         used_fraction=1.0 - (left_bytes - free[tightest]) / memory_bytes,
         node_size=device.node_size,
-        quantization=quantization_of(plan.scenario.model),
+        quantization=plan.scenario.model.quantization,
         is_chunked=role == "both" and point.prefill_tokens < request.new_len,
         num_images=plan.workload.images,
     )
