@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import field
 from typing import Any, Literal
 
-from shapewright.app.report.outputs.model import SCHEMA_VERSION
+from shapewright.app.explorer.views.outputs import SearchRunOutput
 from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.records import dataclass
 
@@ -65,17 +65,17 @@ class SearchRun:
 
     def to_json(self) -> dict[str, Any]:
         """State, progress and result as JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "id": self.id,
-            "state": self.state,
-            "done": self.done,
-            "num_shapes": self.num_shapes,
-            "progress_fraction": self.done / self.num_shapes if self.num_shapes else 0.0,
-            "result": self.result,
-            "error": self.error,
-            "error_kind": self.error_kind,
-        }
+        output = SearchRunOutput(
+            id=self.id,
+            state=self.state,
+            done=self.done,
+            num_shapes=self.num_shapes,
+            progress_fraction=self.done / self.num_shapes if self.num_shapes else 0.0,
+            result=self.result,
+            error=self.error,
+            error_kind=self.error_kind,
+        )
+        return output.to_json()
 
 
 class SearchQueue:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.app.api.steps import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
-from shapewright.app.explorer.views.outputs import figure
+from shapewright.app.explorer.views.outputs import ConfigOutput, figure
 from shapewright.app.figures.step import timeline_chart
 from shapewright.app.report.check import (
     better_shape_columns,
@@ -28,7 +28,7 @@ from shapewright.app.report.memory import component_rows, largest_sizes, remedy_
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
-from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
+from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.outputs.predict import operation_output, predict_output
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.app.report.review import gather_review, review_page
@@ -211,7 +211,7 @@ def answer_explain(scenario: Scenario, operation: str) -> Answer:
 
 def answer_config(scenario: Scenario) -> Answer:
     """The model as a config.json object, in the format of the input."""
-    return {"schema_version": SCHEMA_VERSION, "config": to_config_json(scenario.model, scenario.config)}
+    return ConfigOutput(config=to_config_json(scenario.model, scenario.config)).to_json()
 
 
 def answer_report(scenario: Scenario) -> str:

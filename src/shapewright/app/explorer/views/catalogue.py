@@ -6,9 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shapewright import __version__
+from shapewright.app.explorer.views.outputs import AboutOutput, PresetPage, RulePages
 from shapewright.app.figures.sweep_values import SWEPT_FIELDS
 from shapewright.app.report.outputs.catalogue import devices_output, models_output
-from shapewright.app.report.outputs.model import SCHEMA_VERSION
 from shapewright.core.errors import UnknownModelError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.units import format_count
@@ -48,26 +48,26 @@ def _listed_devices(calibrated: dict[str, str] | None) -> list[Answer]:
 
 @cache
 def _about() -> Answer:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": "shapewright",
-        "version": __version__,
-        "fields": {
+    found = AboutOutput(
+        name="shapewright",
+        version=__version__,
+        fields={
             "model": _fields(TransformerConfig),
             "workload": _fields(Workload),
             "layout": _fields(ParallelLayout),
         },
-        "optimizers": list(OPTIMIZERS),
-        "vary": list(VARIED),
-        "vary_default": list(DEFAULT_VARIED),
-        "swept": list(SWEPT_FIELDS),
-        "software": [{"name": name, "title": load_software(name).title} for name in software_names()],
-        "models": [
+        optimizers=list(OPTIMIZERS),
+        vary=list(VARIED),
+        vary_default=list(DEFAULT_VARIED),
+        swept=list(SWEPT_FIELDS),
+        software=[{"name": name, "title": load_software(name).title} for name in software_names()],
+        models=[
             {"name": one["name"], "title": one["title"], "family": one["family"], "text": one["text"]}
             for one in answer_models()["models"]
         ],
-        "rules": [{"code": rule.code, "name": rule.name, "summary": rule.summary} for rule in list_rules()],
-    }
+        rules=[{"code": rule.code, "name": rule.name, "summary": rule.summary} for rule in list_rules()],
+    )
+    return found.to_json()
 
 
 def _fields(cls: type) -> list[Answer]:
@@ -104,14 +104,10 @@ def answer_model(name: str) -> Answer:
         hint = close_names(name, list_presets()) or "GET /api/v1/models lists all"
         raise UnknownModelError(f"no preset {ascii(name)[:100]}; {hint}")
     preset = load_preset(name)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": preset.name,
-        "title": preset.title,
-        "source": preset.source,
-        "notes": preset.notes,
-        "config": preset.config,
-    }
+    found = PresetPage(
+        name=preset.name, title=preset.title, source=preset.source, notes=preset.notes, config=preset.config
+    )
+    return found.to_json()
 
 
 def answer_devices(lookup: DeviceLookup) -> Answer:
@@ -127,10 +123,8 @@ def _devices() -> Answer:
 @cache
 def answer_rules() -> Answer:
     """All rules with their pages."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "rules": [
-            {"code": rule.code, "name": rule.name, "summary": rule.summary, "page": rule_page(rule.code)}
-            for rule in list_rules()
-        ],
-    }
+    pages = [
+        {"code": rule.code, "name": rule.name, "summary": rule.summary, "page": rule_page(rule.code)}
+        for rule in list_rules()
+    ]
+    return RulePages(rules=pages).to_json()

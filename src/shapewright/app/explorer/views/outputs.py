@@ -1,4 +1,7 @@
-"""Outputs of the explorer's own views, which no command has: tiles, one field swept, heads and widths, one step."""
+"""Outputs of the explorer's own views, which no command has.
+
+Tiles, one field swept, heads and widths, one step; what the forms offer, one preset, rules, a search that is running.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,61 @@ class FigureProblem:
     """Why a figure cannot be drawn."""
 
     problem: str = described("the reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboutOutput(Output):
+    """What the forms of the page offer."""
+
+    name: str = described("name of the package")
+    version: str = described("version of the package")
+    fields: Mapping[str, Sequence[Mapping[str, Any]]] = described("fields of model, workload and layout")
+    optimizers: Sequence[str] = described("names of optimizers")
+    vary: Sequence[str] = described("fields that a search can vary")
+    vary_default: Sequence[str] = described("those that it varies if none are named")
+    swept: Sequence[str] = described("fields that the first figure can sweep")
+    software: Sequence[Mapping[str, str]] = described("name and title of software generations")
+    models: Sequence[Mapping[str, str]] = described("name, title, family and size of presets")
+    rules: Sequence[Mapping[str, str]] = described("code, name and summary of rules")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetPage(Output):
+    """One preset with its config.json object."""
+
+    name: str = described("name of the preset")
+    title: str = described("name in reports")
+    source: str = described("where the preset was taken from")
+    notes: str = described("remarks on the preset")
+    config: Mapping[str, Any] = described("config.json object")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulePages(Output):
+    """All rules with their pages."""
+
+    rules: Sequence[Mapping[str, str]] = described("code, name, summary and page of each rule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigOutput(Output):
+    """A model as a config.json object."""
+
+    config: Mapping[str, Any] = described("the object, in the format of the input")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRunOutput(Output):
+    """State, progress and result of a search or design."""
+
+    id: str = described("identifier")
+    state: str = described("waiting, running, done, failed or cancelled")
+    done: int = described("shapes evaluated")
+    num_shapes: int = described("shapes to evaluate; 0 until known")
+    progress_fraction: float = described("share of the shapes that are evaluated")
+    result: Mapping[str, Any] | None = described("output of the command; the best so far for a cancelled search")
+    error: str = described("reason of a failure")
+    error_kind: str = described("name of the error class")
 
 
 @dataclass(frozen=True, kw_only=True)
