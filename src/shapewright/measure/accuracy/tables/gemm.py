@@ -190,7 +190,7 @@ PAPER_DTYPE = "fp16"
 PAPER_LIBRARY = "pytorch 1.13-2.0"
 PAPER_SECTION = "arXiv 2401.14489"
 """Section of a record for the paper's rows; not the name of a library, so that no later version matches it."""
-GEMMS_ALONE = f"{PAPER_SECTION}, products alone"
+GEMMS_ALONE = f"{PAPER_SECTION}, GEMMs alone"
 """Section of a record for GEMMs timed alone, if blocks of the same GEMMs took another time."""
 
 
