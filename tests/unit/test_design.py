@@ -29,7 +29,7 @@ from shapewright.optimize.design.result import DesignResult, FrontRun
 from shapewright.optimize.plan.plan import plan_job
 from shapewright.optimize.plan.request import PlanRequest
 from shapewright.optimize.plan.result import PlanResult
-from shapewright.optimize.search.baseline import usual_model
+from shapewright.optimize.search.baseline import family_models, scale_nearest, usual_model
 from shapewright.prediction.loss.effect import estimate_loss_effect
 from shapewright.prediction.scenario import Scenario
 from shapewright.prediction.speedup import Speedup, compare_times
@@ -468,7 +468,9 @@ def test_a_family_is_designed_as_it_is_first_trained(tmp_path: Path, capsys: pyt
 
 def test_models_of_a_short_context_are_no_family_of_longer_sequences() -> None:
     """Near 33 B the nearest Llama has 2048 positions: with sequences of 4096 a later one is scaled."""
-    short, enough = (usual_model(33 * 10**9, "llama", least_positions=length) for length in (2048, 4096))
+    short, enough = (
+        scale_nearest(family_models("llama", least_positions=length), 33 * 10**9) for length in (2048, 4096)
+    )
 
     assert short.config.max_position_embeddings == 2048
     assert enough.config.max_position_embeddings >= 4096

@@ -31,12 +31,7 @@ _FAMILY_ALIASES = {"gpt": "gpt3"}
 
 
 def usual_model(
-    num_parameters: int,
-    family: str,
-    tensor_parallel: int = 1,
-    *,
-    overrides: Mapping[str, object] | None = None,
-    least_positions: int = 0,
+    num_parameters: int, family: str, tensor_parallel: int = 1, *, overrides: Mapping[str, object] | None = None
 ) -> Model:
     """Return a model of a family, scaled to a number of parameters.
 
@@ -44,14 +39,11 @@ def usual_model(
         family: Prefix of preset names, such as ``llama``; ``gpt`` stands for GPT-3.
         tensor_parallel: Tensor degree that should divide its heads.
         overrides: TransformerConfig fields to change before it is scaled.
-        least_positions: Context window that its sequences need; models with a shorter one are left out if the family
-            has others.
 
     Raises:
         ConfigError: there is no such family, or no model of that size.
     """
-    models = family_models(family, overrides=overrides, least_positions=least_positions)
-    return scale_nearest(models, num_parameters, tensor_parallel)
+    return scale_nearest(family_models(family, overrides=overrides), num_parameters, tensor_parallel)
 
 
 def scale_nearest(models: Sequence[Model], num_parameters: int, tensor_parallel: int = 1) -> Model:
@@ -64,7 +56,13 @@ def scale_nearest(models: Sequence[Model], num_parameters: int, tensor_parallel:
 def family_models(
     family: str, *, overrides: Mapping[str, object] | None = None, least_positions: int = 0
 ) -> Sequence[Model]:
-    """Return the public models of a family that a shape can be scaled from; arguments as in ``usual_model``.
+    """Return the public models of a family that a shape can be scaled from.
+
+    Args:
+        family: As in ``usual_model``.
+        overrides: As in ``usual_model``.
+        least_positions: Context window that its sequences need; models with a shorter one are left out if the family
+            has others.
 
     Raises:
         ConfigError: there is no such family.

@@ -53,17 +53,15 @@ def net_speedup(
     step_speedup: Numeric,
     tokens_ratio: TokensRatio,
     *,
-    tokens_per_step_ratio: Numeric = 1.0,
     step_log_standard_deviation: Numeric = 0.0,
 ) -> NetSpeedup:
     """Combine the speed-up of a step with the tokens that a shape needs.
 
-        net = step speed-up x tokens per step ratio / tokens needed ratio
+        net = step speed-up / tokens needed ratio
 
     Args:
         step_speedup: Seconds per step of the baseline over those of the candidates.
         tokens_ratio: Tokens that candidates need for the baseline's loss, over the baseline's.
-        tokens_per_step_ratio: Tokens of a step of the candidates over those of the baseline.
         step_log_standard_deviation: Standard deviation of ln(step_speedup); errors that both predictions share cancel.
 
     >>> from shapewright.prediction.loss.law import TokensRatio
@@ -71,7 +69,7 @@ def net_speedup(
     >>> round(float(net.mean), 3), round(float(net.chance_better), 2)
     (1.091, 0.96)
     """
-    mean = step_speedup * tokens_per_step_ratio / tokens_ratio.ratio
+    mean = step_speedup / tokens_ratio.ratio
     deviation = np.hypot(tokens_ratio.log_standard_deviation, step_log_standard_deviation)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         spread = np.exp(Z_90 * deviation)

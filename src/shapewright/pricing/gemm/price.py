@@ -87,15 +87,13 @@ def price_shaped(shape: tuple[int, ...], gemms: Gemms, pricing: GemmPricing) -> 
     return GemmPrice(calibration=pricing.source, **values)
 
 
-def estimate_gemm_s(
-    operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
-) -> Any:
+def estimate_gemm_s(operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False) -> Any:
     """Time of one GEMM, or of arrays of them, without decomposition and interval: for searches over many shapes. [s]
 
     Equals the time_s of price_gemm with the same arguments, to gemm.fastest.AGREEMENT. Where Numba is installed, many
     shapes run through it, in as many threads as OMP_NUM_THREADS allows.
     """
-    pricing = _prepare(operation, device, record, hot_cache=hot_cache, library=library)
+    pricing = _prepare(operation, device, record, hot_cache=hot_cache)
     return estimate_shaped_s(*flatten(operation), pricing)
 
 
