@@ -48,6 +48,17 @@ COMPONENTS = (
 )
 
 
+@pytest.mark.parametrize("name", [name for name in list_presets() if "vocab_size" in str(load_preset(name).config)])
+def test_a_preset_names_the_class_that_reads_its_type(name: str) -> None:
+    """Servers refuse a config.json without ``architectures``, so presets and what is written from them have it."""
+    import transformers
+
+    config = load_preset(name).config
+    (architecture,) = config["architectures"]
+
+    assert getattr(transformers, architecture).config_class.model_type == config["model_type"]
+
+
 @pytest.mark.parametrize("key", TINY_CONFIGS)
 def test_tiny_models(key: str) -> None:
     """Every family and variant, in sizes that differ from each other, has transformers' count."""

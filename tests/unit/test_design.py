@@ -382,6 +382,8 @@ def test_files_hold_the_design(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "config.json", "design.html", "design.json", "megatron.args", "torchtitan.toml",
     ]  # fmt: skip
     assert "wrote config.json" in err
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert written["architectures"] == ["LlamaForCausalLM"]  # without it vLLM and SGLang refuse to serve the model
     config = read_model(folder / "config.json").config
     assert config.num_layers == best["config"]["num_layers"]
     assert config.hidden_size == best["config"]["hidden_size"]

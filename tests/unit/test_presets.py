@@ -48,7 +48,8 @@ _PROMISED = _words(
 # Every key is one that config.json files of the hub use; a misspelt key would be ignored in silence by readers.
 _HUB_KEYS = _words(
     """
-    activation_function alibi apply_residual_connection_post_layernorm attention_bias attention_chunk_size
+    activation_function alibi apply_residual_connection_post_layernorm architectures attention_bias
+    attention_chunk_size
     attention_dropout attention_out_bias attention_probs_dropout_prob attention_types attn_config
     attn_layer_indices attn_layer_offset attn_layer_period attn_logit_softcapping attn_pdrop bias
     block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of conv_L_cache conv_bias
