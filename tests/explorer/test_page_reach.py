@@ -24,6 +24,25 @@ def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
     settle(page, words_of("gpt2", device="a100-sxm-80gb"))
 
 
+def test_a_phone_says_what_a_tapped_field_means(open_page: Callable[..., Any]) -> None:
+    """The help that a pointer sees as a tooltip stands below the field tapped last, within the screen, and moves on."""
+    page = open_page("preset=llama-3-8b&device=h100-sxm-80gb", viewport=NARROW, has_touch=True, is_mobile=True)
+    shown = "one => getComputedStyle(one, '::after').content"
+    page.tap("#question summary")
+    batch, network = page.locator("[data-field=micro_batch_size]"), page.locator("label:has(#network_gbit_per_s)")
+    before = batch.bounding_box()["height"]
+    batch.locator("input[type=number]").tap()
+
+    assert batch.get_attribute("title") in batch.evaluate(shown)
+    assert batch.bounding_box()["height"] >= before + 12
+    network.tap()
+    assert network.evaluate(shown) == '"Bandwidth between nodes, per device and direction"'
+    assert batch.evaluate(shown) == "none"
+    page.locator("[data-field=sequence_parallel] label").tap()
+    assert page.locator("[data-field=sequence_parallel]").evaluate(shown) != "none"
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+
+
 def test_a_laptop_shows_model_and_device_first(open_page: Callable[..., Any]) -> None:
     """Both lists are in sight before anything is scrolled; on a phone a mark says that the question opens."""
     page = open_page(viewport=LAPTOP)

@@ -64,6 +64,16 @@ export function makeControls(about) {
   fill(byId("more-fields"), of("model").filter((one) => !shape.includes(one)).map((one) => one.element));
   fill(byId("workload-fields"), of("workload").map((one) => one.element));
   fill(byId("layout-fields"), of("layout").map((one) => one.element));
+  showHelpOnTap();
+}
+
+/** Mark the field tapped last: what it means is its title, which a screen without a pointer shows below it alone. */
+function showHelpOnTap() {
+  const form = byId("form");
+  form.addEventListener("click", ({ target }) => {
+    for (const one of form.querySelectorAll(".tapped")) one.classList.remove("tapped");
+    target.closest("[title].control, [title].field")?.classList.add("tapped");
+  });
 }
 
 function makeControl(group, field) {
