@@ -170,7 +170,10 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_pre_commit_runs_the_hook(tmp_path: Path) -> None:
-    """pre-commit installs the hook from a repository of these files, and stops a commit with a slow shape."""
+    """pre-commit installs the hook from a repository of these files, and stops a commit with a slow shape.
+
+    A path that reads like an option sets none: a folder named so would have a file of the commit overwritten.
+    """
     pytest.importorskip("pre_commit", reason="needs pre-commit, which the test extra installs")
     hooks, work = tmp_path / "hooks", tmp_path / "work"
     work.mkdir()
@@ -188,7 +191,7 @@ def test_pre_commit_runs_the_hook(tmp_path: Path) -> None:
     environment.pop("PYTHONPATH", None)  # the hook runs what it installed
     outcomes = []
     for config in (BAD, GOOD):
-        write(work, model=config)
+        write(work, model=config, kept={"vocab": 3}, **{"--sarif=kept": GOOD})
         git(work, "add", "--all")
         outcomes.append(
             subprocess.run(
@@ -202,6 +205,7 @@ def test_pre_commit_runs_the_hook(tmp_path: Path) -> None:
 
     assert (outcomes[0].returncode, outcomes[1].returncode) == (1, 0), words
     assert "TC101 vocab_size=128255" in words
+    assert json.loads((work / "kept" / "config.json").read_text(encoding="utf-8")) == {"vocab": 3}
 
 
 STEPS: dict[str, dict[str, Any]] = {
