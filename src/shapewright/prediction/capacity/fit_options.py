@@ -166,7 +166,7 @@ def find_fit_options(scenario: Scenario) -> tuple[tuple[FitOption, ...], FitOpti
     splits, closest = _larger_splits(scenario)
     options: list[FitOption] = []
     for fitting in (_fitting(scenario, _same_devices(scenario)), *_fitting_on_more(scenario, splits)):
-        priced = [_price(after, changes, before) for changes, after in _minimal(fitting)[:_MOST_PRICED]]
+        priced = [_price(after, changes, before) for changes, after in fitting[:_MOST_PRICED]]
         options += sorted(priced, key=_by_slowdown)[:_MOST_OPTIONS]
     present = scenario.layout.num_devices
     ordered = sorted(options, key=lambda option: (option.num_devices > present, *_by_slowdown(option)))
@@ -227,20 +227,16 @@ def _price(after: Scenario, changes: Mapping[str, Any], before: tuple[float, flo
 
 
 def _fitting(scenario: Scenario, candidates: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], Scenario]]:
-    """Select the candidates that are possible and fit, the fewest and weakest changes first."""
-    found = []
-    for changes in candidates:
-        after = _changed(scenario, changes)
-        if changes and after is not None and _needed_bytes(after) <= scenario.device.memory_bytes:
-            found.append((changes, after))
-    return sorted(found, key=lambda entry: (len(entry[0]), *_strengths(entry[0])))
+    """Select the candidates that are possible and fit, the fewest and weakest changes first.
 
-
-def _minimal(fitting: list[tuple[dict[str, Any], Scenario]]) -> list[tuple[dict[str, Any], Scenario]]:
-    """Omit every set of changes of which a subset or a weaker form is sufficient."""
+    A set of changes of which a subset or a weaker form is sufficient is omitted, without an estimate of its memory.
+    """
     kept: list[tuple[dict[str, Any], Scenario]] = []
-    for changes, after in fitting:
-        if not any(_is_weaker(weaker, changes) for weaker, _ in kept):
+    for changes in sorted(candidates, key=lambda entry: (len(entry), *_strengths(entry))):
+        if not changes or any(_is_weaker(weaker, changes) for weaker, _ in kept):
+            continue
+        after = _changed(scenario, changes)
+        if after is not None and _needed_bytes(after) <= scenario.device.memory_bytes:
             kept.append((changes, after))
     return kept
 
