@@ -363,7 +363,7 @@ def test_latency_is_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2", "--device", "l40s", "--keep", "heads"], "is not FIELD=VALUE"),
         (
             ["gpt2", "--device", "l40s", "--keep", "heads=6", "--keep", "num_heads=8"],
-            "--keep names --num-heads twice; give it once",
+            "--keep names --num-heads twice; give it once, such as heads=32",
         ),
         (["gpt2", "--device", "l40s", "--keep", "width=700", "--keep", "heads=11"], "no heads divide the width"),
         (["gpt2", "--device", "l40s", "--vary", "ffn", "--keep", "depth=1000"], "quality guard leaves none"),

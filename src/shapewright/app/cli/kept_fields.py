@@ -44,7 +44,7 @@ def _read(entries: Iterable[str], read: Callable[[str, str], tuple[str, Any]], e
         if kept.setdefault(field_name, value) != value:
             raise ConfigError(
                 with_fields("--keep names {field} twice", field=FieldName(field_name)),
-                advice="give it once",
+                advice=f"give it once, such as {example}",
             )
     return kept
 
