@@ -341,6 +341,15 @@ def test_bad_prices_of_devices_are_one_line(prices: str, words: str, capsys: pyt
     assert words in err
 
 
+def test_prices_by_device_are_of_simulated_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    """The closed form plans for one device, whose price is one number."""
+    job = ["serve-plan", "llama-3-8b", "--device", "l40s", "--isl", "100", "--osl", "20"]
+    code, out, err = run_command([*job, "--usd-per-hour", "l40s=1"], capsys)
+
+    assert (code, out) == (2, "")
+    assert "--usd-per-hour NAME=USD,... compares servers of several devices (--arrivals, --trace)" in err
+
+
 def test_lent_intervals_are_noted() -> None:
     """A version without published throughput states whose intervals its percentiles have; one with its own does not."""
 

@@ -203,6 +203,11 @@ def _plan(
     from shapewright.app.report.optimize.serving import print_serving, serving_page
     from shapewright.app.report.outputs.serving import serve_plan_output
 
+    if isinstance(given["usd_per_hour"], dict):
+        raise click.UsageError(
+            "--usd-per-hour NAME=USD,... compares servers of several devices (--arrivals, --trace); give one price, "
+            "such as 2.5"
+        )
     formats, server = given.pop("formats"), given.pop("server")
     speculation, adapters = _take_speculation(given), _take_adapters(given)
     found = serve_plan(
