@@ -10,12 +10,7 @@ import click
 
 from shapewright.app.cli.cluster_options import cluster_options
 from shapewright.app.cli.console import echo, given_command, make_console, print_json, progress_bars
-from shapewright.app.cli.device_options import (
-    calibration_option,
-    given_calibration,
-    named_device,
-    with_pricing_options,
-)
+from shapewright.app.cli.device_options import calibration_option, given_calibration, named_device, with_pricing_options
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import BUDGET
 from shapewright.app.report.flags import flag_of
