@@ -58,6 +58,8 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
     [
         ({"m": None}, "gemm.parquet lacks column 'm'"),
         ({"m": ["a"] * 5}, "m is not an integer of at least 1 .such as 'a'."),
+        ({"m": ["a" * 9000] * 5}, r"m is not an integer of at least 1 .such as 'a{35}\.\.\.\)"),
+        ({"device": ["h" * 501] * 5}, r"column 'device' holds 'h{35}\.\.\. of 501 characters"),
         ({"m": [[1]] * 5}, "column 'm' holds"),
         ({"device": ["abacus"] * 5}, "no device file for 'abacus'"),
     ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.core.errors import MeasuredFileError, MissingExtraError, first_line
+from shapewright.core.errors import MeasuredFileError, MissingExtraError, first_line, short_repr
 from shapewright.core.files import open_file
 from shapewright.core.records import dataclass
 from shapewright.core.units import find_time_columns
@@ -191,6 +191,8 @@ def _read_labels(column: Any) -> Labels:
     return Labels(np.asarray(words.indices.to_numpy(), dtype=np.int64), tuple(words.dictionary.to_pylist()))
 
 
+# Longest word of a label column, which messages quote. [character]
+_LONGEST_WORD = 500
 # Largest valid number: larger sizes are errors, and products of them would overflow.
 _LARGEST = 1e15
 # Odd multiplier that mixes the bits of a column, as in hash functions: 2**64 over the golden ratio.
@@ -228,15 +230,22 @@ def read_columns(path: Path, layout: Format, skipped: Counter[str]) -> Columns:
         skipped: Receives the number of skipped rows by reason.
 
     Raises:
-        MeasuredFileError: the file cannot be read, lacks a column, or holds text in a numeric one.
+        MeasuredFileError: the file cannot be read, lacks a column, or holds text in a numeric one or a long word.
         MissingExtraError: reading parquet needs pyarrow.
     """
     read = read_parquet if path.suffix == ".parquet" else read_csv
     raw, words = read(path, layout.number_names, layout.labels)
+    for name in layout.labels:
+        longest = max(raw.labels[name].words, key=len, default="")
+        if len(longest) > _LONGEST_WORD:
+            raise MeasuredFileError(
+                f"{path.name}: column {name!r} holds {short_repr(longest)} of {len(longest)} characters; words have "
+                f"at most {_LONGEST_WORD}, so repair the file"
+            )
     for name in layout.optional:  # in the other columns a missing number skips the row
         if name in words:
             first, count = words[name]
-            skipped[f"{name} holds {first!r}, not a number: treated as missing"] += count
+            skipped[f"{name} holds {short_repr(first)}, not a number: treated as missing"] += count
     usable = np.ones(raw.num_rows, dtype=bool)
     for name in (*layout.numbers, *layout.positive):
         column = raw.numbers[name]
@@ -249,7 +258,7 @@ def read_columns(path: Path, layout: Format, skipped: Counter[str]) -> Columns:
         if wrong.any():
             wanted = "a number above 0" if least is None else f"an integer of at least {least:g}"
             first_wrong = column[wrong][0]
-            such = repr(words[name][0]) if name in words and np.isnan(first_wrong) else f"{first_wrong:g}"
+            such = short_repr(words[name][0]) if name in words and np.isnan(first_wrong) else f"{first_wrong:g}"
             skipped[f"{name} is not {wanted} (such as {such})"] += int(wrong.sum())
         usable &= fine
     return raw if usable.all() else raw.take(usable)

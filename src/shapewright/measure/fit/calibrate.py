@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from shapewright.core.errors import CalibrationError, UnknownDeviceError
+from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_repr
 from shapewright.core.records import dataclass
 from shapewright.core.texts import FieldName, with_fields
 from shapewright.hardware.device import Device
@@ -216,7 +216,7 @@ def describe_measured_device(name: str, rows: Sequence[Row], facts: Mapping[str,
     except UnknownDeviceError:
         if name != "cpu":
             raise CalibrationError(
-                f"no device file for {name!r}, the device of the store",
+                f"no device file for {short_repr(name)}, the device of the store",
                 advice=with_fields(
                     "write one ('shapewright devices template > my.toml', with that name) and give {file}",
                     file=FieldName("device", "my.toml"),
