@@ -511,3 +511,11 @@ def test_litgpt_has_devices_of_a_node(num_devices: int, lines: list[str]) -> Non
 
     assert [line for line in text.splitlines() if line.startswith(("devices:", "num_nodes:"))] == lines
     assert parse_job(text).layout == {"data_parallel": num_devices, "zero_stage": 3}
+
+
+def test_litgpt_needs_a_block_size(tmp_path: Path) -> None:
+    """It is the length of the sequences of a training that gives none."""
+    path = tmp_path / "train.yaml"
+    path.write_text("model_config:\n  n_layer: 2\n  block_size: 0\ntrain:\n  micro_batch_size: 1\n")
+    with pytest.raises(ConfigError, match="block_size=0 must be a whole number above 0"):
+        read_job(str(path))

@@ -259,6 +259,8 @@ def _read_model(model: object) -> tuple[dict[str, Any], dict[str, Any], tuple[st
         "fused_qkv": True,
     }
     values.skip("name", "hf_config", "rotary_percentage", "vocab_size")
+    if not fields["max_position_embeddings"]:
+        raise ConfigError("block_size=0 must be a whole number above 0")
     kept = {name: value for name, value in given(fields).items() if value != 0 or name.endswith("bias")}
     return kept, values.pick(_UNTIMED), values.unread()
 
